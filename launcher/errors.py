@@ -1,0 +1,96 @@
+"""Every way this system fails, in one tree.
+
+    LauncherError
+    ├── UsageError                   the command or its surroundings are wrong; nothing was started (exit code 2)
+    │   ├── ConfigError              a key: unknown, of a wrong type, out of range, or in contradiction with another
+    │   ├── ResourceError            the machine: no GPU, too little memory, a port in use, no room on a disk
+    │   ├── StorageError             a folder: missing, not writable, held by another run
+    │   ├── ModelError               a model folder: missing, incomplete, damaged, without a chat template
+    │   ├── DataError                a data set: missing, empty, or a record that can't be used
+    │   └── RewardImportError        a reward function that can't be imported or called
+    └── RunError                     a started run can't go on; it halts with its reason (exit code 3)
+        ├── ServerError              an SGLang server: did not start, died, or refused
+        │   └── WeightsRefused       a server did not take, or did not confirm, a weight version
+        ├── RolloutError             no rollout could be had from any server
+        ├── RewardError              the reward function raised or answered nonsense
+        ├── TrainerError             the step loop: non-finite numbers, a lost process
+        └── CheckpointError          a checkpoint: torn, damaged, of another run, or not written
+
+Each error says what happened and why, and `hint` says what to change: the key, file or value. Each survives
+pickling, since it crosses actor borders. To add one: put it under the parent whose exit code it shares, draw it
+above, and raise it where the cause is first known.
+"""
+
+from __future__ import annotations
+
+
+class LauncherError(Exception):
+    """What happened (`message`) and what to change (`hint`, may be empty)."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+
+class UsageError(LauncherError):
+    """The command, the configuration or the machine is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting can't be used."""
+
+
+class ResourceError(UsageError):
+    """The machine lacks what the configuration asks for."""
+
+
+class StorageError(UsageError):
+    """A folder can't be read, written, or is held by another run."""
+
+
+class ModelError(UsageError):
+    """A model folder can't be used."""
+
+
+class DataError(UsageError):
+    """A data set or one of its records can't be used."""
+
+
+class RewardImportError(UsageError):
+    """The reward function named in the configuration can't be imported or called."""
+
+
+class RunError(LauncherError):
+    """A started run can't go on."""
+
+
+class ServerError(RunError):
+    """An SGLang server did not start, died, or refused."""
+
+
+class WeightsRefused(ServerError):
+    """A server did not take, or did not confirm, a weight version."""
+
+
+class RolloutError(RunError):
+    """No rollout could be had from any server."""
+
+
+class RewardError(RunError):
+    """The reward function raised, or answered something that is not a finite number."""
+
+
+class TrainerError(RunError):
+    """The training loop can't go on."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint is torn, damaged, of another run, or could not be written."""

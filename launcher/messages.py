@@ -1,0 +1,183 @@
+"""Frozen records that cross borders: between actors, and from deciding code to acting code."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class ServerState(enum.StrEnum):
+    """Life of one SGLang server. READY is reached only through STALE with the weights loaded."""
+
+    STARTING = "STARTING"
+    STALE = "STALE"
+    READY = "READY"
+    SUSPECT = "SUSPECT"
+    DEAD = "DEAD"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """One server as its actor knows it. `weight_version` is None until the server has said one."""
+
+    name: str
+    index: int
+    generation: int
+    state: ServerState
+    url: str = ""
+    pid: int | None = None
+    weight_version: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One training item.
+
+    `id` is stable across runs and attempts. `token_ids` is the chat template applied to the question.
+    `record` is the data set's own record, as the reward function gets it.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    record: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One finished completion. `logprobs[t]` belongs to `token_ids[t]`, at the sampling temperature."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_version: int
+    finish_reason: str  # "stop" | "length"
+    server: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A completion with its text and reward; `reward` is None only where scoring failed, never 0 for a failure."""
+
+    completion: Completion
+    text: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """All completions of one prompt, in sample order; whole or not at all."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """What one step trains on, and what it cost to get it.
+
+    `failed` counts requests that ended without a completion (their prompts went back to the queue),
+    `retried` counts attempts beyond each request's first.
+    """
+
+    groups: tuple[RolloutGroup, ...]
+    failed: int
+    retried: int
+    generated_tokens: int
+    seconds: float
+
+    @property
+    def prompt_ids(self) -> tuple[str, ...]:
+        return tuple(group.prompt.id for group in self.groups)
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        return tuple(rollout for group in self.groups for rollout in group.rollouts)
+
+    @property
+    def weight_versions(self) -> tuple[int, ...]:
+        return tuple(sorted({rollout.completion.weight_version for rollout in self.rollouts}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One committed optimizer step: a line of metrics.jsonl and one of ledger.jsonl (DESIGN.md §5)."""
+
+    global_step: int
+    epoch: int
+    epoch_step: int
+    attempt: int
+    policy_version: int
+    time: float
+    prompt_ids: tuple[str, ...]
+    weight_versions: tuple[int, ...]
+    rollouts_failed: int
+    rollouts_retried: int
+    metrics: Mapping[str, float]
+
+    def metrics_line(self) -> dict[str, object]:
+        head = {
+            "global_step": self.global_step,
+            "epoch": self.epoch,
+            "epoch_step": self.epoch_step,
+            "attempt": self.attempt,
+            "policy_version": self.policy_version,
+            "time": self.time,
+        }
+        return head | dict(self.metrics)
+
+    def ledger_line(self) -> dict[str, object]:
+        return {
+            "global_step": self.global_step,
+            "attempt": self.attempt,
+            "prompt_ids": list(self.prompt_ids),
+            "weight_versions": list(self.weight_versions),
+            "rollouts_failed": self.rollouts_failed,
+            "rollouts_retried": self.rollouts_retried,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """Accuracy on held-out prompts at one policy version: `sampled` at the training temperature, `greedy` at 0."""
+
+    policy_version: int
+    prompts: int
+    sampled: float
+    greedy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """What the trainer is doing now. `phase` is one of start, rollout, train, publish, checkpoint, evaluate, idle."""
+
+    phase: str
+    next_step: int
+    total_steps: int
+    steps_per_epoch: int
+    policy_version: int
+    pid: int
+    seconds_in_phase: float
+
+
+class RunWord(enum.StrEnum):
+    """How a run ends (P9)."""
+
+    FINISHED = "FINISHED"
+    ERRORED = "ERRORED"
+    ABORTED = "ABORTED"
+
+
+EXIT_CODES: Mapping[RunWord, int] = {RunWord.FINISHED: 0, RunWord.ERRORED: 3, RunWord.ABORTED: 130}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The last word of a run, its reason, and what the user may do next."""
+
+    word: RunWord
+    reason: str
+    next_command: str = ""
+    evals: Sequence[EvalReport] = field(default=())
