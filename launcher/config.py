@@ -50,6 +50,7 @@ class RolloutConfig:
     max_head_offpolicyness: int = 0  # 0: every token comes from the current weights
     request_timeout: float = 3600.0
     request_retries: int = 3  # attempts after the first, per request
+    prompt_attempts: int = 5  # groups of one prompt that may fail in one step before the run halts
     retry_wait_initial: float = 0.2
     retry_wait_max: float = 10.0
     setup_timeout: float = 300.0  # a server must have answered a generation by then

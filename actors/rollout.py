@@ -1,0 +1,195 @@
+"""Prompts in, scored groups of completions out, through whichever servers are READY.
+
+Every sample is a request of its own: it is retried with exponential backoff and jitter, moves to another server,
+and waits while there is none. What fails has no reward: its prompt goes back to the queue and is generated anew,
+whole. A reward of 0 is only ever the reward function's own answer (P1).
+
+Completions are scored as their group finishes, while the others are still being generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import stamina
+
+from actors.prompt_queue import PromptQueue
+from actors.reward_pool import Score
+from actors.server_pool import ServerPool
+from actors.sglang_client import RequestFailed, Sampling, SGLangClient
+from launcher.config import RolloutConfig
+from launcher.errors import RewardError, RolloutError
+from launcher.messages import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
+
+NOBODY_THERE = frozenset({"refused", "reset"})
+"""Failures that say something of the server, not of the request."""
+
+
+class Scorer(Protocol):
+    async def score(self, completions: Sequence[str], prompt: Prompt) -> list[Score]: ...
+
+
+class GroupFailed(Exception):  # noqa: N818 - not an error: the prompt goes back to the queue
+    """One prompt's group could not be finished; `cause` is the last reason."""
+
+    def __init__(self, cause: str, *, scoring: bool = False) -> None:
+        super().__init__(cause)
+        self.scoring = scoring
+
+
+@dataclass
+class Tally:
+    """What one collection cost."""
+
+    failed: int = 0
+    retried: int = 0
+    tokens: int = 0
+    attempts: Counter[str] = field(default_factory=Counter)
+
+
+class RolloutEngine:
+    """Lives on one asyncio loop. `decode` turns token ids into text; `eos` tokens end a completion."""
+
+    def __init__(
+        self,
+        *,
+        client: SGLangClient,
+        pool: ServerPool,
+        scorer: Scorer,
+        config: RolloutConfig,
+        decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._scorer = scorer
+        self._config = config
+        self._decode = decode
+
+    async def collect(
+        self,
+        queue: PromptQueue,
+        prompts: Mapping[str, Prompt],
+        *,
+        want: int,
+        n_samples: int,
+        sampling: Sampling,
+        weight_version: int,
+    ) -> RolloutBatch:
+        """The next `want` prompts of the queue (fewer at the end of an epoch), each with all its samples scored.
+
+        Groups are in the order in which their prompts were taken, whichever finished first. On cancellation the
+        prompts stay taken, neither committed nor requeued: a queue saved then counts them as never taken.
+        Raises RolloutError (no server, or one prompt failing again and again) and RewardError.
+        """
+        started = time.monotonic()
+        tally = Tally()
+        taken: list[str] = []
+        groups: dict[str, RolloutGroup] = {}
+        running: dict[asyncio.Task[RolloutGroup], str] = {}
+        try:
+            while True:
+                while len(running) < self._config.max_concurrent_rollouts and len(groups) + len(running) < want:
+                    ids = queue.take(1)
+                    if not ids:
+                        break
+                    taken += ids
+                    group = self._group(prompts[ids[0]], n_samples, sampling, weight_version, tally)
+                    running[asyncio.create_task(group)] = ids[0]
+                if not running:
+                    break
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    prompt_id = running.pop(task)
+                    try:
+                        groups[prompt_id] = task.result()
+                    except GroupFailed as failure:
+                        self._give_back(prompt_id, failure, queue, tally)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        order = dict.fromkeys(taken)
+        return RolloutBatch(
+            groups=tuple(groups[prompt_id] for prompt_id in order if prompt_id in groups),
+            failed=tally.failed,
+            retried=tally.retried,
+            generated_tokens=tally.tokens,
+            seconds=time.monotonic() - started,
+        )
+
+    def _give_back(self, prompt_id: str, failure: GroupFailed, queue: PromptQueue, tally: Tally) -> None:
+        queue.requeue([prompt_id])
+        tally.failed += 1
+        tally.attempts[prompt_id] += 1
+        if tally.attempts[prompt_id] < self._config.prompt_attempts:
+            return
+        kind = RewardError if failure.scoring else RolloutError
+        raise kind(
+            f"prompt {prompt_id} failed {self._config.prompt_attempts} times in one step, last: {failure}",
+            "reward.fn and reward.timeout" if failure.scoring else "see llm_server-<i>.log; rollout.prompt_attempts",
+        )
+
+    async def _group(
+        self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
+    ) -> RolloutGroup:
+        samples = [
+            asyncio.create_task(self._sample(prompt, sampling, weight_version, tally)) for _ in range(n_samples)
+        ]
+        try:
+            completions = await asyncio.gather(*samples)
+        except RequestFailed as failure:
+            raise GroupFailed(str(failure)) from failure
+        finally:
+            for sample in samples:
+                sample.cancel()
+        texts = self._decode([completion.token_ids for completion in completions])
+        scores = await self._scorer.score(texts, prompt)
+        for score in scores:
+            if score.value is None:
+                raise GroupFailed(score.error, scoring=True)
+        rollouts = [
+            Rollout(completion=completion, text=text, reward=score.value)
+            for completion, text, score in zip(completions, texts, scores, strict=True)
+        ]
+        return RolloutGroup(prompt=prompt, rollouts=tuple(rollouts))
+
+    async def _sample(self, prompt: Prompt, sampling: Sampling, weight_version: int, tally: Tally) -> Completion:
+        last_server = ""
+        async for attempt in stamina.retry_context(
+            on=lambda error: isinstance(error, RequestFailed) and error.retryable,
+            attempts=self._config.request_retries + 1,
+            timeout=None,
+            wait_initial=self._config.retry_wait_initial,
+            wait_max=self._config.retry_wait_max,
+            wait_jitter=self._config.retry_wait_initial,
+        ):
+            with attempt:
+                tally.retried += attempt.num > 1
+                async with self._pool.lease(weight_version, avoid=last_server) as server:
+                    last_server = server.name
+                    completion = await self._ask(server.name, server.url, prompt, sampling, weight_version)
+                tally.tokens += len(completion.token_ids)
+                return completion
+        raise AssertionError("stamina ends by returning or raising")
+
+    async def _ask(
+        self, name: str, url: str, prompt: Prompt, sampling: Sampling, weight_version: int
+    ) -> Completion:
+        try:
+            completion = await self._client.generate(
+                url, token_ids=prompt.token_ids, sampling=sampling, timeout_s=self._config.request_timeout
+            )
+        except RequestFailed as failure:
+            if failure.kind in NOBODY_THERE:
+                await self._pool.suspect(name, failure.kind)
+            raise
+        if completion.weight_version != weight_version:
+            reason = f"{name} answered with weight version {completion.weight_version}, not {weight_version}"
+            await self._pool.mark_stale(name, reason)
+            raise RequestFailed(reason, kind="stale", retryable=True)
+        return completion
