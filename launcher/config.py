@@ -1,152 +1,193 @@
-"""Every setting, its type and its one default. Values that differ by experiment stand in `conf/`.
+"""Every setting: its type, its one default, what it means and which values are allowed.
 
-Names are AReaL's where AReaL has the setting. Times are seconds, sizes tokens or bytes as named. The classes are
-not frozen because OmegaConf merges into them; `launcher.__main__` turns the composed configuration into a
-`RunConfig` once, and nothing changes it afterwards. Cross-field checks are in `launcher/checks.py`.
+Values that differ by experiment stand in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
+sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.compose`
+turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. Contradictions between
+settings are in `launcher/checks.py`; docs/configuration.md is written from here (`python -m scripts.document_settings`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-MISSING: Any = "???"  # OmegaConf's marker: a value must be given
+from launcher.settings import MISSING, AnyOf, Between, Matching, OneOf, part, same_as, setting
+
+COUNT = Between(1)
+NATURAL = Between(0)
+POSITIVE = Between(0, open_low=True)
+SHARE = Between(0, 1, open_low=True)
+FRACTION = Between(0, 1, open_low=True, open_high=True)
+BETA = Between(0, 1, open_high=True)
+DEADLINE = Between(0, 86_400, open_low=True)  # one that is infinite, or longer than a day, would never fire
+DEVICE = OneOf(("auto", "cpu", "cuda"))
+DTYPE = OneOf(("float32", "bfloat16"))
+FOLDER_NAME = Matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
+    "a name for a folder: letters, digits, '.', '_' and '-', beginning with a letter or a digit, at most 128",
+)
 
 
 @dataclass
 class ClusterConfig:
-    fileroot: str = "outputs/grpo"
-    n_nodes: int = 1
-    n_gpus_per_node: int | None = None  # None: as many as this machine has
-    address: str = "local"  # a running Ray cluster's ip:port, or "local" for one of our own
+    fileroot: str = setting("outputs/grpo", "folder under which checkpoints and logs of all runs stand")
+    n_nodes: int = setting(1, "machines of the run", COUNT)
+    n_gpus_per_node: int | None = setting(None, "GPUs to use on each machine; null: as many as are found", NATURAL)
+    address: str = setting(
+        "local",
+        "a running Ray cluster, or `local` for one of the run's own",
+        Matching(r"local|auto|[^\s:/]+:\d{1,5}", "local, auto, or ip:port"),
+    )
 
 
 @dataclass
 class DatasetConfig:
     """GSM8K records: `question`, and an `answer` that ends in `#### 42`."""
 
-    path: str = MISSING  # hub name, .parquet, .jsonl, a folder of those
-    name: str | None = None  # the hub's configuration name, e.g. "main"
-    split: str = "train"
-    batch_size: int = 16  # prompts per step
-    shuffle: bool = True
-    max_length: int | None = None  # prompts of more tokens are left out, and their number is said
-    max_items: int | None = None  # the first n records only
+    path: str = setting(MISSING, "hub name, a .parquet or .jsonl file, or a folder of those")
+    name: str | None = setting(None, "the hub's configuration name, e.g. main")
+    split: str = setting("train", "the hub's split")
+    batch_size: int = setting(16, "prompts per step", COUNT)
+    shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
+    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is said", COUNT)
+    max_items: int | None = setting(None, "the first n records only", COUNT)
 
 
 @dataclass
 class GenerationConfig:
-    n_samples: int = 8
-    max_new_tokens: int = 512
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1  # -1: all tokens
+    n_samples: int = setting(
+        8, "completions per prompt; an advantage is a reward against the mean of its group", Between(2)
+    )
+    max_new_tokens: int = setting(512, "a completion is cut here", COUNT)
+    min_new_tokens: int = setting(0, "no completion ends before", NATURAL)
+    temperature: float = setting(1.0, "of sampling; the log-probs that training uses are at it", POSITIVE)
+    top_p: float = setting(1.0, "share of the probability that sampling draws from", SHARE)
+    top_k: int = setting(-1, "tokens that sampling draws from; -1: all", AnyOf((OneOf((-1,)), COUNT)))
 
 
 @dataclass
 class RolloutConfig:
-    max_concurrent_rollouts: int = 16  # prompts in flight at once, n_samples requests each
-    max_head_offpolicyness: int = 0  # 0: every token comes from the current weights
-    request_timeout: float = 3600.0
-    request_retries: int = 3  # attempts after the first, per request
-    prompt_attempts: int = 5  # groups of one prompt that may fail in one step before the run halts
-    retry_wait_initial: float = 0.2
-    retry_wait_max: float = 10.0
-    setup_timeout: float = 300.0  # a server must have answered a generation by then
+    max_concurrent_rollouts: int = setting(16, "prompts in flight at once, n_samples requests each", COUNT)
+    max_head_offpolicyness: int = setting(0, "versions that a token's weights may be behind; 0: current weights only")
+    request_timeout: float = setting(3600.0, "of one generation request", DEADLINE)
+    request_retries: int = setting(3, "attempts after the first, for each request", NATURAL)
+    retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
+    retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)
+    prompt_attempts: int = setting(3, "failed tries of one prompt in one step after which the run halts", COUNT)
+    setup_timeout: float = setting(
+        300.0,
+        "a starting server must have answered a generation by then; rollouts wait this long for one",
+        Between(10, 86_400),  # SGLang's imports alone take 16 s: less would kill every start
+    )
 
 
 @dataclass
 class SGLangConfig:
-    model_path: str = "${actor.path}"
-    dtype: str = "${actor.dtype}"
-    device: str = "auto"  # auto | cpu | cuda
-    n_servers: int = 1
-    tp_size: int = 1
-    context_length: int | None = None
-    mem_fraction_static: float = 0.8  # share of the GPU's memory for weights and KV cache; not used on CPU
-    max_total_tokens: int | None = None  # size of the token pool; needed on CPU, where nothing else bounds it
-    max_running_requests: int | None = None
-    random_seed: int = "${seed}"  # type: ignore[assignment]  # an interpolation, an int once resolved
-    attention_backend: str | None = None
-    host: str = "127.0.0.1"
-    port: int | None = None  # None: a free one
-    log_level: str = "info"
-    num_cpus: float = 1.0
-    gpu_fraction: float = 1.0  # share of a GPU that Ray books for one server (bookkeeping, not a limit)
-    threads: int | None = None  # OMP_NUM_THREADS of a CPU server
-    extra_args: dict[str, Any] = field(default_factory=dict)  # passed on as --key value, for anything not named here
+    model_path: str = same_as("actor.path", "what the server starts from; the trainer's weights follow")
+    dtype: str = same_as("actor.dtype", "of weights and arithmetic in the server", DTYPE)
+    device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
+    n_servers: int = setting(1, "servers that share the rollouts", COUNT)
+    tp_size: int = setting(1, "GPUs over which one server's weights are split", COUNT)
+    context_length: int | None = setting(None, "prompt + completion; null: the model's own", COUNT)
+    mem_fraction_static: float = setting(
+        0.8, "share of the GPU's free memory for weights and KV cache; not used on the CPU", FRACTION
+    )
+    max_total_tokens: int | None = setting(
+        None, "size of the token pool; needed on the CPU, where nothing else bounds it", COUNT
+    )
+    max_running_requests: int | None = setting(None, "requests decoded together; null: SGLang's choice", COUNT)
+    random_seed: int = same_as("seed", "SGLang's own seed", NATURAL)
+    attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")
+    host: str = setting("127.0.0.1", "address that the servers listen on")
+    port: int | None = setting(None, "of the first server, the next ones following; null: free ones", Between(1, 65535))
+    log_level: str = setting("info", "of llm_server-<i>.log", OneOf(("debug", "info", "warning", "error", "critical")))
+    num_cpus: float = setting(1.0, "CPUs that Ray books for one server (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for one server (bookkeeping, not a limit)", SHARE)
+    threads: int | None = setting(None, "OMP_NUM_THREADS of a CPU server; null: the CPUs booked", COUNT)
+    extra_args: dict[str, Any] = setting(
+        {}, "SGLang arguments not named here, e.g. `+sglang.extra_args.watchdog_timeout=60`"
+    )
 
 
 @dataclass
 class OptimizerConfig:
-    type: str = "adamw"
-    lr: float = 1.7e-5
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    lr_scheduler_type: str = "constant"  # constant | linear | cosine, after the warm-up
-    warmup_steps: int = 0
-    min_lr_ratio: float = 0.0
-    gradient_clipping: float = 1.0
+    type: str = setting("adamw", "the optimizer", OneOf(("adamw",)))
+    lr: float = setting(1.7e-5, "learning rate after the warm-up", POSITIVE)
+    weight_decay: float = setting(0.01, "decoupled, as AdamW's", NATURAL)
+    beta1: float = setting(0.9, "decay of the first moment", BETA)
+    beta2: float = setting(0.999, "decay of the second moment", BETA)
+    eps: float = setting(1e-8, "added to the root of the second moment", POSITIVE)
+    lr_scheduler_type: str = setting(
+        "constant", "course of the learning rate after the warm-up", OneOf(("constant", "linear", "cosine"))
+    )
+    warmup_steps: int = setting(0, "steps of linear rise to lr", NATURAL)
+    min_lr_ratio: float = setting(0.0, "where linear and cosine end, as a share of lr", Between(0, 1))
+    gradient_clipping: float = setting(1.0, "largest norm of the gradient", POSITIVE)
 
 
 @dataclass
 class MicroBatchConfig:
-    max_tokens_per_mb: int = 16384
+    max_tokens_per_mb: int = setting(16384, "tokens, padding included, of one forward and backward pass", COUNT)
 
 
 @dataclass
 class AdvNormConfig:
-    """Group-normalised advantages: the mean is always the group's; the std is divided by only where asked."""
+    """Group-normalised advantages: the mean is always the group's."""
 
-    std: bool = True
-    eps: float = 1e-6
+    std: bool = setting(True, "divide advantages by the standard deviation of their group")
+    eps: float = setting(1e-6, "added to that standard deviation", POSITIVE)
 
 
 @dataclass
 class ActorConfig:
-    path: str = MISSING  # Hugging Face name or folder
-    dtype: str = "bfloat16"  # arithmetic of forward and backward; master weights are always float32
-    device: str = "auto"
-    attn_implementation: str = "sdpa"
-    gradient_checkpointing: bool = False
-    mb_spec: MicroBatchConfig = field(default_factory=MicroBatchConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    adv_norm: AdvNormConfig = field(default_factory=AdvNormConfig)
-    eps_clip: float = 0.2
-    eps_clip_higher: float | None = 0.28  # None: as eps_clip
-    loss_aggregation: str = "token_mean"  # token_mean | sequence_mean
-    kl_ctl: float = 0.0  # weight of the KL to the reference; > 0 loads the reference model
-    recompute_logprob: bool = False  # old log-probs from the trainer instead of the server's
-    weight_update_mode: str = "disk"  # disk (memory-backed) | tensor (over the wire, one node)
-    weight_update_timeout: float = 120.0
-    num_cpus: float = 1.0
-    gpu_fraction: float = 1.0
-    threads: int | None = None  # torch's intra-op threads on CPU
+    path: str = setting(MISSING, "the model that learns: Hugging Face name or folder")
+    dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
+    device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
+    attn_implementation: str = setting("sdpa", "as transformers names it")
+    gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
+    mb_spec: MicroBatchConfig = part(MicroBatchConfig)
+    optimizer: OptimizerConfig = part(OptimizerConfig)
+    adv_norm: AdvNormConfig = part(AdvNormConfig)
+    eps_clip: float = setting(0.2, "the ratio is clipped at 1 - eps_clip", BETA)
+    eps_clip_higher: float | None = setting(0.28, "and at 1 + eps_clip_higher; null: as eps_clip", NATURAL)
+    loss_aggregation: str = setting(
+        "token_mean", "over which the loss is a mean", OneOf(("token_mean", "sequence_mean"))
+    )
+    kl_ctl: float = setting(0.0, "weight of the KL to the reference; above 0 loads the reference model", NATURAL)
+    recompute_logprob: bool = setting(False, "old log-probs from the trainer instead of the server's")
+    weight_update_mode: str = setting(
+        "disk", "how weights reach the servers: memory-backed files, or over the wire", OneOf(("disk", "tensor"))
+    )
+    weight_update_timeout: float = setting(120.0, "a server must have confirmed new weights by then", DEADLINE)
+    num_cpus: float = setting(1.0, "CPUs that Ray books for the trainer (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for the trainer", SHARE)
+    threads: int | None = setting(None, "torch's threads on the CPU; null: the CPUs booked", COUNT)
 
 
 @dataclass
 class RefConfig:
-    path: str = "${actor.path}"
-    dtype: str = "${actor.dtype}"
+    path: str = same_as("actor.path", "the reference model of the KL")
+    dtype: str = same_as("actor.dtype", "of the reference model", DTYPE)
 
 
 @dataclass
 class RewardConfig:
-    fn: str = "actors.reward:gsm8k_reward"  # module:function(completion=, answer=, prompt_id=, record=) -> float
-    timeout: float = 15.0  # for one completion
-    workers: int = 1
+    fn: str = setting(
+        "actors.reward:gsm8k_reward",
+        "function(completion=, answer=, prompt_id=, record=) -> float, by import path",
+        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "module:function, e.g. my_rewards.maths:score"),
+    )
+    timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
+    workers: int = setting(1, "processes that score", COUNT)
 
 
 @dataclass
 class FreqConfig:
     """Due when any of the given intervals has passed; null switches one off."""
 
-    freq_epochs: int | None = None
-    freq_steps: int | None = None
-    freq_secs: int | None = None
+    freq_epochs: int | None = setting(None, "due every n epochs; null: not by epochs", COUNT)
+    freq_steps: int | None = setting(None, "due every n steps; null: not by steps", COUNT)
+    freq_secs: int | None = setting(None, "due every n seconds; null: not by time", COUNT)
 
 
 @dataclass
@@ -158,60 +199,64 @@ class SaverConfig(FreqConfig):
 class RecoverConfig(FreqConfig):
     """Checkpoints to resume from; older ones make room."""
 
-    mode: str = "auto"  # auto: resume if there is one · on: there must be one · off: begin anew
-    keep_last: int = 3
+    mode: str = setting(
+        "auto",
+        "auto: resume if there is a checkpoint; on: there must be one; off: begin anew",
+        OneOf(("auto", "on", "off")),
+    )
+    keep_last: int = setting(3, "checkpoints to resume from that stay", COUNT)
 
 
 @dataclass
 class EvaluatorConfig(FreqConfig):
     """Held-out accuracy: before the first step, after the last, and when due."""
 
-    n_samples: int = 1  # sampled completions per prompt
+    n_samples: int = setting(1, "sampled completions per held-out prompt", COUNT)
 
 
 @dataclass
 class WandbConfig:
-    mode: str = "disabled"  # online | offline | disabled
-    project: str | None = None  # None: experiment_name
-    entity: str | None = None
-    name: str | None = None
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
+    mode: str = setting("disabled", "where WandB's record goes", OneOf(("online", "offline", "disabled")))
+    project: str | None = setting(None, "null: experiment_name")
+    entity: str | None = setting(None, "WandB team or user; null: the login's")
+    name: str | None = setting(None, "null: trial_name")
+    group: str | None = setting(None, "null: none")
+    tags: list[str] = setting([], "WandB tags")
 
 
 @dataclass
 class StatsLoggerConfig:
-    wandb: WandbConfig = field(default_factory=WandbConfig)
+    wandb: WandbConfig = part(WandbConfig)
 
 
 @dataclass
 class HardwareConfig:
-    """The machine to plan for. null: as found. Given, the dry run plans for a machine that isn't this one."""
+    """The machine to plan for. Given, a dry run plans for a machine that isn't this one."""
 
-    gpu_name: str | None = None
-    gpu_memory_gib: float | None = None
+    gpu_name: str | None = setting(None, "null: as found")
+    gpu_memory_gib: float | None = setting(None, "memory of one GPU; null: as found", POSITIVE)
 
 
 @dataclass
 class RunConfig:
-    experiment_name: str = MISSING
-    trial_name: str = "trial0"
-    seed: int = 1
-    total_train_epochs: int = 1
-    total_train_steps: int | None = None  # None: all steps of all epochs
-    dry_run: bool = False  # resolve, validate, print the plan, start nothing
-    tokenizer_path: str = "${actor.path}"
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    train_dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
+    trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
+    seed: int = setting(1, "of data order, sampling and initialisation", NATURAL)
+    total_train_epochs: int = setting(1, "passes over the data set", COUNT)
+    total_train_steps: int | None = setting(None, "at most so many steps; null: all of all epochs", COUNT)
+    dry_run: bool = setting(False, "resolve, validate, print the plan, start nothing")
+    tokenizer_path: str = same_as("actor.path", "Hugging Face name or folder")
+    cluster: ClusterConfig = part(ClusterConfig)
+    hardware: HardwareConfig = part(HardwareConfig)
+    train_dataset: DatasetConfig = part(DatasetConfig)
     valid_dataset: DatasetConfig | None = None
-    gconfig: GenerationConfig = field(default_factory=GenerationConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    sglang: SGLangConfig = field(default_factory=SGLangConfig)
-    actor: ActorConfig = field(default_factory=ActorConfig)
-    ref: RefConfig = field(default_factory=RefConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    saver: SaverConfig = field(default_factory=SaverConfig)
-    recover: RecoverConfig = field(default_factory=RecoverConfig)
-    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
-    stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
+    gconfig: GenerationConfig = part(GenerationConfig)
+    rollout: RolloutConfig = part(RolloutConfig)
+    sglang: SGLangConfig = part(SGLangConfig)
+    actor: ActorConfig = part(ActorConfig)
+    ref: RefConfig = part(RefConfig)
+    reward: RewardConfig = part(RewardConfig)
+    saver: SaverConfig = part(SaverConfig)
+    recover: RecoverConfig = part(RecoverConfig)
+    evaluator: EvaluatorConfig = part(EvaluatorConfig)
+    stats_logger: StatsLoggerConfig = part(StatsLoggerConfig)
