@@ -14,7 +14,8 @@
         ├── RolloutError             no rollout could be had from any server
         ├── RewardError              the reward function raised or answered nonsense
         ├── TrainerError             the step loop: non-finite numbers, a lost process
-        └── CheckpointError          a checkpoint: torn, damaged, of another run, or not written
+        ├── CheckpointError          a checkpoint: torn, damaged, of another run, or not written
+        └── JournalError             a line of the metrics, ledger or events could not be written
 
 Each error says what happened and why, and `hint` says what to change: the key, file or value. Each survives
 pickling, since it crosses actor borders. To add one: put it under the parent whose exit code it shares, draw it
@@ -94,3 +95,7 @@ class TrainerError(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint is torn, damaged, of another run, or could not be written."""
+
+
+class JournalError(RunError):
+    """A line of the metrics, the ledger or the events could not be written."""

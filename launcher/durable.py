@@ -1,0 +1,52 @@
+"""Writes that a power cut can't undo: fsync of files and folders, and whole-file replacement.
+
+A rename is atomic but not durable: until the folder that holds the name is synced, a crash may bring the old name
+back, or leave the new name on an empty file. So the order is always file, its folder, rename, parent folder.
+All functions raise OSError as it comes; callers say what it means.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_file(path: Path) -> None:
+    """Flush one file's data and size to the disk. A descriptor opened for reading is enough for that on Linux."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the names in a folder to the disk: what was created, renamed or removed in it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, each durable in the one above."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, whole: a reader, or a crash, sees the old content or the new, never a part."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with staged.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.rename(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

@@ -1,0 +1,33 @@
+"""A real filesystem of 512 KiB, so that a disk that is full is one."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TINY_BYTES = 512 * 1024
+
+
+@dataclass
+class TinyDisk:
+    path: Path
+
+    def free(self) -> int:
+        stat = os.statvfs(self.path)
+        return stat.f_bavail * stat.f_frsize
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={TINY_BYTES}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a filesystem needs root; the RLIMIT_FSIZE tests cover a refused write without it")
+    yield TinyDisk(folder)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
