@@ -1,7 +1,7 @@
-"""SIGKILL at random moments of save and retention: always the earlier whole checkpoint, or the whole new one.
+"""SIGKILL at any moment of save and retention: always the earlier whole checkpoint, or the whole new one.
 
-The child saves and prunes without end. It is killed at the n-th thing it asks of the filesystem (seeded, so that a
-failure can be run again), and, for what happens in between, after a random time.
+A real process saves and prunes without end. It is killed before its n-th request to the filesystem, for every n of
+a round, and, for what lies between requests, after a random time.
 """
 
 import random
@@ -16,52 +16,82 @@ from launcher.checkpoints import CheckpointState, CheckpointStore
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEEP_LAST = 2
-FIRST_STEPS = 3  # saved whole before anything is killed
+REQUESTS_OF_A_ROUND = 48
 
-SAVE_AND_PRUNE = """
-import os, signal, sys
+# One interpreter, which forks a child for each kill: starting Python anew each time would take most of the time.
+FORKING_SERVER = """
+import os, signal, sys, time
 from pathlib import Path
-root, first, stop_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 from launcher.checkpoints import CheckpointName, CheckpointStore
-seen = 0
+root = Path(sys.argv[1])
 
-def count(event, args):
-    # Every open, mkdir, rename, unlink and rmdir below the store passes here before it happens.
-    global seen
-    if event.partition(".")[0] in ("open", "os", "shutil") and any(str(root) in str(arg) for arg in args):
-        seen += 1
-        if seen == stop_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-store = CheckpointStore(root)
-if stop_at:
-    sys.addaudithook(count)
-print("started", flush=True)
-step = first
-while first or step < 3:
+def save_and_prune(store, step):
     with store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
         for name in ("model.safetensors", "optimizer.bin"):
             (staged / name).write_bytes(f"{name} {step} ".encode() * 9000)
         store.commit(staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={},
-                     keep=step % 5 == 0)
+                     keep=step == 0)
     store.prune(2)
-    step += 1
+
+def die_before_request(number):
+    seen = 0
+    def count(event, args):  # every open, mkdir, rename, unlink and rmdir passes here before it happens
+        nonlocal seen
+        if event.partition(".")[0] in ("open", "os", "shutil"):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(count)
+
+store = CheckpointStore(root)
+for step in range(3):
+    save_and_prune(store, step)
+print("ready", flush=True)
+for line in sys.stdin:
+    step, number, seconds = int(line.split()[0]), int(line.split()[1]), float(line.split()[2])
+    save_and_prune(store, step)  # each kill meets the same state: nothing left over, one to remove
+    child = os.fork()
+    if child == 0:
+        if number:
+            die_before_request(number)
+        while True:
+            step += 1
+            save_and_prune(CheckpointStore(root), step)
+    if not number:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def run_child(root, *, first, stop_at=0):
-    return subprocess.Popen(
-        [sys.executable, "-c", SAVE_AND_PRUNE, str(root), str(first), str(stop_at)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-    )
+class Saver:
+    """A process that saves until it is killed; `newest` is the newest whole step on disk after that."""
+
+    def __init__(self, root):
+        self.root = root
+        command = [sys.executable, "-c", FORKING_SERVER, str(root)]
+        self._server = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self._server.stdout.readline() == "ready\n"
+        self.newest = newest_step(root)
+
+    def kill(self, *, before_request=0, after_s=0.0):
+        self._server.stdin.write(f"{self.newest + 1} {before_request} {after_s}\n")
+        assert int(self._server.stdout.readline()) == -signal.SIGKILL
+        now = newest_step(self.root)
+        assert now > self.newest  # at least what was saved whole before the kill
+        self.newest = now
+
+    def close(self):
+        self._server.communicate()
 
 
-def first_steps(root):
-    child = run_child(root, first=0)
-    child.communicate()
-    assert child.returncode == 0
-    return newest_step(root)
+@pytest.fixture
+def saver(tmp_path):
+    saver = Saver(tmp_path / "default")
+    yield saver
+    saver.close()
 
 
 def newest_step(root):
@@ -73,50 +103,26 @@ def newest_step(root):
         assert store.verify(checkpoint) == ()
         data = (checkpoint.path / "optimizer.bin").read_bytes()
         assert data == f"optimizer.bin {checkpoint.global_step} ".encode() * 9000
-    assert sum(not checkpoint.keep for checkpoint in listed) >= 1
-    assert len(listed) >= KEEP_LAST
+    assert len(listed) > KEEP_LAST  # and step 0, which was committed with `keep`
     newest = store.latest_whole()
     assert newest.skipped == ()
     return newest.checkpoint.global_step
 
 
-def test_killed_at_any_request_to_the_filesystem(tmp_path):
-    root = tmp_path / "default"
-    newest = first_steps(root)
-    draw = random.Random(7)
-    for _ in range(28):
-        child = run_child(root, first=newest + 1, stop_at=draw.randint(1, 60))
-        child.communicate()
-        assert child.returncode == -signal.SIGKILL
-        now = newest_step(root)
-        assert now >= newest
-        newest = now
-    assert newest > FIRST_STEPS
+def test_killed_before_every_request_to_the_filesystem(saver):
+    for number in range(1, REQUESTS_OF_A_ROUND + 1):
+        saver.kill(before_request=number)
 
 
-def test_killed_at_any_time(tmp_path):
-    root = tmp_path / "default"
-    newest = first_steps(root)
+def test_killed_at_random_times(saver):
     draw = random.Random(8)
-    for _ in range(14):
-        child = run_child(root, first=newest + 1)
-        assert child.stdout.readline() == b"started\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            child.wait(timeout=draw.uniform(0.0, 0.08))  # not a synchronisation: the moment is what is drawn
-        child.kill()
-        child.communicate()
-        now = newest_step(root)
-        assert now >= newest
-        newest = now
+    for _ in range(20):
+        saver.kill(after_s=draw.uniform(0.0, 0.05))
 
 
-def test_what_the_kills_left_behind_goes_with_the_next_save(tmp_path):
-    root = tmp_path / "default"
-    newest = first_steps(root)
-    child = run_child(root, first=newest + 1, stop_at=6)
-    child.communicate()
-    leftovers = [path.name for path in root.iterdir() if path.name.startswith(".")]
+def test_what_a_kill_left_behind_goes_with_the_next_save(saver):
+    saver.kill(before_request=6)
+    leftovers = [path.name for path in saver.root.iterdir() if path.name.startswith(".")]
     assert leftovers != []
-    child = run_child(root, first=newest + 1, stop_at=200)
-    child.communicate()
-    assert not any((root / name).exists() for name in leftovers)
+    saver.kill(before_request=47)
+    assert not any((saver.root / name).exists() for name in leftovers)
