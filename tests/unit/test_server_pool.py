@@ -1,0 +1,126 @@
+"""The pool gives leases to servers that are READY at the right weights, and to no other."""
+
+import asyncio
+
+import pytest
+
+from actors.server_pool import ServerPool
+from launcher.errors import RolloutError
+from launcher.messages import ServerInfo, ServerState
+
+HOLD_S = 5.0
+
+
+def server(name="server-0", index=0, *, generation=0, state=ServerState.READY, version=0):
+    return ServerInfo(
+        name=name, index=index, generation=generation, state=state, url=f"http://{name}", weight_version=version
+    )
+
+
+def pool(*, hold_s=HOLD_S, answers=None):
+    """A pool whose probe answers from the list `answers`, then with its last element."""
+    left = list(answers or [None])
+
+    async def probe(url):
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return ServerPool(probe, hold_timeout_s=hold_s)
+
+
+async def leased(servers, version, **options):
+    async with servers.lease(version, **options) as info:
+        return info.name
+
+
+def test_the_least_busy_server_is_leased():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        async with servers.lease(0) as first, servers.lease(0) as second, servers.lease(0) as third:
+            return first.name, second.name, third.name
+
+    assert asyncio.run(scenario()) == ("server-0", "server-1", "server-0")
+
+
+def test_a_retry_goes_to_another_server_where_there_is_one():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        other = await leased(servers, 0, avoid="server-0")
+        await servers.mark_stale("server-1", "gone")
+        return other, await leased(servers, 0, avoid="server-0")
+
+    assert asyncio.run(scenario()) == ("server-1", "server-0")
+
+
+@pytest.mark.parametrize("state", [s for s in ServerState if s is not ServerState.READY])
+def test_a_server_that_is_not_ready_gets_no_traffic(state):
+    async def scenario():
+        servers = pool(hold_s=0.02)
+        await servers.update([server(state=state)])
+        await leased(servers, 0)
+
+    with pytest.raises(RolloutError, match=state):
+        asyncio.run(scenario())
+
+
+def test_a_server_with_other_weights_gets_no_traffic_until_it_confirms_them():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(version=6)])
+        waiting = asyncio.create_task(leased(servers, 7))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await servers.confirm("server-0", 7)
+        return await waiting
+
+    assert asyncio.run(scenario()) == "server-0"
+
+
+def test_a_suspect_comes_back_when_it_says_its_version():
+    async def scenario():
+        servers = pool(answers=[None, 3])
+        await servers.update([server(version=3)])
+        await servers.suspect("server-0", "reset")
+        assert servers.servers()[0].state is ServerState.SUSPECT
+        name = await leased(servers, 3)
+        await servers.close()
+        return name
+
+    assert asyncio.run(scenario()) == "server-0"
+
+
+def test_a_suspect_that_lost_its_weights_gets_no_traffic():
+    async def scenario():
+        servers = pool(hold_s=1.0, answers=[2])
+        await servers.update([server(version=3)])
+        await servers.suspect("server-0", "reset")
+        try:
+            await leased(servers, 3)
+        finally:
+            await servers.close()
+
+    with pytest.raises(RolloutError, match=r"server-0 READY v2"):
+        asyncio.run(scenario())
+
+
+def test_an_older_generation_is_not_believed():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(generation=2)])
+        await servers.update([server(generation=1, state=ServerState.DEAD)])
+        return servers.servers()[0]
+
+    assert asyncio.run(scenario()).generation == 2
+
+
+def test_a_lease_is_given_back_when_its_request_fails():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        with pytest.raises(ValueError):
+            async with servers.lease(0):
+                raise ValueError
+        return await leased(servers, 0)
+
+    assert asyncio.run(scenario()) == "server-0"
