@@ -61,6 +61,11 @@ class Checkpoint:
     def global_step(self) -> int:
         return self.name.global_step
 
+    @property
+    def policy_version(self) -> int | None:
+        """The version of the weights it holds, where a manifest says so."""
+        return None if self.manifest is None else self.manifest.policy_version
+
     def __str__(self) -> str:
         return str(self.name)
 
