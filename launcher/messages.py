@@ -175,9 +175,14 @@ EXIT_CODES: Mapping[RunWord, int] = {RunWord.FINISHED: 0, RunWord.ERRORED: 3, Ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The last word of a run, its reason, and what the user may do next."""
+    """The last word of a run, its reason, and what the user may do next.
+
+    `last_step` is the last one committed, None where there was none. `exit_code` only where it isn't the word's own.
+    """
 
     word: RunWord
     reason: str
     next_command: str = ""
+    last_step: int | None = None
+    exit_code: int | None = None
     evals: Sequence[EvalReport] = field(default=())

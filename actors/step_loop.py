@@ -1,0 +1,286 @@
+"""The GRPO step loop, as verbs: collect → admit → learn → record → publish → save.
+
+    take prompts ─► rollouts at version v ─► admit? ─► gradients finite? ─► optimizer step = v + 1
+         ▲                                     │ no          │ no                    │
+         └────────── prompts requeued ◄────────┴─────────────┘      ledger, publish, checkpoint when due
+
+Plain: no Ray, no HTTP. What it drives is handed in, so that a test can feed it rollouts that were recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Protocol
+
+from actors.checkpointing import Checkpointer, Position
+from actors.policy_model import PolicyModel, UpdateStats
+from actors.prompt_queue import PromptQueue
+from launcher.config import RunConfig
+from launcher.errors import CheckpointError, TrainerError
+from launcher.journal import Journal
+from launcher.messages import EvalReport, RolloutBatch, StepReport
+from launcher.policy.admission import BatchReport, admit
+
+NONFINITE_IN_A_ROW = 2
+"""One poisoned batch is dropped; a second one in a row says that the weights are at fault."""
+
+
+class Stopped(Exception):  # noqa: N818 - a request that was granted, not an error
+    """Raised by a source of rollouts when the run is to stop."""
+
+
+class RolloutSource(Protocol):
+    """Where batches come from. Raises Stopped when asked to stop while it waits."""
+
+    def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch: ...
+
+    def evaluate(self, weight_version: int) -> EvalReport | None: ...
+
+
+@dataclass
+class Phase:
+    """What the loop is doing, for whoever looks in from another thread."""
+
+    name: str = "start"
+    since: float = 0.0
+
+    def enter(self, name: str) -> None:
+        self.name, self.since = name, time.monotonic()
+
+
+class GrpoLoop:
+    """Runs steps from `position` until the last, or until stopped. One instance is one life of the trainer."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model: PolicyModel,
+        queue: PromptQueue,
+        rollouts: RolloutSource,
+        publish: Callable[[int], None],
+        checkpointer: Checkpointer,
+        record: Callable[[StepReport], None],
+        journal: Journal,
+        attempt: int,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._queue = queue
+        self._rollouts = rollouts
+        self._publish = publish
+        self._checkpointer = checkpointer
+        self._record = record
+        self._journal = journal
+        self._attempt = attempt
+        self._position = Position()
+        self._stopping = False
+        self._nonfinite_in_a_row = 0
+        self._checkpoint_s = 0.0
+        self.evals: list[EvalReport] = []
+        self.phase = Phase()
+
+    @property
+    def next_step(self) -> int:
+        return self._position.next_step
+
+    @property
+    def total_steps(self) -> int:
+        in_epochs = self._config.total_train_epochs * self.steps_per_epoch
+        return min(in_epochs, self._config.total_train_steps or in_epochs)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._queue.steps_per_epoch(self._config.train_dataset.batch_size)
+
+    @property
+    def policy_version(self) -> int:
+        return self._model.policy_version
+
+    def restore(self, position: Position) -> None:
+        """Go on after `position`; the model and the queue have been restored by the caller."""
+        self._position = position
+        self.evals = list(position.evals)
+
+    def request_stop(self) -> None:
+        """Finish the step under way, save, and return from `run`."""
+        self._stopping = True
+
+    def run(self) -> bool:
+        """Step until the end (True) or until a stop was requested (False). Either way the last step is saved.
+
+        Raises RunError where the run can't go on; what was committed by then is saved first where it is sound.
+        """
+        try:
+            finished = self._steps()
+        except TrainerError:
+            raise  # the weights may be at fault: the checkpoint that stands is the better one
+        except Exception:
+            self._save_what_is_sound()
+            raise
+        self._save(required=finished)
+        self.phase.enter("idle")
+        return finished
+
+    def _steps(self) -> bool:
+        try:
+            if self.next_step == 0 and not self.evals:
+                self._evaluate()
+            while self.next_step < self.total_steps:
+                if self._stopping:
+                    return False
+                self._step()
+            if not self.evals or self.evals[-1].policy_version != self.policy_version:
+                self._evaluate()
+        except Stopped:
+            return False
+        return True
+
+    def _step(self) -> None:
+        started = time.monotonic()
+        self.phase.enter("rollout")
+        batch = self._rollouts.collect(
+            self._queue, want=self._config.train_dataset.batch_size, weight_version=self.policy_version
+        )
+        if not self._admitted(batch):
+            return
+        self.phase.enter("train")
+        training = time.monotonic()
+        stats = self._model.compute_gradients(batch.groups)
+        if not self._is_finite(stats, batch):
+            return
+        self._model.commit()
+        self._queue.commit(batch.prompt_ids)
+        train_s = time.monotonic() - training
+        self.phase.enter("publish")
+        publishing = time.monotonic()
+        self._publish(self.policy_version)
+        now = time.monotonic()
+        timing = {
+            "timeperf/rollout_s": batch.seconds,
+            "timeperf/train_s": train_s,
+            "timeperf/publish_s": now - publishing,
+            "timeperf/checkpoint_s": self._checkpoint_s,  # of the checkpoint since the line before
+            "timeperf/step_s": now - started + self._checkpoint_s,
+        }
+        self._checkpoint_s = 0.0
+        self._advance(batch, batch_metrics(batch, stats, self._config.gconfig.max_new_tokens) | timing)
+
+    def _admitted(self, batch: RolloutBatch) -> bool:
+        report = BatchReport.of(
+            batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples
+        )
+        decision = admit(report)
+        if not decision.admitted:
+            self._reject(batch, decision.reason)
+        return decision.admitted
+
+    def _is_finite(self, stats: UpdateStats, batch: RolloutBatch) -> bool:
+        if stats.finite:
+            self._nonfinite_in_a_row = 0
+            return True
+        self._model.discard()
+        self._nonfinite_in_a_row += 1
+        reason = "; ".join(stats.problems)
+        if self._nonfinite_in_a_row >= NONFINITE_IN_A_ROW or not self._model.weights_are_finite():
+            raise TrainerError(
+                f"step {self.next_step}: {reason}",
+                "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
+                "recover.mode=auto resumes from the last checkpoint",
+            )
+        self._reject(batch, reason)
+        return False
+
+    def _reject(self, batch: RolloutBatch, reason: str) -> None:
+        self._queue.requeue(batch.prompt_ids)
+        self._journal.record("batch.rejected", subject="trainer", reason=reason, global_step=self.next_step)
+
+    def _advance(self, batch: RolloutBatch, metrics: dict[str, float]) -> None:
+        """The step is committed: write it down, then save and evaluate where due."""
+        position = self._position
+        step = position.next_step
+        self._record(
+            StepReport(
+                global_step=step,
+                epoch=position.epoch,
+                epoch_step=position.epoch_step,
+                attempt=self._attempt,
+                policy_version=self.policy_version,
+                time=time.time(),
+                prompt_ids=batch.prompt_ids,
+                weight_versions=batch.weight_versions,
+                rollouts_failed=batch.failed,
+                rollouts_retried=batch.retried,
+                metrics=metrics,
+            )
+        )
+        self._position = position.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
+        ended_epoch = self._queue.epoch != position.epoch
+        if self._checkpointer.is_due(ended_epoch=ended_epoch):
+            self._save(required=False)
+        if self._checkpointer.evaluation_is_due(ended_epoch=ended_epoch):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        self.phase.enter("evaluate")
+        report = self._rollouts.evaluate(self.policy_version)
+        if report is None:
+            return
+        self.evals.append(report)
+        self._position = self._position.with_evals(self.evals)
+        self._journal.record(
+            "eval.done",
+            subject="trainer",
+            global_step=self.next_step - 1,
+            policy_version=report.policy_version,
+            prompts=report.prompts,
+            sampled=report.sampled,
+            greedy=report.greedy,
+        )
+
+    def _save(self, *, required: bool) -> None:
+        """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`."""
+        self.phase.enter("checkpoint")
+        started = time.monotonic()
+        try:
+            self._checkpointer.save(self._model, self._queue, self._position)
+        except CheckpointError as error:
+            self._journal.record(
+                "checkpoint.failed", subject="trainer", reason=error.message, global_step=self.next_step - 1
+            )
+            if required:
+                raise
+        self._checkpoint_s += time.monotonic() - started
+
+    def _save_what_is_sound(self) -> None:
+        self._model.discard()
+        if self._model.weights_are_finite():
+            self._save(required=False)
+
+
+def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) -> dict[str, float]:
+    """One step's figures by their WandB keys. Lengths are tokens, rewards the reward function's own."""
+    rewards = [rollout.reward for rollout in batch.rollouts if rollout.reward is not None]
+    lengths = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
+    cut = [rollout.completion.finish_reason == "length" for rollout in batch.rollouts]
+    flat = [len({rollout.reward for rollout in group.rollouts}) == 1 for group in batch.groups]
+    return {
+        "grpo_actor/task_reward/avg": fmean(rewards),
+        "grpo_actor/task_reward/min": min(rewards),
+        "grpo_actor/task_reward/max": max(rewards),
+        "rollout/reward": fmean(rewards),
+        "rollout/accepted": float(len(batch.groups)),
+        "rollout/failed": float(batch.failed),
+        "rollout/retried": float(batch.retried),
+        "rollout/tokens": float(batch.generated_tokens),
+        "rollout/tokens_per_s": batch.generated_tokens / batch.seconds,
+        "grpo_actor/n_seqs": float(len(rewards)),
+        "grpo_actor/seq_len/avg": fmean(lengths),
+        "grpo_actor/seq_len/max": float(max(lengths)),
+        "grpo_actor/no_eos_ratios/avg": fmean(cut),
+        "grpo_actor/flat_groups/avg": fmean(flat),
+        **stats.metrics(),
+    }

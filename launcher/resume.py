@@ -1,0 +1,68 @@
+"""Does this launch begin anew, go on, or have nothing left to do? Decided before anything is started."""
+
+from __future__ import annotations
+
+from launcher.checkpoints import Checkpoint, CheckpointStore
+from launcher.config import RunConfig
+from launcher.errors import ConfigError
+from launcher.fingerprint import config_fingerprint, fingerprint_differences
+from launcher.journal import read_lines
+from launcher.run_paths import RunPaths
+
+
+def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | None:
+    """The newest whole checkpoint to go on from, None to begin anew.
+
+    Raises ConfigError where `recover.mode` and what is on disk contradict each other, and where a setting has
+    changed that makes a resume wrong.
+    """
+    found = CheckpointStore(paths.default_checkpoints).latest_whole()
+    checkpoint, mode = found.checkpoint, config.recover.mode
+    if mode == "off":
+        if checkpoint is None and not found.skipped:
+            return None
+        raise ConfigError(
+            f"recover.mode=off, but {paths.default_checkpoints} already holds checkpoints of this trial",
+            "give the new run another trial_name, or resume with recover.mode=auto",
+        )
+    if checkpoint is None:
+        if mode == "auto" and not found.skipped:
+            return None
+        why = "; ".join(skipped.reason for skipped in found.skipped) or "it is empty"
+        raise ConfigError(
+            f"no whole checkpoint in {paths.default_checkpoints}: {why}",
+            "begin anew with another trial_name" + ("" if mode == "auto" else ", or with recover.mode=auto"),
+        )
+    _check_fingerprint(config, checkpoint)
+    return checkpoint
+
+
+def _check_fingerprint(config: RunConfig, checkpoint: Checkpoint) -> None:
+    assert checkpoint.manifest is not None  # latest_whole returns only those whose manifest was proven
+    differences = fingerprint_differences(checkpoint.manifest.config_fingerprint, config_fingerprint(config))
+    if differences:
+        raise ConfigError(
+            f"{checkpoint} was made with other settings: " + "; ".join(map(str, differences)),
+            "set them back to resume, or give the new run another trial_name",
+        )
+
+
+def already_finished(config: RunConfig, paths: RunPaths) -> str:
+    """A sentence for the user where the last attempt ended FINISHED under the same length of training, else "".
+
+    A run that is over must not be started again by whatever restarts it.
+    """
+    last: dict[str, object] = {}
+    for line in read_lines(paths.events):
+        if str(line.get("event", "")) in {"run.finished", "run.errored", "run.aborted", "run.started"}:
+            last = line
+    lengths = (config.total_train_steps, config.total_train_epochs)
+    if last.get("event") != "run.finished" or config.recover.mode == "off":
+        return ""
+    if (last.get("total_train_steps"), last.get("total_train_epochs")) != lengths:
+        return ""
+    return (
+        f"{config.experiment_name}/{config.trial_name} is FINISHED ({last.get('reason')}); nothing to do.\n"
+        f"  → see {paths.logs}; train on with a larger total_train_steps or total_train_epochs, "
+        "or begin anew with another trial_name"
+    )
