@@ -178,6 +178,7 @@ class RewardConfig:
         Matching(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "module:function, e.g. my_rewards.maths:score"),
     )
     timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
+    setup_timeout: float = setting(120.0, "until a scoring process has imported the function", DEADLINE)
     workers: int = setting(1, "processes that score", COUNT)
 
 
