@@ -98,7 +98,7 @@ class Lines:
     """The records of a file, streamed. A torn line is passed over and counted, never an error.
 
     `skipped` and `first_skipped` (line number and why) are complete once the iteration has ended. A missing file
-    has no lines: a run's first reader comes before its first writer.
+    has no lines: a run's first reader comes before its first writer. One that can't be read raises JournalError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,6 +112,8 @@ class Lines:
             file = self.path.open("rb")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise JournalError(f"{self.path} can't be read: {error.strerror}", "check its permissions") from error
         with file:
             for number, line in enumerate(_raw_lines(file.readline), 1):
                 record = self._parse(number, line)

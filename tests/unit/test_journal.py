@@ -99,6 +99,11 @@ def test_a_line_that_lost_only_its_newline_is_whole(file):
     assert [line["step"] for line in lines] == [0, 1] and lines.skipped == 0
 
 
+def test_a_file_that_cant_be_read_is_named(tmp_path):
+    with pytest.raises(JournalError, match="can't be read: Is a directory"):
+        list(read_lines(tmp_path))
+
+
 def test_a_second_reading_counts_anew(file):
     file.write_bytes(b"{\n")
     lines = read_lines(file)
