@@ -3,7 +3,7 @@
 Values that differ by experiment stand in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.compose`
 turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. Contradictions between
-settings are in `launcher/checks.py`; docs/configuration.md is written from here (`python -m scripts.document_settings`).
+settings are in `launcher/checks.py`; `python -m scripts.document_settings` writes docs/configuration.md from here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POSITIVE = Between(0, open_low=True)
 SHARE = Between(0, 1, open_low=True)
 FRACTION = Between(0, 1, open_low=True, open_high=True)
 BETA = Between(0, 1, open_high=True)
-DEADLINE = Between(0, 86_400, open_low=True)  # one that is infinite, or longer than a day, would never fire
+DEADLINE = Between(0, 86_400, open_low=True, why="as one of more than a day would never fire")
 DEVICE = OneOf(("auto", "cpu", "cuda"))
 DTYPE = OneOf(("float32", "bfloat16"))
 FOLDER_NAME = Matching(
@@ -77,7 +77,7 @@ class RolloutConfig:
     setup_timeout: float = setting(
         300.0,
         "a starting server must have answered a generation by then; rollouts wait this long for one",
-        Between(10, 86_400),  # SGLang's imports alone take 16 s: less would kill every start
+        Between(10, 86_400, why="as SGLang's imports alone take longer than less, and more would never fire"),
     )
 
 
@@ -175,7 +175,7 @@ class RewardConfig:
     fn: str = setting(
         "actors.reward:gsm8k_reward",
         "function(completion=, answer=, prompt_id=, record=) -> float, by import path",
-        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", "module:function, e.g. my_rewards.maths:score"),
+        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_rewards.maths:score"),
     )
     timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
     setup_timeout: float = setting(120.0, "until a scoring process has imported the function", DEADLINE)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import yaml
+
 MISSING: Any = "???"
 """OmegaConf's marker: a value must be given."""
 
@@ -41,12 +43,13 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A number from `low` to `high`; an end that is `open` is itself not allowed. NaN never is."""
+    """A number from `low` to `high`; an end that is `open` is itself not allowed. NaN and infinity never are."""
 
     low: float
     high: float | None = None
     open_low: bool = False
     open_high: bool = False
+    why: str = ""
 
     def allows(self, value: Any) -> bool:
         above = value > self.low if self.open_low else value >= self.low
@@ -56,9 +59,8 @@ class Between:
 
     def __str__(self) -> str:
         low = f"more than {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        if self.high is None:
-            return low
-        return f"{low} and {'less than' if self.open_high else 'at most'} {self.high:.15g}"
+        high = f" and {'less than' if self.open_high else 'at most'} {self.high:.15g}" if self.high is not None else ""
+        return f"{low}{high}{f', {self.why}' if self.why else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,11 @@ def value_of(config: object, key: str) -> Any:
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
     return value
+
+
+def as_yaml(config: Any) -> str:
+    """A configuration as resolved, in the form that a preset has."""
+    return str(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
 
 
 def _section(hint: Any) -> type | None:

@@ -1,0 +1,125 @@
+"""`python -m launcher conf=<preset> [key=value …]`: compose → RunConfig, once → checks → pre-flight → driver.
+
+Hydra's own command line stays as its users know it (`--cfg job`, `--help`, `-m`, `--info`, completion). What it
+refuses is said as one message of ours, with exit code 2 (`launcher.explain`); HYDRA_FULL_ERROR=1 shows its traceback.
+The driver, and with it Ray and torch, is imported only when a run really starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import hydra
+from omegaconf import DictConfig
+from rich.console import Console
+
+from launcher.checks import check, find_notes
+from launcher.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
+from launcher.config import RunConfig
+from launcher.errors import LauncherError
+from launcher.explain import explain
+from launcher.hardware import Hardware, find_hardware, planned_hardware
+from launcher.messages import EXIT_CODES, RunWord
+from launcher.missing_files import find_shape
+from launcher.plan import make_plan
+from launcher.plan_view import show
+from launcher.preflight import find_missing, preflight
+
+FULL_ERROR = "HYDRA_FULL_ERROR"
+CRASHED = 1
+
+
+def main() -> int:
+    """Run the command line in sys.argv; with `-m`, the exit code is that of the first job that failed."""
+    register()
+    sys.argv[1:] = understood(sys.argv[1:])
+    wants_traceback = os.environ.get(FULL_ERROR) == "1"
+    codes: list[int] = []
+
+    def job(composed: DictConfig) -> int:
+        codes.append(CRASHED)
+        with _full_error(wants_traceback):
+            codes[-1] = _said(composed)
+        return codes[-1]
+
+    command = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME)(job)
+    try:
+        with _full_error(True):  # makes Hydra raise what it would print in its own way
+            command()
+    except KeyboardInterrupt:
+        return EXIT_CODES[RunWord.ABORTED]
+    except BrokenPipeError:  # `… --cfg job | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CRASHED
+    except Exception as error:  # Hydra refuses with ValueErrors and assertions beside its own kinds
+        if wants_traceback or codes:
+            raise
+        return _refuse(explain(error, sys.argv[1:]))
+    return next((code for code in codes if code), 0)
+
+
+def understood(arguments: Sequence[str]) -> list[str]:
+    """The arguments in a form that Hydra takes.
+
+    Overrides come after options: `conf=x --cfg job seed=1` is an error to argparse, which takes them in one piece
+    only. Help needs no preset, but Hydra composes one before it shows any: it is the same with each.
+    """
+    overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+    options = [a for a in arguments if a not in overrides]
+    if {"--help", "-h"} & set(options) and not any(a.startswith("conf=") for a in overrides):
+        overrides.append(f"conf={presets()[0]}")
+    return [*options, *overrides]
+
+
+def _said(composed: DictConfig) -> int:
+    try:
+        return launch(to_run_config(composed))
+    except LauncherError as error:
+        return _refuse(error)
+
+
+def launch(config: RunConfig) -> int:
+    """One run, or its plan where `dry_run`; the exit code. Raises LauncherError."""
+    check(config)
+    for note in find_notes(config):
+        print(f"note: {note}", file=sys.stderr)
+    hardware = find_hardware()
+    if config.dry_run:
+        _show_plan(config, hardware)
+        return 0
+    preflight(config, hardware, make_plan(config, hardware, find_shape(config)))
+    from launcher.driver import run
+
+    return run(config)
+
+
+def _show_plan(config: RunConfig, hardware: Hardware) -> None:
+    shape = find_shape(config)
+    show(config, make_plan(config, planned_hardware(config, hardware), shape), Console())
+    for missing in find_missing(config, hardware, make_plan(config, hardware, shape)):
+        print(f"missing here: {missing}", file=sys.stderr)
+
+
+def _refuse(error: LauncherError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+@contextmanager
+def _full_error(wanted: bool) -> Iterator[None]:
+    before = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1" if wanted else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FULL_ERROR]
+        else:
+            os.environ[FULL_ERROR] = before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

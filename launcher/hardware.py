@@ -1,0 +1,161 @@
+"""What this machine has: GPUs as NVML tells them, CPUs and memory within the container's limits. No torch, no Ray.
+
+Asking has no effect: no CUDA context is made, nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from launcher.config import RunConfig
+from launcher.placement import gpus_needed
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU; sizes in bytes. `free` is what no process holds now."""
+
+    name: str
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """`memory` and `memory_free` are the host's in bytes, within the cgroup's limit; `no_gpu`: why there is none."""
+
+    gpus: tuple[Gpu, ...]
+    cpus: int
+    memory: int
+    memory_free: int
+    no_gpu: str = ""
+
+
+def find_hardware() -> Hardware:
+    """This machine, as this process may use it."""
+    gpus, no_gpu = _find_gpus()
+    host = psutil.virtual_memory()
+    limit, used = cgroup_memory()
+    return Hardware(
+        gpus=gpus,
+        cpus=len(os.sched_getaffinity(0)),
+        memory=int(min(host.total, limit)),
+        memory_free=int(min(host.available, max(0, limit - used))),
+        no_gpu=no_gpu,
+    )
+
+
+def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
+    """The machine to plan for: `hardware.*` where given, else as found.
+
+    Of a machine that is only described, the number of GPUs is `cluster.n_gpus_per_node`, or what the run needs.
+    """
+    memory_gib = config.hardware.gpu_memory_gib
+    if memory_gib is None:
+        return found
+    memory = int(memory_gib * 2**30)
+    gpu = Gpu(name=config.hardware.gpu_name or "GPU", memory=memory, free=memory)
+    per_node = config.cluster.n_gpus_per_node
+    count = gpus_needed(config) if per_node is None else per_node * config.cluster.n_nodes
+    return dataclasses.replace(found, gpus=(gpu,) * count, no_gpu="")
+
+
+def device_for(setting: str, hardware: Hardware) -> str:
+    """`cuda` or `cpu` for a `device` setting: `auto` takes a GPU where there is one."""
+    if setting != "auto":
+        return setting
+    return "cuda" if hardware.gpus else "cpu"
+
+
+def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[float, float]:
+    """(limit, used) in bytes of the tightest memory cgroup around this process; (inf, 0) without one.
+
+    Version 2 (`memory.max`, any ancestor may be the tightest) and version 1 (`memory.limit_in_bytes`).
+    """
+    limits = [*_limits_v2(root, own), *_limit_v1(root)]
+    return min(limits, default=(math.inf, 0.0))
+
+
+def _limits_v2(root: Path, own: Path) -> Iterator[tuple[float, float]]:
+    lines = _read(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    folder = root / path.strip("/")
+    while folder.is_relative_to(root):
+        limit = _read(folder / "memory.max")
+        if limit.isdigit():
+            yield float(limit), float(_read(folder / "memory.current") or 0)
+        folder = folder.parent
+
+
+def _limit_v1(root: Path) -> Iterator[tuple[float, float]]:
+    folder = root / "memory"
+    limit = _read(folder / "memory.limit_in_bytes")
+    if limit.isdigit():
+        yield float(limit), float(_read(folder / "memory.usage_in_bytes") or 0)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # not mounted, or of the other cgroup version: then it limits nothing
+        return ""
+
+
+def _find_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, and why there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"NVML finds no driver ({error})"
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        names = [(str(index), _text(pynvml.nvmlDeviceGetUUID(handle))) for index, handle in enumerate(handles)]
+        gpus = tuple(_gpu(handles[index]) for index in visible(names, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    except pynvml.NVMLError as error:
+        return (), f"NVML finds a driver, but no usable GPU ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+    if gpus:
+        return gpus, ""
+    return (), "NVML finds none" if not count else f"CUDA_VISIBLE_DEVICES hides all {count}"
+
+
+def visible(names: list[tuple[str, str]], chosen: str | None) -> list[int]:
+    """Positions of the GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves, `names` being each one's index and UUID.
+
+    As CUDA reads it: in the order given, ending at the first entry that names no GPU; a UUID may be cut short.
+    """
+    if chosen is None:
+        return list(range(len(names)))
+    found: list[int] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        matches = [
+            position
+            for position, (index, uuid) in enumerate(names)
+            if entry == index or (entry.startswith("GPU-") and uuid.startswith(entry))
+        ]
+        if len(matches) != 1:
+            break
+        found += matches
+    return found
+
+
+def _gpu(handle: object) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(name=_text(pynvml.nvmlDeviceGetName(handle)), memory=int(memory.total), free=int(memory.free))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

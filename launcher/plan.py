@@ -1,0 +1,193 @@
+"""The plan of a run: who runs where, and what memory each takes, from the configuration and the machine.
+
+Pure: hardware and model sizes are handed in. Where the model's sizes are unknown (not there yet, and not a well-known
+one), the plan says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher import memory_estimate
+from launcher.config import RunConfig
+from launcher.hardware import Gpu, Hardware, device_for
+from launcher.memory_estimate import GIB, RAY_HOST_BYTES, Item
+from launcher.model_shape import BYTES, ModelShape
+from launcher.placement import Booking, gpus_needed, place
+
+WEIGHT_FOLDERS = 3
+"""Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
+
+HELD_BY_OTHERS = 2 * GIB
+"""The driver itself keeps a little of every GPU."""
+
+LARGEST_GPU_GIB = 512
+ANY_MEMORY = 2**60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One row of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
+
+    name: str
+    gpus: tuple[int, ...]
+    share: float
+    cpus: float
+    items: tuple[Item, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One GPU or the host's memory, in bytes: what it has, and what the plan puts there."""
+
+    name: str
+    gpu: int | None
+    capacity: int
+    planned: int
+
+    @property
+    def headroom(self) -> int:
+        return self.capacity - self.planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool."""
+
+    devices: tuple[str, str]
+    shape: ModelShape | None
+    processes: tuple[Process, ...]
+    places: tuple[Place, ...]
+    kv_tokens: int | None
+    weight_files_bytes: int
+    checkpoint_bytes: int
+    notes: tuple[str, ...]
+
+    @property
+    def gpus_needed(self) -> int:
+        return 1 + max((gpu for process in self.processes for gpu in process.gpus), default=-1)
+
+
+def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Plan:
+    """The plan of a configuration that passed its checks, on this hardware."""
+    devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
+    bookings = place(config, servers_on=devices[0], trainer_on=devices[1])
+    processes = tuple(_process(config, hardware, shape, booking) for booking in bookings)
+    files = _weight_files(config, shape)
+    return Plan(
+        devices=devices,
+        shape=shape,
+        processes=processes,
+        places=tuple(_places(hardware, processes, files)) if shape is not None else (),
+        kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
+        weight_files_bytes=files,
+        checkpoint_bytes=shape.checkpoint_bytes(config.actor.dtype) if shape is not None else 0,
+        notes=tuple(_notes(config, hardware, shape)),
+    )
+
+
+def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, booking: Booking) -> Process:
+    is_trainer = booking.name == "trainer"
+    cpus = config.actor.num_cpus if is_trainer else config.sglang.num_cpus
+    return Process(
+        name=booking.name,
+        gpus=booking.gpus,
+        share=booking.share,
+        cpus=cpus,
+        items=() if shape is None else _items(config, hardware, shape, booking, is_trainer=is_trainer),
+    )
+
+
+def _items(
+    config: RunConfig, hardware: Hardware, shape: ModelShape, booking: Booking, *, is_trainer: bool
+) -> tuple[Item, ...]:
+    if is_trainer:
+        return memory_estimate.trainer(config, shape, on_gpu=bool(booking.gpus))
+    if booking.gpus:
+        return memory_estimate.server_on_gpu(config, shape, _gpu_memory(hardware))
+    return memory_estimate.server_on_cpu(config, shape)
+
+
+def _places(hardware: Hardware, processes: tuple[Process, ...], weight_files: int) -> Iterator[Place]:
+    for number, gpu in enumerate(hardware.gpus):
+        on_it = [process for process in processes if number in process.gpus]
+        if on_it:
+            planned = sum(process.bytes for process in on_it)
+            yield Place(name=f"GPU {number} ({gpu.name})", gpu=number, capacity=gpu.free, planned=planned)
+    planned = RAY_HOST_BYTES + weight_files
+    for process in processes:
+        planned += _host_bytes(process)
+    yield Place(name="host memory", gpu=None, capacity=hardware.memory, planned=planned)
+
+
+def _host_bytes(process: Process) -> int:
+    """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
+    if not process.gpus:
+        return process.bytes
+    if process.name == "trainer":
+        return memory_estimate.TRAINER_HOST_BYTES
+    return memory_estimate.SERVER_HOST_BYTES
+
+
+def _gpu_memory(hardware: Hardware) -> int:
+    """Of the GPU with the least of it free: SGLang counts in what is free when it starts."""
+    return min((gpu.free for gpu in hardware.gpus), default=0)
+
+
+def _weight_files(config: RunConfig, shape: ModelShape | None) -> int:
+    """Memory-backed storage that the way of new weights to the servers takes."""
+    if shape is None or config.actor.weight_update_mode != "disk":
+        return 0
+    return WEIGHT_FOLDERS * shape.parameters * BYTES[config.sglang.dtype]
+
+
+def _kv_tokens(config: RunConfig, hardware: Hardware, shape: ModelShape | None, device: str) -> int | None:
+    if device == "cpu":
+        return config.sglang.max_total_tokens
+    if shape is None or not hardware.gpus:
+        return None
+    room = memory_estimate.kv_cache_bytes(config, shape, _gpu_memory(hardware))
+    return max(0, room // (shape.kv_bytes_per_token(config.sglang.dtype) // config.sglang.tp_size))
+
+
+def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Iterator[str]:
+    if shape is None:
+        yield f"the sizes of {config.actor.path} are unknown until it is on this machine: no figures for memory"
+    if config.hardware.gpu_memory_gib is not None:
+        name = config.hardware.gpu_name or "a GPU"
+        yield f"planned for {name} of {config.hardware.gpu_memory_gib:g} GiB (hardware.*)"
+    for number, gpu in enumerate(hardware.gpus):
+        if gpu.memory - gpu.free > HELD_BY_OTHERS:
+            yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
+    booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.num_cpus
+    if booked > hardware.cpus:
+        yield f"{booked:g} CPUs are booked and {hardware.cpus} are there: the processes will take turns"
+
+
+def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -> int | None:
+    """Memory of the smallest GPU, in steps of 4 GiB, on which this configuration fits; None where none would do."""
+    for gib in range(4, LARGEST_GPU_GIB + 1, 4):
+        gpu = Gpu(name="GPU", memory=gib * GIB, free=gib * GIB)
+        gpus = (gpu,) * gpus_needed(config)
+        plan = make_plan(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY), shape)
+        if not lacks(plan):
+            return gib
+    return None
+
+
+def lacks(plan: Plan) -> list[str]:
+    """Memory that the plan needs and its hardware has not, one sentence each; empty where it fits."""
+    problems = []
+    if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:
+        problems.append("a server's weights leave no room for its KV cache: raise sglang.mem_fraction_static")
+    for place_ in plan.places:
+        if place_.headroom < 0:
+            planned, there = place_.planned / GIB, place_.capacity / GIB
+            problems.append(f"{place_.name}: {planned:.1f} GiB are planned and {there:.1f} GiB are there")
+    return problems
