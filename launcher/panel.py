@@ -46,7 +46,7 @@ def render_panel(view: RunView, width: int) -> RenderableType:
         ("now", _phase_row(view)),
         ("servers", _server_row(view.servers)),
         ("time", _time_row(view)),
-        ("last", Text(view.last_event)),
+        ("last", Text(_one_line(view.last_event))),
     ]
     grid = Table.grid(padding=0, expand=True)
     grid.add_column(width=LABEL_WIDTH, style="dim")
@@ -148,8 +148,13 @@ def _server_row(servers: Sequence[ServerInfo]) -> Text:
 
 def _one_server(server: ServerInfo) -> Text:
     version = "" if server.weight_version is None else f" v{server.weight_version}"
-    reason = f" ({server.reason})" if server.reason and server.state is not ServerState.READY else ""
+    reason = f" ({_one_line(server.reason)})" if server.reason and server.state is not ServerState.READY else ""
     return Text.assemble(f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, reason)
+
+
+def _one_line(text: str) -> str:
+    """A message of several lines in one row: a second one would make the panel jump."""
+    return " ".join(text.split())
 
 
 def _time_row(view: RunView) -> Text:

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from launcher.checkpoints import CheckpointState, CheckpointStore
 from launcher.curve import curve_of, draw_curve
 from launcher.durable import replace_file
-from launcher.errors import JournalError
+from launcher.errors import JournalError, LauncherError
 from launcher.messages import EvalReport, Outcome, RunWord
 from launcher.panel import duration
 from launcher.progress import MEAN_OVER_STEPS, STEP_SECONDS
@@ -113,7 +113,7 @@ def render_summary(summary: Summary, paths: RunPaths) -> str:
         ("files", _files_text(paths)),
         ("next", summary.next_command),
     ]
-    head = f"{summary.word}  {paths.experiment_name} / {paths.trial_name}: {summary.reason}"
+    head = _head(summary.word, paths, summary.reason)
     return "\n".join([head, "", *(f"  {label:<12}{text}" for label, text in rows if text)])
 
 
@@ -174,11 +174,14 @@ def _files_text(paths: RunPaths) -> str:
 def write_summary(paths: RunPaths, outcome: Outcome) -> str:
     """Draw the curve, write the summary beside it, and return the summary's text.
 
-    What can't be drawn or written is said in the text: a picture that fails must not turn a run that FINISHED into
-    one that did not. Raises CheckpointError where the checkpoints can't even be listed.
+    What can't be read, drawn or written is said in the text: a picture that fails must not turn a run that FINISHED
+    into one that did not.
     """
-    records = read_records(paths)
-    summary = summarize(records, outcome, CheckpointStore(paths.default_checkpoints))
+    try:
+        records = read_records(paths)
+        summary = summarize(records, outcome, CheckpointStore(paths.default_checkpoints))
+    except LauncherError as error:
+        return f"{_head(outcome.word, paths, outcome.reason)}\n\n  {error.message}\n  {outcome.next_command}".rstrip()
     missing = ""
     try:
         draw_curve(curve_of(records, title=_title(paths), subtitle=_subtitle(summary)), paths.curve)
@@ -188,6 +191,10 @@ def write_summary(paths: RunPaths, outcome: Outcome) -> str:
     except OSError as error:
         missing = f"\n  {paths.summary} was not written: {error}"
     return render_summary(summary, paths) + missing
+
+
+def _head(word: RunWord, paths: RunPaths, reason: str) -> str:
+    return f"{word}  {_title(paths)}: {reason}"
 
 
 def _title(paths: RunPaths) -> str:

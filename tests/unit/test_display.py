@@ -76,7 +76,8 @@ def test_the_panel_says_everything_in_a_few_whole_rows(width):
 
 
 def test_the_height_does_not_depend_on_how_much_there_is_to_say():
-    long = view(last_event="x" * 500, servers=(server(0, ServerState.DEAD, reason="y" * 500),), rewards=(0.5,) * 100)
+    dead = server(0, ServerState.DEAD, reason="y\n" * 250)
+    long = view(last_event="x\n" * 250, servers=(dead,), rewards=(0.5,) * 100)
     assert len(drawn(long, 80)) == len(drawn(view(), 80))
     assert {cell_len(line) for line in drawn(long, 80)} == {80}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import JournalError
@@ -47,6 +47,7 @@ def test_a_missing_file_has_no_lines_and_is_not_created(file):
     assert not file.exists()
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), json_values))
 def test_any_record_is_one_line_of_strict_json(record):
     line = encode(record)

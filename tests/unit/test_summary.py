@@ -186,6 +186,13 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
         draw_curve(Curve(title="x"), tmp_path / "gone" / "curve.png")
 
 
+def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):
+    paths.metrics.mkdir()
+    text = write_summary(paths, Outcome(word=RunWord.ABORTED, reason="by the user", next_command="python -m launcher"))
+    assert text.startswith("ABORTED  exp / t0: by the user\n")
+    assert "metrics.jsonl can't be read" in text and text.endswith("python -m launcher")
+
+
 def test_without_matplotlib_the_run_still_ends(paths, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "reward_curve.png was not written" in write_summary(paths, FINISHED)
