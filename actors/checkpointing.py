@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from actors.policy_model import PolicyModel
 from actors.prompt_queue import PromptQueue
@@ -43,9 +44,7 @@ class Position:
         """Of the checkpoint that holds the last step; None before the first."""
         if self.next_step == 0:
             return None
-        return CheckpointName(
-            epoch=self.last_epoch, epoch_step=self.last_epoch_step, global_step=self.next_step - 1
-        )
+        return CheckpointName(epoch=self.last_epoch, epoch_step=self.last_epoch_step, global_step=self.next_step - 1)
 
     def after_step(self, *, reward: float, epoch: int) -> Position:
         """The step was committed; `epoch` is the queue's, one further where that step ended an epoch."""
@@ -66,11 +65,11 @@ class Position:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Position:
+    def from_json(cls, data: Mapping[str, Any]) -> Position:
         fields = dict(data)
-        evals = tuple(EvalReport(**report) for report in fields.pop("evals"))  # type: ignore[attr-defined]
-        rewards = tuple(fields.pop("recent_rewards"))  # type: ignore[call-overload]
-        return cls(evals=evals, recent_rewards=rewards, **fields)  # type: ignore[arg-type]
+        evals = tuple(EvalReport(**report) for report in fields.pop("evals"))
+        rewards = tuple(fields.pop("recent_rewards"))
+        return cls(evals=evals, recent_rewards=rewards, **fields)
 
 
 class Checkpointer:

@@ -34,7 +34,7 @@ class Scorer(Protocol):
     async def score(self, completions: Sequence[str], prompt: Prompt) -> list[Score]: ...
 
 
-class GroupFailed(Exception):  # noqa: N818 - not an error: the prompt goes back to the queue
+class GroupFailed(Exception):
     """One prompt's group could not be finished; `cause` is the last reason."""
 
     def __init__(self, cause: str, *, scoring: bool = False) -> None:
@@ -79,8 +79,10 @@ class RolloutEngine:
         n_samples: int,
         sampling: Sampling,
         weight_version: int,
+        concurrent_prompts: int,
     ) -> RolloutBatch:
-        """The next `want` prompts of the queue (fewer at the end of an epoch), each with all its samples scored.
+        """The next `want` prompts of the queue (fewer at the end of an epoch), each with all its samples scored,
+        at most `concurrent_prompts` of them in flight.
 
         Groups are in the order in which their prompts were taken, whichever finished first. On cancellation the
         prompts stay taken, neither committed nor requeued: a queue saved then counts them as never taken.
@@ -93,7 +95,7 @@ class RolloutEngine:
         running: dict[asyncio.Task[RolloutGroup], str] = {}
         try:
             while True:
-                while len(running) < self._config.max_concurrent_rollouts and len(groups) + len(running) < want:
+                while len(running) < concurrent_prompts and len(groups) + len(running) < want:
                     ids = queue.take(1)
                     if not ids:
                         break
@@ -137,9 +139,7 @@ class RolloutEngine:
     async def _group(
         self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
     ) -> RolloutGroup:
-        samples = [
-            asyncio.create_task(self._sample(prompt, sampling, weight_version, tally)) for _ in range(n_samples)
-        ]
+        samples = [asyncio.create_task(self._sample(prompt, sampling, weight_version, tally)) for _ in range(n_samples)]
         try:
             completions = await asyncio.gather(*samples)
         except RequestFailed as failure:
@@ -177,9 +177,7 @@ class RolloutEngine:
                 return completion
         raise AssertionError("stamina ends by returning or raising")
 
-    async def _ask(
-        self, name: str, url: str, prompt: Prompt, sampling: Sampling, weight_version: int
-    ) -> Completion:
+    async def _ask(self, name: str, url: str, prompt: Prompt, sampling: Sampling, weight_version: int) -> Completion:
         try:
             completion = await self._client.generate(
                 url, token_ids=prompt.token_ids, sampling=sampling, timeout_s=self._config.request_timeout

@@ -103,9 +103,7 @@ class ServerPool:
         ]
         return min(ready, key=lambda s: (s.name == avoid, self._in_flight[s.name], s.index), default=None)
 
-    async def _put(
-        self, name: str, *, state: ServerState, reason: str, weight_version: int | None = None
-    ) -> None:
+    async def _put(self, name: str, *, state: ServerState, reason: str, weight_version: int | None = None) -> None:
         async with self._changed:
             known = self._servers[name]
             version = known.weight_version if weight_version is None else weight_version

@@ -28,7 +28,7 @@ NONFINITE_IN_A_ROW = 2
 """One poisoned batch is dropped; a second one in a row says that the weights are at fault."""
 
 
-class Stopped(Exception):  # noqa: N818 - a request that was granted, not an error
+class Stopped(Exception):
     """Raised by a source of rollouts when the run is to stop."""
 
 
@@ -170,9 +170,7 @@ class GrpoLoop:
         self._advance(batch, batch_metrics(batch, stats, self._config.gconfig.max_new_tokens) | timing)
 
     def _admitted(self, batch: RolloutBatch) -> bool:
-        report = BatchReport.of(
-            batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples
-        )
+        report = BatchReport.of(batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples)
         decision = admit(report)
         if not decision.admitted:
             self._reject(batch, decision.reason)

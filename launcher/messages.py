@@ -34,6 +34,22 @@ class ServerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerExit:
+    """The end of one life of a server. `exit_code` is negative for a signal, None where nobody was left to learn it.
+
+    `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine: when the end was noticed.
+    """
+
+    name: str
+    generation: int
+    pid: int
+    exit_code: int | None
+    reason: str
+    at: float
+    monotonic: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One training item.
 
@@ -118,7 +134,7 @@ class StepReport:
     metrics: Mapping[str, float]
 
     def metrics_line(self) -> dict[str, object]:
-        head = {
+        head: dict[str, object] = {
             "global_step": self.global_step,
             "epoch": self.epoch,
             "epoch_step": self.epoch_step,
@@ -160,6 +176,39 @@ class TrainerStatus:
     policy_version: int
     pid: int
     seconds_in_phase: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerReady:
+    """What the trainer found when it was put together."""
+
+    next_step: int
+    total_steps: int
+    steps_per_epoch: int
+    policy_version: int
+    prompts: int
+    held_out: int
+    left_out: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerEnd:
+    """How `run` returned: after the last step, or because it was asked to stop."""
+
+    finished: bool
+    next_step: int
+    evals: tuple[EvalReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The trainer at one moment, as the driver shows it."""
+
+    status: TrainerStatus
+    servers: tuple[ServerInfo, ...]
+    reports: tuple[StepReport, ...]
+    evals: tuple[EvalReport, ...]
 
 
 class RunWord(enum.StrEnum):

@@ -1,0 +1,70 @@
+"""A Ray cluster for one run: a local one that ends with it, or a running one by its address.
+
+The environment is set before Ray starts, because Ray's own processes read it then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+from launcher.config import RunConfig
+from launcher.errors import ResourceError
+from launcher.run_paths import RunPaths
+
+RAY_ENVIRONMENT = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # `uv run` would build a new environment for every worker
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_process_group_cleanup_enabled": "1",
+    "RAY_worker_niceness": "0",  # at Ray's 15, trainer and servers would yield to everything else
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1500",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[None]:
+    """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers."""
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    local = config.cluster.address == "local"
+    if local:  # Ray then turns its token authentication on by itself; RAY_AUTH_MODE is read too early to be set here
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_own_token(paths))
+    try:
+        ray.init(
+            address=config.cluster.address,
+            namespace=f"{config.experiment_name}/{config.trial_name}",
+            include_dashboard=False if local else None,
+            num_cpus=int(max(num_cpus, os.cpu_count() or 1)) if local else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ResourceError(
+            f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
+            "start one with `ray start --head`, or leave cluster.address=local",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _own_token(paths: RunPaths) -> Path:
+    """A secret of this run's own cluster, readable by this user alone; Ray's servers listen on every interface."""
+    path = paths.logs / ".ray_token"
+    if not path.exists():
+        descriptor, staged = tempfile.mkstemp(dir=paths.logs)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(32).hex())
+        Path(staged).rename(path)
+    return path
