@@ -10,7 +10,8 @@
     │   └── RewardImportError        a reward function that can't be imported or called
     └── RunError                     a started run can't go on; it halts with its reason (exit code 3)
         ├── ServerError              an SGLang server: did not start, died, or refused
-        │   └── WeightsRefused       a server did not take, or did not confirm, a weight version
+        │   ├── WeightsRefused       a server did not take, or did not confirm, a weight version
+        │   └── RequestFailed        one request had no whole, truthful answer; says whether another try may
         ├── RolloutError             no rollout could be had from any server
         ├── RewardError              the reward function raised or answered nonsense
         ├── TrainerError             the step loop: non-finite numbers, a lost process
@@ -79,6 +80,19 @@ class ServerError(RunError):
 
 class WeightsRefused(ServerError):
     """A server did not take, or did not confirm, a weight version."""
+
+
+class RequestFailed(ServerError):
+    """One request to a server had no whole, truthful answer.
+
+    `kind`: refused reset timeout http_5xx http_4xx truncated empty aborted malformed (the answer), stale (the
+    weights). `retryable`: another try, or another server, may do better.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, kind: str = "malformed", retryable: bool = True) -> None:
+        super().__init__(message, hint)
+        self.kind = kind
+        self.retryable = retryable
 
 
 class RolloutError(RunError):
