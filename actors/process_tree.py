@@ -1,0 +1,148 @@
+"""Linux processes as the guard sees them: who is whose child, and signals that reach exactly the process meant.
+
+A pid alone may have been reused by a stranger; a process here is its pid *and* its start time, and signals go through
+a pidfd that was checked after opening. Standard library only: the guard runs with `python -S`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, never to be mistaken for a later one of the same pid. `started` is in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> Process:
+        pid, _, started = text.partition(":")
+        return cls(int(pid), int(started))
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has `pid` now; None where there is none, or only its zombie."""
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return Process(pid, int(fields[19]))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields 3 and following of /proc/PID/stat, proc(5); the name before them may itself hold blanks and brackets."""
+    try:
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def name(process: Process) -> str:
+    """At most 15 characters, as the kernel keeps them; empty once the process is gone."""
+    try:
+        return (PROC / str(process.pid) / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def children(pid: int) -> list[Process]:
+    """The living children of `pid`. Each thread has its own; the kernel needs CONFIG_PROC_CHILDREN."""
+    pids: list[int] = []
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            pids += map(int, (task / "children").read_text().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # the process, or one of its threads, has just ended
+    return [child for child in map(identify, pids) if child is not None]
+
+
+def descendants(pid: int) -> list[Process]:
+    """Children, their children, and so on. Exact for a child subreaper: to it fall all that lose their parent."""
+    found: dict[int, Process] = {}
+    waiting = [pid]
+    while waiting:
+        for child in children(waiting.pop()):
+            if child.pid not in found:
+                found[child.pid] = child
+                waiting.append(child.pid)
+    return list(found.values())
+
+
+def bearing(mark: str) -> list[Process]:
+    """Processes that were started with the environment variable `mark` ("NAME=value").
+
+    Not all of them: a process that changes its title overwrites the memory in which its environment is read.
+    """
+    found = []
+    for entry in PROC.iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(identify(int(entry.name)))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # gone, or another user's
+    return [process for process in found if process is not None]
+
+
+def open_files(process: Process, prefix: str) -> Iterator[Path]:
+    """Files under a path beginning with `prefix` that the process holds open."""
+    try:
+        for entry in (PROC / str(process.pid) / "fd").iterdir():
+            if str(target := entry.readlink()).startswith(prefix):
+                yield target
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return  # gone meanwhile, or it has changed user
+
+
+def open_pidfd(process: Process) -> int | None:
+    """A descriptor that is readable once the process has ended, zombie or not; None if it has already."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if identify(process.pid) == process:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal exactly this process; False where it has ended."""
+    descriptor = open_pidfd(process)
+    if descriptor is None:
+        return False
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def wait_ended(processes: Iterable[Process], timeout_s: float) -> bool:
+    """True once all have ended, False after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        descriptor = open_pidfd(process)
+        if descriptor is None:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        finally:
+            os.close(descriptor)
+    return True
