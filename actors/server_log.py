@@ -1,0 +1,50 @@
+"""What a server's log says of its end: the few lines that decide, out of thousands. Words are SGLang 0.5.17's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TAIL_BYTES = 256 * 1024
+MOST_LINES = 6
+
+DECISIVE = re.compile(
+    "|".join(
+        [
+            r"out of memory",  # torch.OutOfMemoryError, CUDA's, SGLang's "Prefill/Decode out of memory"
+            r"alloc_req_slots runs out of memory",
+            r"Not enough memory\. Please try to increase",
+            r"\w+ hit an exception",
+            r"watchdog timeout",
+            r"crashed with exit code",
+            r"address already in use",
+            r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Missing)\b(?::|$)",  # the last line of a traceback
+            r"^[\w./-]+: error: ",  # argparse's
+            r"actors\.sglang_cpu serves on the CPU",
+        ]
+    ),
+    re.IGNORECASE | re.MULTILINE,
+)
+STAMP = re.compile(r"^\[[\d: -]{19}[^\]]*\] ")
+
+
+def decisive_lines(text: str) -> list[str]:
+    """The last different lines of `text` that tell a cause, in order, without their time stamps."""
+    found = [STAMP.sub("", line).strip() for line in text.splitlines() if DECISIVE.search(STAMP.sub("", line))]
+    return list(dict.fromkeys(reversed(found)))[:MOST_LINES][::-1]
+
+
+def tail(log: Path, since: int) -> str:
+    """What was written from byte `since` on, at most the last `TAIL_BYTES`; empty where there is no log."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(since, end - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def last_line(text: str) -> str:
+    """The last line that says anything; empty where there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
