@@ -6,6 +6,7 @@ object, and nothing below sees a DictConfig.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +28,7 @@ YAML_SWITCHES = {"True": "on", "False": "off"}
 """YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as "True"."""
 
 
+@functools.cache
 def register() -> None:
     """Make the schema and the resolver `${repo:…}` (a path below the repository's root) known to Hydra."""
     OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)

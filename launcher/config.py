@@ -24,7 +24,7 @@ DEVICE = OneOf(("auto", "cpu", "cuda"))
 DTYPE = OneOf(("float32", "bfloat16"))
 FOLDER_NAME = Matching(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
-    "a name for a folder: letters, digits, '.', '_' and '-', beginning with a letter or a digit, at most 128",
+    "a folder's name: at most 128 letters, digits, '.', '_' and '-', beginning with a letter or a digit",
 )
 
 
@@ -32,7 +32,9 @@ FOLDER_NAME = Matching(
 class ClusterConfig:
     fileroot: str = setting("outputs/grpo", "folder under which checkpoints and logs of all runs stand")
     n_nodes: int = setting(1, "machines of the run", COUNT)
-    n_gpus_per_node: int | None = setting(None, "GPUs to use on each machine; null: as many as are found", NATURAL)
+    n_gpus_per_node: int | None = setting(
+        None, "GPUs of each machine that the run may book; null: as many as are found", NATURAL
+    )
     address: str = setting(
         "local",
         "a running Ray cluster, or `local` for one of the run's own",

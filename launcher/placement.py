@@ -25,9 +25,7 @@ def place(config: RunConfig, *, servers_on: str, trainer_on: str) -> tuple[Booki
     """
     sglang = config.sglang
     used: list[float] = []
-    booked = {
-        f"llm_server-{index}": (sglang.tp_size, sglang.gpu_fraction, servers_on) for index in range(sglang.n_servers)
-    }
+    booked = {f"server-{index}": (sglang.tp_size, sglang.gpu_fraction, servers_on) for index in range(sglang.n_servers)}
     booked["trainer"] = (1, config.actor.gpu_fraction, trainer_on)
     largest_first = sorted(booked, key=lambda name: (booked[name][0], booked[name][1]), reverse=True)
     gpus = {name: _take(used, *booked[name]) for name in largest_first}

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import yaml
-
 MISSING: Any = "???"
 """OmegaConf's marker: a value must be given."""
 
@@ -143,11 +141,6 @@ def value_of(config: object, key: str) -> Any:
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
     return value
-
-
-def as_yaml(config: Any) -> str:
-    """A configuration as resolved, in the form that a preset has."""
-    return str(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
 
 
 def _section(hint: Any) -> type | None:

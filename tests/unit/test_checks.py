@@ -63,7 +63,7 @@ def changed(base, **settings):
         ({"rollout__setup_timeout": 2.0}, "rollout.setup_timeout=2.0: allowed: at least 10"),
         ({"actor__weight_update_timeout": float("inf")}, "actor.weight_update_timeout=inf"),
         ({"reward__fn": "gsm8k_reward"}, "reward.fn=gsm8k_reward: allowed: module:function"),
-        ({"experiment_name": "../other"}, "experiment_name=../other: allowed: a name for a folder"),
+        ({"experiment_name": "../other"}, "experiment_name=../other: allowed: a folder's name"),
         ({"trial_name": ""}, "trial_name="),
         ({"trial_name": ".hidden"}, "trial_name=.hidden"),
         ({"trial_name": "a/b"}, "trial_name=a/b"),

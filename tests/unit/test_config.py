@@ -1,15 +1,18 @@
-"""From overrides and presets to one RunConfig; each thing that can't be composed says key, value and what is allowed."""
+"""From overrides and presets to one RunConfig; what can't be composed says the key, the value and what is allowed."""
 
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.checks import check
 from launcher.compose import REPOSITORY, compose, presets
 from launcher.config import RunConfig
 from launcher.errors import ConfigError
-from launcher.settings import AnyOf, Between, Matching, OneOf, as_yaml, settings_of, value_of
+from launcher.settings import AnyOf, Between, Matching, OneOf, settings_of, value_of
+from scripts.document_settings import PAGE, page
 
 
 def refusal(*overrides: str) -> str:
@@ -153,7 +156,7 @@ def test_lists_of_two_instances_are_two_lists():
 
 def test_the_resolved_configuration_composes_to_itself(own_preset):
     config = compose(["conf=arithmetic_cpu", "seed=5"])
-    assert compose(own_preset("# @package _global_\n" + as_yaml(config))) == config
+    assert compose(own_preset("# @package _global_\n" + yaml.safe_dump(asdict(config)))) == config
 
 
 def test_every_setting_says_what_it_means_and_its_default_is_allowed():
@@ -185,3 +188,7 @@ def test_allowed_values(allowed, inside, outside, said):
     assert all(allowed.allows(value) for value in inside)
     assert not any(allowed.allows(value) for value in outside)
     assert str(allowed) == said
+
+
+def test_the_page_of_settings_is_what_the_schema_says():
+    assert PAGE.read_text() == page(), "run: python -m scripts.document_settings"

@@ -104,16 +104,16 @@ def test_checkpointing_keeps_less():
 @pytest.mark.parametrize(
     ("settings", "gpus"),
     [
-        ({}, {"llm_server-0": (0,), "trainer": (0,)}),
-        ({"sglang__gpu_fraction": 0.6}, {"llm_server-0": (0,), "trainer": (1,)}),
-        ({"sglang__n_servers": 2}, {"llm_server-0": (0,), "llm_server-1": (0,), "trainer": (1,)}),
+        ({}, {"server-0": (0,), "trainer": (0,)}),
+        ({"sglang__gpu_fraction": 0.6}, {"server-0": (0,), "trainer": (1,)}),
+        ({"sglang__n_servers": 2}, {"server-0": (0,), "server-1": (0,), "trainer": (1,)}),
         (
             {"sglang__n_servers": 3, "sglang__gpu_fraction": 1 / 3, "actor__gpu_fraction": 1.0},
-            {"llm_server-0": (1,), "llm_server-1": (1,), "llm_server-2": (1,), "trainer": (0,)},
+            {"server-0": (1,), "server-1": (1,), "server-2": (1,), "trainer": (0,)},
         ),
         (
             {"sglang__n_servers": 2, "sglang__tp_size": 2, "sglang__gpu_fraction": 1.0},
-            {"llm_server-0": (0, 1), "llm_server-1": (2, 3), "trainer": (4,)},
+            {"server-0": (0, 1), "server-1": (2, 3), "trainer": (4,)},
         ),
     ],
 )
@@ -256,7 +256,7 @@ def test_the_tightest_cgroup_counts(tmp_path):
 def test_the_plan_says_who_runs_where_and_what_it_takes(terminal):
     text = printed(GSM8K, make_plan(GSM8K, LARGE, QWEN), terminal=terminal)
     for part in (
-        "llm_server-0",
+        "server-0",
         "trainer",
         "on GPU 0, a share of 0.5",
         "KV cache",
