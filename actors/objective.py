@@ -1,0 +1,169 @@
+"""The GRPO objective of one batch under a model: what is learned from each sequence, forward and backward, figures.
+
+Between the plain formulas of `grpo.py` and the model's life in `policy_model.py`: this part knows how log-probs come
+out of a model (arithmetic, temperature, reference) and how a batch is cut, run and summed up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.grpo import clipped_terms, group_advantages, reference_kl, token_weights
+from actors.micro_batches import MicroBatch, lay_out, sequences_of
+from actors.token_logprobs import token_logprobs
+from launcher.config import ActorConfig
+from launcher.errors import TrainerError
+from launcher.messages import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch ready to run. `advantages` and `weights` have an entry for each sequence, on the model's device."""
+
+    advantages: Tensor
+    weights: Tensor
+    micro_batches: list[MicroBatch]
+    n_tokens: int
+    n_learning: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Of one micro-batch: `totals` [8] over its tokens, float64, in the order of `Means`; `farthest` is a maximum.
+
+    They stay on the device until the whole batch is done: a figure asked for earlier would hold up the GPU.
+    """
+
+    totals: Tensor
+    farthest: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Of one batch: `loss` as it is weighted, the others means over the completion tokens, and the maximum."""
+
+    loss: float
+    clipped_low: float
+    clipped_high: float
+    ratio: float
+    approx_kl: float
+    kl_ref: float
+    entropy: float
+    distance: float
+    farthest: float
+
+
+class Objective:
+    """Runs micro-batches of a policy against the server's log-probs and, if there is one, a reference."""
+
+    def __init__(
+        self, actor: ActorConfig, *, temperature: float, dtype: torch.dtype, reference: PreTrainedModel | None
+    ) -> None:
+        self._actor = actor
+        self._temperature = temperature
+        self._dtype = dtype
+        self._reference = reference
+
+    def prepare(self, groups: Sequence[RolloutGroup], device: torch.device) -> Batch:
+        """Raises TrainerError for groups that are no batch, ConfigError for a sequence longer than a micro-batch.
+
+        A sequence whose advantage is 0 has no gradient, unless there is a KL, so it is spared its backward pass.
+        """
+        advantages = self._advantages(groups)
+        sequences = sequences_of(groups)
+        lengths = torch.tensor([len(one.completion) for one in sequences])
+        learning = [value != 0 or self._reference is not None for value in advantages.tolist()]  # NaN learns: it shows
+        return Batch(
+            advantages=advantages.to(device),
+            weights=token_weights(lengths, self._actor.loss_aggregation).to(device),
+            micro_batches=lay_out(sequences, learning, max_tokens=self._actor.mb_spec.max_tokens_per_mb),
+            n_tokens=int(lengths.sum()),
+            n_learning=sum(learning),
+        )
+
+    def run(self, model: PreTrainedModel, micro_batch: MicroBatch, batch: Batch) -> Sums:
+        """Forward, and where the micro-batch learns backward: its gradient is added to the model's."""
+        advantages = batch.advantages[micro_batch.sequences]
+        server = micro_batch.server_logprobs
+        with torch.set_grad_enabled(micro_batch.learns):
+            logprobs, entropy = self._logprobs(model, micro_batch, dtype=self._dtype)
+            fixed = logprobs.detach()
+            terms = clipped_terms(
+                logprobs,
+                fixed if self._actor.recompute_logprob else server,
+                advantages,
+                eps_clip=self._actor.eps_clip,
+                eps_clip_higher=self._actor.eps_clip_higher,
+            )
+            kl_ref = self._kl_ref(logprobs, micro_batch)
+            weights = batch.weights[micro_batch.sequences]
+            loss = (terms.loss + self._actor.kl_ctl * kl_ref) * weights
+        if micro_batch.learns:
+            loss.sum().backward()  # type: ignore[no-untyped-call]
+        distance = (server - fixed).abs()
+        columns = (
+            loss, terms.clipped_low, terms.clipped_high, terms.ratio, terms.approx_kl, kl_ref, entropy, distance
+        )  # fmt: skip
+        return Sums(
+            totals=torch.stack([column.detach().sum(dtype=torch.float64) for column in columns]),
+            farthest=distance.amax() if len(distance) else distance.sum(),
+        )
+
+    def means(self, batch: Batch, sums: Sequence[Sums]) -> Means:
+        """All figures, in one transfer from the device. Over no tokens at all they are not numbers, as 0 / 0 is not."""
+        if not batch.n_tokens:
+            return Means(**dict.fromkeys(Means.__slots__, math.nan))
+        totals = torch.stack([one.totals for one in sums]).sum(dim=0)
+        farthest = torch.stack([one.farthest for one in sums]).amax()
+        loss, *others, largest = torch.cat([totals, farthest.double().reshape(1)]).tolist()
+        low, high, ratio, approx_kl, kl_ref, entropy, distance = (value / batch.n_tokens for value in others)
+        return Means(
+            loss=loss,
+            clipped_low=low,
+            clipped_high=high,
+            ratio=ratio,
+            approx_kl=approx_kl,
+            kl_ref=kl_ref,
+            entropy=entropy,
+            distance=distance,
+            farthest=largest,
+        )
+
+    def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
+        """One for each sequence, worked out in float64. A missing reward is not a number."""
+        rewards = [[math.nan if r.reward is None else float(r.reward) for r in group.rollouts] for group in groups]
+        sizes = sorted({len(group) for group in rewards})
+        if len(sizes) != 1:
+            raise TrainerError(f"a batch needs groups of one size, not of {sizes}", "a group is whole or not there")
+        norm = self._actor.adv_norm
+        table = torch.tensor(rewards, dtype=torch.float64)
+        return group_advantages(table, std=norm.std, eps=norm.eps).flatten().float()
+
+    def _logprobs(
+        self, model: PreTrainedModel, micro_batch: MicroBatch, *, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs of the completion tokens and the entropies there, in float32 whatever the arithmetic."""
+        with _arithmetic(micro_batch.input_ids.device, dtype):
+            hidden = model.base_model(input_ids=micro_batch.input_ids, use_cache=False).last_hidden_state
+            predicting = hidden.flatten(0, 1).index_select(0, micro_batch.positions)
+            head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            return token_logprobs(head, predicting, micro_batch.targets, temperature=self._temperature)
+
+    def _kl_ref(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
+        if self._reference is None:
+            return torch.zeros_like(logprobs)
+        with torch.no_grad():
+            ref_logprobs, _ = self._logprobs(self._reference, micro_batch, dtype=self._reference.dtype)
+        return reference_kl(logprobs, ref_logprobs)
+
+
+def _arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Autocast for one forward pass: one kept open would hand weights cast without gradients to the next pass."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)

@@ -1,0 +1,56 @@
+"""Log-probs of given tokens from hidden states, without ever holding [all tokens, vocabulary].
+
+With a vocabulary of 152k, 16k tokens of float32 logits are 10 GB, and as much again for their gradient. So the head
+is applied to a piece of the tokens at a time, and under a gradient each piece is computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_AT_ONCE = 1 << 26
+"""Logits of one piece: 256 MiB of float32, and about three times that while its gradient is made."""
+
+
+def token_logprobs(
+    head: nn.Linear, hidden: Tensor, targets: Tensor, *, temperature: float, logits_at_once: int = LOGITS_AT_ONCE
+) -> tuple[Tensor, Tensor]:
+    """log p(target) and the entropy of p for each token: both [tokens], float32.
+
+    `hidden` is [tokens, d], `targets` [tokens]. p is the distribution that was sampled from, softmax(logits /
+    temperature), as SGLang reports its log-probs.
+    The entropy, in nats, carries no gradient.
+    """
+    at_once = max(1, logits_at_once // head.out_features)
+    if len(targets) <= at_once:
+        return _piece(head, hidden, targets, temperature)
+    pieces = [
+        _again_in_backward(head, piece, wanted, temperature)
+        for piece, wanted in zip(torch.split(hidden, at_once), torch.split(targets, at_once), strict=True)
+    ]
+    return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+
+def _piece(head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float()
+    if temperature != 1:
+        logits = logits / temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
+    with torch.no_grad():
+        entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+    return logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _again_in_backward(head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = checkpoint(
+        _piece,
+        head,
+        hidden,
+        targets,
+        temperature,
+        use_reentrant=False,
+        preserve_rng_state=False,  # nothing in it is random; saving the state costs a sync on a GPU
+    )
+    return result

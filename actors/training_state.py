@@ -1,0 +1,166 @@
+"""What a model folder lacks for going on bit by bit: optimizer moments, random number states, float32 master weights.
+
+Two files beside the model, and nothing in them is executed when they are read:
+`training_state.json` (counters, states of Python's and NumPy's generators) and `training_state.tensors`, which is a
+safetensors file under another suffix: SGLang loads every `*.safetensors` of a folder as weights of the model.
+A read checks everything against the model first and changes nothing before all of it fits.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from actors.model_folder import WEIGHTS_FILE
+from actors.stored_tensors import UNUSABLE, StoredTensors, open_tensors
+from launcher.errors import CheckpointError
+
+FORMAT = "grpo-training-state/1"
+FACTS_FILE = "training_state.json"
+TENSORS_FILE = "training_state.tensors"
+MASTER = "master."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What training_state.json says. `optimizer_steps`: how often each parameter was stepped, by its name."""
+
+    policy_version: int
+    master_weights: str  # the file that holds the float32 weights
+    optimizer_steps: Mapping[str, int]
+    python_random: tuple[Any, ...]
+    numpy_random: tuple[Any, ...]
+
+
+def save_training_state(
+    folder: Path,
+    *,
+    policy_version: int,
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    master_weights: str,
+) -> None:
+    """Write both files. `master_weights` names the file with the float32 weights; ours then holds them too.
+
+    Raises OSError.
+    """
+    states = {name: optimizer.state[tensor] for name, tensor in parameters.items() if tensor in optimizer.state}
+    tensors = {f"{moment}.{name}": state[moment] for name, state in states.items() for moment in MOMENTS}
+    if master_weights == TENSORS_FILE:
+        tensors |= {f"{MASTER}{name}": parameter.detach() for name, parameter in parameters.items()}
+    facts = {
+        "format": FORMAT,
+        "policy_version": policy_version,
+        "master_weights": master_weights,
+        "optimizer_steps": {name: int(state["step"].item()) for name, state in states.items()},
+        "python_random": random.getstate(),
+        "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
+    }
+    (folder / FACTS_FILE).write_text(json.dumps(facts))
+    tensors |= _torch_random()
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
+    except SafetensorError as error:
+        raise OSError(f"{folder / TENSORS_FILE}: {error}") from error
+    (folder / TENSORS_FILE).chmod((folder / FACTS_FILE).stat().st_mode)  # safetensors leaves it to its owner alone
+
+
+def read_facts(folder: Path) -> Facts:
+    """training_state.json of `folder`. Raises CheckpointError naming the file."""
+    path = folder / FACTS_FILE
+    try:
+        stored = json.loads(path.read_text())
+        if stored["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {stored['format']!r}, and {FORMAT!r} is what we read", UNUSABLE)
+        if stored["master_weights"] not in (WEIGHTS_FILE, TENSORS_FILE):
+            raise ValueError(f"master_weights is {stored['master_weights']!r}")
+        version, internal, gauss = stored["python_random"]
+        name, keys, position, has_gauss, cached = stored["numpy_random"]
+        facts = Facts(
+            policy_version=int(stored["policy_version"]),
+            master_weights=str(stored["master_weights"]),
+            optimizer_steps={str(name): int(step) for name, step in stored["optimizer_steps"].items()},
+            python_random=(version, tuple(internal), gauss),
+            numpy_random=(name, np.array(keys, dtype=np.uint32), position, has_gauss, cached),
+        )
+        random.Random().setstate(facts.python_random)  # on trial: a bad state must show before anything is changed
+        np.random.RandomState().set_state(facts.numpy_random)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}", UNUSABLE) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__} {error}", UNUSABLE) from error
+    return facts
+
+
+def load_training_state(
+    folder: Path, *, facts: Facts, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Set weights, moments and generators as they were saved.
+
+    Raises CheckpointError where anything misfits, with all as it was before.
+    """
+    prefix = MASTER if facts.master_weights == TENSORS_FILE else ""
+    with open_tensors(folder / TENSORS_FILE) as state, open_tensors(folder / facts.master_weights) as master:
+        for name, parameter in parameters.items():
+            master.expect(prefix + name, parameter.shape)
+        for name in facts.optimizer_steps:
+            if name not in parameters:
+                raise CheckpointError(f"{folder / FACTS_FILE} has {name}, which the model lacks", UNUSABLE)
+            for moment in MOMENTS:
+                state.expect(f"{moment}.{name}", parameters[name].shape)
+        _try_torch_random(state, folder / TENSORS_FILE)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(master.read(prefix + name))
+        _load_moments(state, facts, parameters, optimizer)
+        _set_random(state, facts)
+
+
+def _load_moments(
+    state: StoredTensors, facts: Facts, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    optimizer.state.clear()
+    for name, step in facts.optimizer_steps.items():
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
+            **{moment: state.read(f"{moment}.{name}").to(parameter.device, copy=True) for moment in MOMENTS},
+        }
+
+
+def _try_torch_random(state: StoredTensors, path: Path) -> None:
+    state.expect("random.torch")
+    try:
+        torch.Generator().set_state(state.read("random.torch"))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} is damaged: random.torch: {error}", UNUSABLE) from error
+
+
+def _torch_random() -> dict[str, Tensor]:
+    states = {"random.torch": torch.get_rng_state()}
+    if _on_gpu():
+        states["random.cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random(state: StoredTensors, facts: Facts) -> None:
+    random.setstate(facts.python_random)
+    np.random.set_state(facts.numpy_random)
+    torch.set_rng_state(state.read("random.torch"))
+    if _on_gpu() and "random.cuda" in state:
+        torch.cuda.set_rng_state(state.read("random.cuda"))
+
+
+def _on_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
