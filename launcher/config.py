@@ -79,7 +79,7 @@ class RolloutConfig:
     setup_timeout: float = setting(
         300.0,
         "a starting server must have answered a generation by then; rollouts wait this long for one",
-        Between(10, 86_400, why="as SGLang's imports alone take longer than less, and more would never fire"),
+        Between(10, 86_400, why="as SGLang can't start in less, and more than a day would never fire"),
     )
 
 

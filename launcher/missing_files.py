@@ -16,8 +16,10 @@ DATA_ENDINGS = (".parquet", ".jsonl", ".json")
 def find_shape(config: RunConfig) -> ModelShape | None:
     """The model's sizes from its files, or of a well-known model by its name; None where neither tells."""
     folder = model_folder(config.actor.path)
-    if folder is None:
-        return known_shape(config.actor.path)
+    return known_shape(config.actor.path) if folder is None else _shape_of(folder)
+
+
+def _shape_of(folder: Path) -> ModelShape | None:
     try:
         return model_files.read_shape(folder)
     except ModelError:  # said by the check of the model itself
@@ -38,13 +40,12 @@ def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[Usag
         models["ref.path"] = config.ref.path
     for path, keys in _keys_by_path(models).items():
         yield from _missing_model(path, keys, _check_model)
-    if config.tokenizer_path in models.values():
-        folder = model_folder(config.tokenizer_path)
-        yield from [] if folder is None else _problems(model_files.check_tokenizer, folder)
-    else:
+    said_already = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
+    if not said_already:
         yield from _missing_model(config.tokenizer_path, "tokenizer_path", model_files.check_tokenizer)
     if shape is not None:
         yield from _sizes_disagree(config, shape)
+        yield from _models_disagree(config, shape)
 
 
 def _keys_by_path(paths: dict[str, str]) -> dict[str, str]:
@@ -97,6 +98,18 @@ def _sizes_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError
         yield ConfigError(
             f"sglang.tp_size={tp} does not divide the {heads} of {config.actor.path}", "choose a tp_size that does"
         )
+
+
+def _models_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError]:
+    """The server gets the trainer's weights, and the trainer the tokenizer's tokens: they must be of one shape."""
+    server, tokenizer = model_folder(config.sglang.model_path), model_folder(config.tokenizer_path)
+    if server is not None and config.sglang.model_path != config.actor.path and _shape_of(server) not in (None, shape):
+        yield ConfigError(
+            f"sglang.model_path={server} is of another shape than actor.path={config.actor.path}",
+            "leave sglang.model_path out: it follows actor.path",
+        )
+    if tokenizer is not None and not list(_problems(model_files.check_tokenizer, tokenizer)):
+        yield from _problems(lambda folder: model_files.check_vocabulary(folder, shape), tokenizer)
 
 
 def missing_data(config: RunConfig) -> Iterator[UsageError]:

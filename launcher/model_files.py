@@ -82,6 +82,26 @@ def check_tokenizer(folder: Path) -> None:
         )
 
 
+def check_vocabulary(folder: Path, shape: ModelShape) -> None:
+    """No token that the model has no embedding for. Raises ModelError."""
+    if not (folder / "tokenizer.json").is_file():
+        return
+    facts = _read_json(folder / "tokenizer.json")
+    try:
+        vocabulary = facts["model"]["vocab"]  # token to id, or a list in the order of ids
+        ids = [*vocabulary.values()] if isinstance(vocabulary, dict) else range(len(vocabulary))
+        largest = max([*ids, *(token["id"] for token in facts.get("added_tokens") or ())], default=0)
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            f"{folder / 'tokenizer.json'} holds no vocabulary", "copy or download the file again"
+        ) from error
+    if largest >= shape.vocab:
+        raise ModelError(
+            f"the tokenizer in {folder} has a token {largest}, and the model only {shape.vocab} embeddings",
+            "tokenizer and model are of different families: set tokenizer_path to the model's own",
+        )
+
+
 def tensor_names(shape: ModelShape) -> Iterator[str]:
     """The names under which transformers keeps the matrices and norms of these architectures."""
     yield "model.embed_tokens.weight"

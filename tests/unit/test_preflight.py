@@ -184,6 +184,27 @@ def test_a_chat_template_in_the_tokenizers_settings_is_one(config, model):
     assert missing(config) == []
 
 
+def test_a_tokenizer_of_another_family(config, model):
+    facts = json.loads((model / "tokenizer.json").read_text())
+    facts["added_tokens"].append(facts["added_tokens"][-1] | {"id": 5000, "content": "<new>"})
+    (model / "tokenizer.json").write_text(json.dumps(facts))
+    assert "has a token 5000, and the model only" in the_one(config, ModelError)
+
+
+def test_a_tokenizer_without_a_vocabulary(config, model):
+    (model / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json holds no vocabulary" in the_one(config, ModelError)
+
+
+def test_a_server_that_starts_from_another_model(config, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    config.sglang.model_path = str(other)
+    assert missing(config) == []
+    facts = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(facts | {"intermediate_size": 1}))
+    assert f"sglang.model_path={other} is of another shape than actor.path={model}" in the_one(config, ConfigError)
+
+
 def test_a_reference_is_looked_at_only_where_it_is_used(config, tmp_path):
     config.ref.path = str(tmp_path / "reference")
     assert missing(config) == []
@@ -388,6 +409,13 @@ def test_a_disk_that_is_too_small(config, tiny_disk):
     message = the_one(config, ResourceError)
     assert f"cluster.fileroot={tiny_disk / 'runs'}: 2 checkpoints need" in message
     assert not (tiny_disk / "runs").exists()
+
+
+def test_memory_backed_storage_that_is_too_small(config):
+    plan = replace(make_plan(config, MACHINE, find_shape(config)), weight_files_bytes=2**60)
+    (error,) = find_missing(config, MACHINE, plan)
+    assert "/dev/shm: weights on their way to the servers" in str(error)
+    assert "actor.weight_update_mode=tensor" in error.hint
 
 
 def test_room_is_asked_for_where_the_folder_will_be(tmp_path):
