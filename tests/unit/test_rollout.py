@@ -1,0 +1,254 @@
+"""Rollouts through real HTTP servers that fail: requests move or wait, prompts come back, and nothing is scored 0."""
+
+import asyncio
+import contextlib
+import dataclasses
+
+import aiohttp
+import pytest
+
+from actors.prompt_queue import PromptQueue
+from actors.reward_pool import Score
+from actors.rollout import RolloutEngine
+from actors.server_pool import ServerPool
+from actors.sglang_client import RequestFailed, Sampling, SGLangClient
+from launcher.config import GenerationConfig, RolloutConfig
+from launcher.errors import RewardError, RolloutError
+from launcher.messages import ServerInfo, ServerState
+from tests import stand_in_server
+from tests.fault_proxy import KINDS, FaultProxy
+from tests.replay import prompts
+
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=4))
+QUICK = RolloutConfig(request_timeout=5.0, request_retries=3, retry_wait_initial=0.001, retry_wait_max=0.01)
+
+
+class EveryoneIsRight:
+    """A scorer whose rewards are all 1, so that a 0 could only come from somewhere else."""
+
+    def __init__(self, fails=lambda prompt: False):
+        self._fails = fails
+
+    async def score(self, completions, prompt):
+        if self._fails(prompt):
+            return [Score(value=None, error="it raised")] * len(completions)
+        return [Score(value=1.0)] * len(completions)
+
+
+@contextlib.asynccontextmanager
+async def engine(urls, *, config=QUICK, scorer=None, version=0, hold_s=20.0):
+    async with SGLangClient() as client:
+
+        async def probe(url):
+            try:
+                return (await client.model_info(url, timeout_s=2)).weight_version
+            except RequestFailed:
+                return None
+
+        pool = ServerPool(probe, hold_timeout_s=hold_s)
+        await pool.update(
+            ServerInfo(
+                name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=version
+            )
+            for i, url in enumerate(urls)
+        )
+        yield (
+            RolloutEngine(
+                client=client,
+                pool=pool,
+                scorer=scorer or EveryoneIsRight(),
+                config=config,
+                decode=lambda ids: [str(i) for i in ids],
+            ),
+            pool,
+        )
+        await pool.close()
+
+
+async def collect(rollouts, queue, items, want, *, n_samples=8, version=0):
+    return await rollouts.collect(
+        queue,
+        items,
+        want=want,
+        n_samples=n_samples,
+        sampling=SAMPLING,
+        weight_version=version,
+        concurrent_prompts=16,
+    )
+
+
+def queue_of(items):
+    return PromptQueue([*items], seed=1, shuffle=True)
+
+
+@pytest.fixture
+def servers():
+    with (
+        stand_in_server.running("--weight-version", "0") as one,
+        stand_in_server.running("--weight-version", "0") as two,
+    ):
+        yield one, two
+
+
+def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(servers):
+    items = prompts(256)
+
+    async def scenario():
+        async with FaultProxy(servers[0], share=0.2, seed=5) as proxy, engine([proxy.url]) as (rollouts, _):
+            queue, batches = queue_of(items), []
+            while queue.epoch == 0:
+                batch = await collect(rollouts, queue, items, 16)
+                queue.commit(batch.prompt_ids)
+                batches.append(batch)
+            return proxy, batches
+
+    proxy, batches = asyncio.run(scenario())
+    assert proxy.requests >= 2_000
+    assert set(proxy.fired) == set(KINDS)
+    assert sum(proxy.fired.values()) / proxy.requests == pytest.approx(0.2, abs=0.05)
+    rollouts = [rollout for batch in batches for rollout in batch.rollouts]
+    assert len(rollouts) == 256 * 8
+    assert {rollout.reward for rollout in rollouts} == {1.0}
+    assert all(rollout.completion.token_ids for rollout in rollouts)
+    assert sorted(i for batch in batches for i in batch.prompt_ids) == sorted(items)
+    assert sum(batch.retried for batch in batches) > 200
+
+
+def test_groups_come_in_the_order_in_which_their_prompts_were_taken(servers):
+    items = prompts(32)
+
+    async def scenario():
+        async with engine(servers) as (rollouts, _):
+            return await collect(rollouts, queue_of(items), items, 24, n_samples=2)
+
+    batch = asyncio.run(scenario())
+    assert list(batch.prompt_ids) == queue_of(items).take(24)
+    assert {r.completion.server for r in batch.rollouts} == set(servers)
+
+
+def test_requests_of_a_server_that_refuses_move_to_the_other(servers):
+    items = prompts(16)
+
+    async def scenario():
+        async with engine([servers[0], "http://127.0.0.1:9"]) as (rollouts, pool):
+            batch = await collect(rollouts, queue_of(items), items, 16)
+            return batch, [s.state for s in pool.servers()]
+
+    batch, states = asyncio.run(scenario())
+    assert {r.completion.server for r in batch.rollouts} == {servers[0]}
+    assert states == [ServerState.READY, ServerState.SUSPECT]
+    assert batch.failed == 0
+
+
+def test_an_outage_is_waited_for_and_burns_no_retries(servers):
+    items = prompts(4)
+
+    async def scenario():
+        async with engine([servers[0]], config=dataclasses.replace(QUICK, request_retries=1)) as (rollouts, pool):
+            await fault(servers[0], {"kind": "refuse", "seconds": 2, "times": 1})
+            batch = await collect(rollouts, queue_of(items), items, 4)
+            return batch, pool.servers()[0].state
+
+    batch, state = asyncio.run(scenario())
+    assert len(batch.groups) == 4
+    assert state is ServerState.READY
+
+
+async def fault(url, body):
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/stand_in/fault", json=body) as response:
+        response.raise_for_status()
+
+
+def test_no_server_for_long_halts_and_names_them():
+    items = prompts(2)
+
+    async def scenario():
+        async with engine(["http://127.0.0.1:9"], hold_s=0.3) as (rollouts, _):
+            await collect(rollouts, queue_of(items), items, 2)
+
+    with pytest.raises(RolloutError, match=r"no server answered.*server-0 SUSPECT"):
+        asyncio.run(scenario())
+
+
+def test_a_completion_of_other_weights_is_not_taken(servers):
+    items = prompts(2)
+
+    async def scenario():
+        async with engine([servers[0]], version=3, hold_s=0.3) as (rollouts, pool):
+            try:
+                await collect(rollouts, queue_of(items), items, 2, version=3)
+            finally:
+                assert pool.servers()[0].state is ServerState.STALE
+
+    with pytest.raises(RolloutError, match="weight version 0, not 3"):
+        asyncio.run(scenario())
+
+
+def test_a_prompt_that_always_fails_halts_with_its_name(servers):
+    items = prompts(3)
+
+    async def scenario():
+        config = dataclasses.replace(QUICK, request_retries=0, prompt_attempts=2)
+        async with FaultProxy(servers[0], share=1.0, seed=1) as proxy, engine([proxy.url], config=config) as (r, _):
+            await collect(r, queue_of(items), items, 3)
+
+    with pytest.raises(RolloutError, match=r"prompt p\d+ failed 2 times"):
+        asyncio.run(scenario())
+
+
+def test_what_could_not_be_scored_is_generated_anew_and_never_a_zero(servers):
+    items = prompts(4)
+    left = ["p001", "p003", "p003"]
+
+    def fails(prompt):
+        if prompt.id in left:
+            left.remove(prompt.id)
+            return True
+        return False
+
+    async def scenario():
+        config = dataclasses.replace(QUICK, prompt_attempts=3)
+        async with engine([servers[0]], scorer=EveryoneIsRight(fails), config=config) as (rollouts, _):
+            queue = queue_of(items)
+            batch = await collect(rollouts, queue, items, 4)
+            queue.commit(batch.prompt_ids)
+            return batch, queue.epoch
+
+    batch, epoch = asyncio.run(scenario())
+    assert batch.failed == 3
+    assert not left
+    assert {r.reward for r in batch.rollouts} == {1.0}
+    assert epoch == 1
+
+
+def test_a_reward_function_that_always_fails_halts_and_names_the_setting(servers):
+    items = prompts(4)
+
+    async def scenario():
+        async with engine([servers[0]], scorer=EveryoneIsRight(lambda prompt: True)) as (rollouts, _):
+            await collect(rollouts, queue_of(items), items, 4)
+
+    with pytest.raises(RewardError, match=r"it raised[\s\S]*reward\.fn"):
+        asyncio.run(scenario())
+
+
+def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requeued(servers):
+    items = prompts(8)
+
+    async def scenario():
+        async with engine([servers[0]]) as (rollouts, _):
+            await fault(servers[0], {"kind": "slow", "seconds": 30, "times": None})
+            queue = queue_of(items)
+            order = queue_of(items).take(8)
+            task = asyncio.create_task(collect(rollouts, queue, items, 4))
+            while not queue.in_flight:
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            resumed = queue_of(items)
+            resumed.load_state_dict(queue.state_dict())
+            return resumed.take(8), order
+
+    resumed, order = asyncio.run(scenario())
+    assert resumed == order
