@@ -6,6 +6,7 @@ The environment is set before Ray starts, because Ray's own processes read it th
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
             address=config.cluster.address,
             namespace=f"{config.experiment_name}/{config.trial_name}",
             include_dashboard=False if local else None,
-            num_cpus=int(max(num_cpus, os.cpu_count() or 1)) if local else None,
+            num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
+            num_gpus=config.cluster.n_gpus_per_node if local else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

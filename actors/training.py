@@ -55,7 +55,6 @@ class Training:
         )
         self._prompts, self._left_out = self._encode(records, config.train_dataset, "train_dataset")
         self._held_out = self._load_held_out()
-        self._reward.check(next(iter(self._prompts.values())))
         self._thread.call(self._connect())
         self._loop = self._assemble(resume_from)
 

@@ -20,11 +20,13 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.cluster import ray_cluster
 from actors.dataset import load_records
+from actors.reward_pool import RewardPool
 from actors.sglang_server import SGLangServer
 from actors.trainer import Trainer
 from launcher.checkpoints import Checkpoint
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError, TrainerError
+from launcher.hardware import device_for, find_hardware
 from launcher.interrupts import Interrupts
 from launcher.journal import Journal
 from launcher.messages import EXIT_CODES, Outcome, RunWord, ServerInfo, Snapshot, TrainerEnd, TrainerReady
@@ -48,9 +50,7 @@ def run(config: RunConfig) -> int:
 
     Raises the UsageErrors that can be known before anything is started; later ones are told as the run's outcome.
     """
-    for key, dataset in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
-        if dataset is not None:
-            load_records(dataset, key=key)
+    check_data(config)
     paths = RunPaths.of(config)
     paths.prepare()
     with RunLock(paths) as lock, Screen(config, paths) as screen:
@@ -66,6 +66,15 @@ def run(config: RunConfig) -> int:
         return EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code
 
 
+def check_data(config: RunConfig) -> None:
+    """Read every record, and score one answer: whatever is wrong with them costs seconds now and a cluster later."""
+    records = load_records(config.train_dataset, key="train_dataset")
+    if config.valid_dataset is not None:
+        load_records(config.valid_dataset, key="valid_dataset")
+    with RewardPool(config.reward) as pool:
+        pool.check(records[0])
+
+
 class Launch:
     """One attempt of a run, from the first actor to the last word."""
 
@@ -76,6 +85,7 @@ class Launch:
         self._journal = journal
         self._screen = screen
         self._interrupts = Interrupts()
+        self._hardware = find_hardware()
         self._trainer: Any = None
         self._servers: list[Any] = []
         self._steps_seen = 0
@@ -115,28 +125,28 @@ class Launch:
     # ── start ──
 
     def _start(self, resume: Checkpoint | None) -> TrainerReady:
-        """Servers and trainer start side by side: both mostly import. Raises what either raises."""
-        started = [self._start_server(index, resume) for index in range(self._config.sglang.n_servers)]
+        """Servers and trainer start side by side, since both mostly import. Raises what any of them raises.
+
+        Where they share a GPU, the servers go first: SGLang takes its share of what is free when it starts.
+        """
+        servers = [self._start_server(index, resume) for index in range(self._config.sglang.n_servers)]
+        self._screen.milestone(f"starting {len(servers)} SGLang server(s) and the trainer")
+        share_gpu = self._on_gpu(self._config.sglang.device) and self._on_gpu(self._config.actor.device)
+        answers = self._each(servers) if share_gpu else {}
         self._trainer = self._make_trainer()
         preparing = self._trainer.start.remote(None if resume is None else resume.path)
-        self._screen.milestone(f"starting {len(started)} SGLang server(s) and the trainer")
-        ready: TrainerReady = self._get(preparing, "the trainer")
-        self._screen.milestone(
-            f"trainer ready: {ready.prompts} prompts, {ready.held_out} held out, "
-            f"step {ready.next_step} of {ready.total_steps} is next"
-        )
-        servers: list[ServerInfo] = []
-        for actor in self._servers:
-            info = self._get(actor.wait_ready.remote(), "a server")
-            self._journal.record("server.ready", subject=info.name, pid=info.pid, weight_version=info.weight_version)
-            self._screen.milestone(f"{info.name} READY at {info.url}, weight_version {info.weight_version}")
-            servers.append(info)
-        self._get(self._trainer.set_servers.remote(servers), "the trainer")
+        answers |= self._each([preparing] if share_gpu else [preparing, *servers])
+        ready: TrainerReady = answers[preparing]
+        self._get(self._trainer.set_servers.remote([answers[server] for server in servers]))
         return ready
 
     def _make_trainer(self) -> Any:
         config = self._config.actor
-        options = {"name": "trainer", "num_cpus": config.num_cpus, "num_gpus": config.gpu_fraction * self._gpus()}
+        options = {
+            "name": "trainer",
+            "num_cpus": config.num_cpus,
+            "num_gpus": config.gpu_fraction if self._on_gpu(config.device) else 0,
+        }
         return Trainer.options(**options).remote(self._config, self._paths, self._attempt)  # type: ignore[attr-defined]
 
     def _start_server(self, index: int, resume: Checkpoint | None) -> ray.ObjectRef[ServerInfo]:
@@ -144,21 +154,20 @@ class Launch:
         options = {
             "name": f"server-{index}",
             "num_cpus": config.num_cpus,
-            "num_gpus": config.gpu_fraction * config.tp_size * self._gpus(),
+            "num_gpus": config.gpu_fraction * config.tp_size if self._on_gpu(config.device) else 0,
         }
         server = SGLangServer.options(**options).remote(self._config, self._paths, index)  # type: ignore[attr-defined]
         self._servers.append(server)
         self._journal.record("server.starting", subject=f"server-{index}")
-        return server.start.remote(  # type: ignore[no-any-return]
+        server.start.remote(
             generation=0,
             model_path=config.model_path if resume is None else str(resume.path),
             weight_version=0 if resume is None else resume.policy_version,
         )
+        return server.wait_ready.remote()  # type: ignore[no-any-return]  # raises what `start` raises
 
-    def _gpus(self) -> int:
-        """1 where GPUs are booked through Ray, 0 on a machine without."""
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        return int(resources.get("GPU", 0) > 0 and self._config.actor.device != "cpu")
+    def _on_gpu(self, device: str) -> bool:
+        return device_for(device, self._hardware) == "cuda"
 
     # ── run ──
 
@@ -173,7 +182,7 @@ class Launch:
             done, _ = ray.wait([running, *exits], timeout=POLL_S)
             self._show()
             if running in done:
-                return self._outcome(self._get(running, "the trainer"))
+                return self._outcome(self._get(running))
             for ref in done:
                 self._server_died(ref, exits.pop(ref))
             if (self._interrupts.asked or self._lost) and not stopping:
@@ -244,20 +253,40 @@ class Launch:
 
     # ── waiting ──
 
-    def _get(self, ref: ray.ObjectRef[T], who: str) -> T:
-        """The value, as ours: an interrupt ends the wait, and an actor's own error is raised as itself."""
-        while not ray.wait([ref], timeout=POLL_S)[0]:
-            if self._interrupts.asked and self._steps_seen == 0 and self._look is None:
+    def _each(self, refs: Sequence[ray.ObjectRef[Any]]) -> dict[ray.ObjectRef[Any], Any]:
+        """All answers, each told as it comes. The first failure ends the wait, and so does an interrupt (Aborted)."""
+        answers: dict[ray.ObjectRef[Any], Any] = {}
+        while waiting := [ref for ref in refs if ref not in answers]:
+            for ref in ray.wait(waiting, timeout=POLL_S)[0]:
+                answers[ref] = self._get(ref)
+                self._tell(answers[ref])
+            if self._interrupts.asked:
                 raise Aborted
+        return answers
+
+    def _tell(self, answer: ServerInfo | TrainerReady) -> None:
+        if isinstance(answer, TrainerReady):
+            self._screen.milestone(
+                f"trainer ready: {answer.prompts} prompts, {answer.held_out} held out, "
+                f"step {answer.next_step} of {answer.total_steps} is next"
+            )
+            return
+        self._journal.record("server.ready", subject=answer.name, pid=answer.pid, weight_version=answer.weight_version)
+        self._screen.milestone(f"{answer.name} READY at {answer.url}, weight_version {answer.weight_version}")
+
+    def _get(self, ref: ray.ObjectRef[T]) -> T:
+        """The value; an actor's own error is raised as itself, its death as a TrainerError."""
         try:
             return ray.get(ref)
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, LauncherError):
                 raise cause from None
-            raise RunError(f"{who} failed: {cause!r}", f"see {self._paths.logs}") from error
+            raise RunError(f"an actor failed: {cause!r}", f"see trainer.log in {self._paths.logs}") from error
         except RayActorError as error:
-            raise TrainerError(f"{who} died: {error}", f"see {self._paths.logs}; the same command resumes") from error
+            raise TrainerError(
+                f"an actor died: {error}", f"see {self._paths.logs}; the same command resumes"
+            ) from error
 
 
 def same_command() -> str:
