@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -148,22 +149,34 @@ DAMAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_checkpoint_names_its_file_and_changes_nothing(folder, tmp_path, name):
-    file, damage, reason = DAMAGE[name]
-    saved = policy(folder)
-    train(saved, range(2))
-    saved.save(tmp_path)
-    damage(tmp_path)
+@pytest.fixture(scope="module")
+def checkpoint(folder, tmp_path_factory):
+    model = policy(folder)
+    train(model, range(2))
+    path = tmp_path_factory.mktemp("whole") / "checkpoint"
+    model.save(path)
+    return path
 
+
+@pytest.fixture(scope="module")
+def elsewhere(folder):
+    """A model at another point. Shared: a load that changes it shows in the test that tried it."""
     model = policy(folder)
     train(model, [5])
-    before, state = everything(model), (random.getstate(), torch.get_rng_state().tolist())
+    return model
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_checkpoint_names_its_file_and_changes_nothing(checkpoint, elsewhere, tmp_path, name):
+    file, damage, reason = DAMAGE[name]
+    damaged = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    damage(damaged)
+    before, state = everything(elsewhere), (random.getstate(), torch.get_rng_state().tolist())
     with pytest.raises(CheckpointError, match=reason) as caught:
-        model.load(tmp_path)
-    assert str(tmp_path / file) in str(caught.value)
+        elsewhere.load(damaged)
+    assert str(damaged / file) in str(caught.value)
     assert caught.value.hint
-    assert everything(model) == before
+    assert everything(elsewhere) == before
     assert (random.getstate(), torch.get_rng_state().tolist()) == state
 
 
