@@ -29,7 +29,8 @@ class Launch:
 
     `watch` are the processes that must live for the child to live. `vital` begins the names of those children of the
     child without which it is of no use. `mark` ("NAME=value") is set in its environment: whatever of an earlier life
-    still bears it is ended before the start. `scratch` and files opened below `files` are removed after the end.
+    still bears it is ended before the start. `scratch`, a folder that is made for it, and files that it opened whose
+    paths begin with `files` are removed after the end.
     """
 
     command: Sequence[str]
@@ -133,8 +134,16 @@ class GuardedProcess:
 
 
 def _guard_command(launch: Launch, report: int) -> list[str]:
-    options = {"--report": report, "--log": launch.log, "--grace-s": launch.grace_s, "--vital": launch.vital}
-    options |= {"--files": launch.files} | ({"--scratch": launch.scratch} if launch.scratch else {})
+    options: dict[str, object] = {
+        "--report": report,
+        "--log": launch.log,
+        "--mark": launch.mark,
+        "--grace-s": launch.grace_s,
+        "--vital": launch.vital,
+        "--files": launch.files,
+    }
+    if launch.scratch is not None:
+        options["--scratch"] = launch.scratch
     watched = [process for process in map(identify, launch.watch) if process is not None]
     if len(watched) < len(launch.watch):
         raise ServerError("the server belongs to a process that is gone", "its actor was being ended")
@@ -145,9 +154,8 @@ def _guard_command(launch: Launch, report: int) -> list[str]:
 
 def _environment(launch: Launch) -> dict[str, str]:
     """`actors` is imported from where it was imported here, whatever the working folder and the installation."""
-    name, _, value = launch.mark.partition("=")
     path = [str(ROOT), *filter(None, [launch.environment.get("PYTHONPATH")])]
-    return {**launch.environment, "PYTHONPATH": os.pathsep.join(path), name: value}
+    return {**launch.environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _end_bearing(mark: str) -> None:

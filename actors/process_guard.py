@@ -51,10 +51,11 @@ class Options:
     watch: tuple[Process, ...]
     report: int
     log: Path
+    mark: str  # NAME=value, in the server's environment alone: the guards must not be ended as what a life left behind
     grace_s: float
     vital: str  # begins the names of those children of the server without which it is of no use; may be empty
     files: str  # a path prefix: such files, once held open by the tree, are removed after it; may be empty
-    scratch: Path | None  # a folder to remove after the tree
+    scratch: Path | None  # a folder to make before the tree and to remove after it
     command: tuple[str, ...]
 
 
@@ -63,6 +64,7 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument("--watch", type=Process.parse, action="append", default=[])
     parser.add_argument("--report", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--mark", required=True)
     parser.add_argument("--grace-s", type=float, required=True)
     parser.add_argument("--vital", default="")
     parser.add_argument("--files", default="")
@@ -222,9 +224,11 @@ class Guard:
             if os.getppid() != me:  # the guard ended before the line above took effect
                 os._exit(1)
 
+        name, _, value = self._options.mark.partition("=")
         with self._options.log.open("ab", buffering=0) as log:
             return subprocess.Popen(
                 self._options.command,
+                env={**os.environ, name: value},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -278,6 +282,8 @@ def main() -> None:
     write_to(options.log)
     me = identify(os.getpid())
     assert me is not None
+    if options.scratch is not None:  # made by who removes it: an owner that is killed in between leaves none behind
+        options.scratch.mkdir(mode=0o700)
     guard = os.fork()
     if guard == 0:
         become(b"server-guard")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
-import shutil
 import signal
 import tempfile
 import time
@@ -19,7 +19,7 @@ from actors.server_log import decisive_lines, last_line, tail
 from actors.sglang_client import Sampling, SGLangClient
 from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, choose_port, command, environment, url
 from launcher.config import SGLangConfig
-from launcher.errors import LauncherError, RequestFailed, ServerError
+from launcher.errors import RequestFailed, ServerError
 from launcher.hardware import device_for, find_hardware
 from launcher.messages import ServerExit
 
@@ -91,7 +91,9 @@ class ServerLife:
             port=port,
         )
         log_start = _mark(spec.log, generation, words)
-        scratch = Path(tempfile.mkdtemp(prefix="sgl-"))  # short: sockets lie in it, whose paths end at 107 characters
+        scratch = (
+            Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
+        )  # short: a socket's path has 107 characters
         launch = Launch(
             command=words,
             environment=environment(
@@ -105,11 +107,7 @@ class ServerLife:
             files=SHARED_MEMORY,
             scratch=scratch,
         )
-        try:
-            process = await GuardedProcess.launch(launch)
-        except LauncherError:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
+        process = await GuardedProcess.launch(launch)
         return cls(spec, process, generation=generation, weight_version=weight_version, port=port, log_start=log_start)
 
     # ── becoming ready ──

@@ -51,6 +51,7 @@ class SGLangProcess:
         self._launch: asyncio.Task[ServerLife] | None = None
         self._ready: asyncio.Task[ServerInfo] | None = None
         self._stopping = False
+        self._begun = asyncio.Event()
 
     def info(self) -> ServerInfo:
         """As last known."""
@@ -71,18 +72,27 @@ class SGLangProcess:
         self._info = ServerInfo(
             name=self._spec.name, index=self._spec.index, generation=generation, state=ServerState.STARTING
         )
-        self._launch = _task(self._begin(generation, model_path, weight_version))
+        self._launch = _task(self._begin(self._launch, generation, model_path, weight_version))
         self._ready = _task(self._become_ready(self._launch))
+        self._begun.set()
         await asyncio.shield(self._launch)
         return self._info
 
     async def wait_ready(self) -> ServerInfo:
-        """Until the life started last is READY. Raises what kept it from that, whoever asks and how often."""
-        return await asyncio.shield(self._begun(self._ready))
+        """Until the life started last is READY. Raises what kept it from that, whoever asks and how often.
+
+        Before the first start it waits for that: Ray may deliver two calls to an async actor in either order. Of a
+        later life, ask only when `start` has returned.
+        """
+        await self._begun.wait()
+        assert self._ready is not None
+        return await asyncio.shield(self._ready)
 
     async def wait_exit(self) -> ServerExit:
         """Until the life started last has ended, for whatever reason; told as often as asked."""
-        return await (await asyncio.shield(self._begun(self._launch))).wait_exit()
+        await self._begun.wait()
+        assert self._launch is not None
+        return await (await asyncio.shield(self._launch)).wait_exit()
 
     async def confirm_weights(self, weight_version: int) -> ServerInfo:
         """Ask the server which weights it holds, after an update, and take its word into `info`.
@@ -110,8 +120,12 @@ class SGLangProcess:
 
     # ── within one life ──
 
-    async def _begin(self, generation: int, model_path: str, weight_version: int) -> ServerLife:
+    async def _begin(
+        self, earlier: asyncio.Task[ServerLife] | None, generation: int, model_path: str, weight_version: int
+    ) -> ServerLife:
         try:
+            if earlier is not None and earlier.exception() is None:
+                await earlier.result().end()  # its port, its files and its memory, before the next one takes them
             life = await ServerLife.launch(
                 self._spec,
                 self._owners,
@@ -172,11 +186,6 @@ class SGLangProcess:
             ended = ServerState.DEAD if was_ready else ServerState.FAILED
             self._info = replace(self._info, state=ServerState.STOPPED if self._stopping else ended, reason=end.reason)
         return end
-
-    def _begun(self, task: asyncio.Task[T] | None) -> asyncio.Task[T]:
-        if task is None:
-            raise ServerError(f"{self._spec.name} was never started")
-        return task
 
 
 def _task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -29,8 +29,6 @@ class World:
         self.scratch = folder / "scratch"
         self.log = folder / "log"
         self.mark = f"GUARD_TEST={folder}"
-        self.scratch.mkdir()
-        (self.scratch / "left").write_text("behind")
 
     async def launch(self, *command: str, grace_s: float = 0.0, vital: str = "") -> None:
         module = [sys.executable, "-S", "-m", "tests.fake_tree", str(self.file), *([vital] if vital else [])]
@@ -197,12 +195,14 @@ def test_files_that_the_tree_held_open_are_removed(world):
     async def work():
         await world.launch()
         tree = await world.all_up()
+        (world.scratch / "left").write_text("behind")
         await world.has_looked(world.process.sentinel_pid)
         os.kill(world.process.pid, signal.SIGKILL)
         await world.nothing_left(tree)
 
     asyncio.run(work())
     assert not world.file.exists()
+    assert not world.scratch.exists()
 
 
 def test_what_an_earlier_life_left_is_ended_before_the_next(world):
@@ -216,6 +216,22 @@ def test_what_an_earlier_life_left_is_ended_before_the_next(world):
 
     asyncio.run(work())
     assert left.wait(DEADLINE_S) == -9
+
+
+def test_a_next_life_lets_the_guards_of_the_last_one_finish(world):
+    """They were once ended as what the last life had left, before they had removed its files."""
+
+    async def work():
+        await world.launch()
+        tree, first = await world.all_up(), world.process
+        os.kill(first.pid, signal.SIGKILL)
+        scratch, world.scratch = world.scratch, world.scratch.with_name("second")
+        await world.launch(sys.executable, "-S", "-c", "pass")
+        await first.wait_swept()
+        await world.nothing_left(tree)
+        return scratch
+
+    assert not asyncio.run(work()).exists()
 
 
 def test_a_command_that_is_not_there_is_an_error(world):

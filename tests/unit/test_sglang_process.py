@@ -244,12 +244,16 @@ def test_the_weight_version_is_what_the_server_says(make, tmp_path):
     run(server, work)
 
 
-def test_asking_before_any_start_is_an_error(make):
+def test_who_asks_before_the_start_waits_for_it(make):
+    """Ray delivers calls to an async actor in any order."""
     server = make()
 
     async def work():
-        for ask in (server.wait_ready, server.wait_exit):
-            with pytest.raises(ServerError, match="was never started"):
-                await ask()
+        ready, exit_ = asyncio.create_task(server.wait_ready()), asyncio.create_task(server.wait_exit())
+        await asyncio.sleep(0)
+        await start(server)
+        assert (await ready).state is ServerState.READY
+        await server.stop()
+        assert (await exit_).pid == (await ready).pid
 
     run(server, work)

@@ -1,0 +1,141 @@
+"""A driver with a Ray cluster and one server actor, as a process that a test can kill: who dies, and what is left.
+
+`python -m tests.server_driver SPEC` (JSON: folder, ray_folder, model_path, entry or null) starts both, prints one line
+of JSON with the pids once the server is READY, and waits. `Driven` is the test's side of it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import ray
+
+from actors.cluster import RAY_ENVIRONMENT
+from actors.process_tree import Process, descendants, identify, send, wait_ended
+from actors.ray_life import raylet_pid
+from actors.sglang_server import SGLangServer
+from launcher.config import RolloutConfig, RunConfig, SGLangConfig
+from launcher.run_paths import RunPaths
+
+PROMISE_S = 10.0
+"""DESIGN.md P8, and the issue: within this time no process of the server is left."""
+STAND_IN = [sys.executable, "-m", "tests.stand_in_server", "--tree"]
+
+
+def start_ray(folder: Path, ray_folder: Path) -> None:
+    """A local cluster with a secret of its own in `folder`.
+
+    Ray's sockets lie in `ray_folder`, and their paths may have 107 characters: it must be a short one.
+    """
+    os.environ.update(RAY_ENVIRONMENT)
+    token = folder / "token"
+    token.write_text("0" * 64)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(ray_folder),
+    )
+
+
+def run_config(folder: Path) -> tuple[RunConfig, RunPaths]:
+    config = RunConfig(
+        experiment_name="orphans",
+        rollout=RolloutConfig(setup_timeout=300.0),
+        sglang=SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1),
+    )
+    config.cluster.fileroot = str(folder)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    return config, paths
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    folder = Path(spec["folder"])
+    start_ray(folder, Path(spec["ray_folder"]))
+    entry = None if spec["entry"] is None else tuple(spec["entry"])
+    server = SGLangServer.remote(*run_config(folder), 0, entry)
+    server.start.remote(generation=0, model_path=spec["model_path"], weight_version=1)
+    info = ray.get(server.wait_ready.remote())
+    raylet = ray.get(ray.remote(raylet_pid).remote())
+    actor = next(p for p in descendants(raylet) if b"SGLangServer" in Path(f"/proc/{p.pid}/cmdline").read_bytes())
+    pids = {"driver": os.getpid(), "raylet": raylet, "actor": actor.pid, "server": info.pid}
+    print(json.dumps({"pids": pids, "url": info.url}), flush=True)
+    threading.Event().wait()
+
+
+class Driven:
+    """A driver that runs; at the end of the block, it and all that it started are ended."""
+
+    def __init__(self, folder: Path, *, model_path: str, entry: list[str] | None) -> None:
+        self._folder = folder
+        self._ray_folder = tempfile.mkdtemp(prefix="ray-")
+        spec = {"folder": str(folder), "ray_folder": self._ray_folder, "model_path": model_path, "entry": entry}
+        self._spec = json.dumps(spec)
+
+    def __enter__(self) -> "Driven":
+        self._errors = (self._folder / "driver.err").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server_driver", self._spec],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()  # or the end, where it failed
+        if not line:
+            raise AssertionError(Path(self._errors.name).read_text())
+        started = json.loads(line)
+        self.pids: dict[str, int] = started["pids"]
+        self.port = int(started["url"].rpartition(":")[2])
+        self._everything = descendants(self.process.pid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for process in self._everything:
+            send(process, signal.SIGKILL)
+        self._errors.close()
+        shutil.rmtree(self._ray_folder, ignore_errors=True)
+
+    def server_tree(self) -> list[Process]:
+        """The server's processes and its guards: all that bear its environment, or descend from one that does."""
+        top = identify(self.pids["server"])
+        assert top is not None
+        guard = parent(top.pid)
+        sentinel = parent(guard)
+        found = [identify(sentinel), *descendants(sentinel)]
+        return [process for process in found if process is not None]
+
+    def kill(self, victim: str) -> list[Process]:
+        """SIGKILL it; returns what of the server's tree is left after `PROMISE_S`."""
+        tree = self.server_tree()
+        assert len(tree) >= 5, "sentinel, guard, server and at least two more"
+        os.kill(self.pids[victim], signal.SIGKILL)
+        wait_ended(tree, PROMISE_S)
+        return [process for process in tree if identify(process.pid) == process]
+
+    def port_is_free(self) -> bool:
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return trial.connect_ex(("127.0.0.1", self.port)) != 0
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+if __name__ == "__main__":
+    main()
