@@ -25,9 +25,8 @@ from launcher.errors import ConfigError, ModelError
 WEIGHTS_FILE = "model.safetensors"
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 """Whose logits are the head applied to the last hidden state and nothing more, which `token_logprobs` relies on."""
-SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -35,6 +34,7 @@ SIDE_FILES = (
     "merges.txt",
     "chat_template*",
 )
+SIDE_FILES = CONFIG_FILES + TOKENIZER_FILES
 
 
 def local_folder(path: str, *, key: str) -> Path:
@@ -112,9 +112,13 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.detach()
 
 
-def read_side_files(folder: Path) -> Mapping[str, bytes]:
-    """Configuration, tokenizer and chat template as they stand in `folder`, to be there when the folder is not."""
-    return {file.name: file.read_bytes() for pattern in SIDE_FILES for file in folder.glob(pattern) if file.is_file()}
+def read_side_files(folder: Path, tokenizer_folder: Path) -> Mapping[str, bytes]:
+    """The configuration in `folder`, and tokenizer and chat template in the other, to be there when these are not."""
+    files = [
+        *(file for pattern in CONFIG_FILES for file in folder.glob(pattern)),
+        *(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern)),
+    ]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 
 def write_model_folder(

@@ -43,7 +43,16 @@ def torch_dtype(name: str) -> torch.dtype:
 class PolicyModel:
     """See the module. The constructor raises UsageErrors (model, settings, machine); the methods raise RunErrors."""
 
-    def __init__(self, actor: ActorConfig, ref: RefConfig, *, temperature: float, total_steps: int) -> None:
+    def __init__(
+        self,
+        actor: ActorConfig,
+        ref: RefConfig,
+        *,
+        temperature: float,
+        total_steps: int,
+        tokenizer_path: str | None = None,
+    ) -> None:
+        """`tokenizer_path` None: the tokenizer of actor.path."""
         if not temperature > 0:
             raise ConfigError(
                 f"gconfig.temperature is {temperature}: a model can't be trained on greedy samples",
@@ -54,8 +63,10 @@ class PolicyModel:
         self._device = _device(actor)
         self._dtype = torch_dtype(actor.dtype)
         self.folder = model_folder.local_folder(actor.path, key="actor.path")
-        self.tokenizer = model_folder.load_tokenizer(self.folder, key="actor.path")
-        self._side_files = model_folder.read_side_files(self.folder)
+        key = "actor.path" if tokenizer_path is None else "tokenizer_path"
+        tokenizer_folder = model_folder.local_folder(tokenizer_path or actor.path, key=key)
+        self.tokenizer = model_folder.load_tokenizer(tokenizer_folder, key=key)
+        self._side_files = model_folder.read_side_files(self.folder, tokenizer_folder)
         self._model = self._load(self.folder, torch.float32, key="actor.path")
         if actor.gradient_checkpointing:
             _checkpoint_layers(self._model)
@@ -130,6 +141,12 @@ class PolicyModel:
         for name, weight in model_folder.named_weights(self._model):
             yield name, weight.to(dtype)
 
+    def export(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write a whole Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
+        model_folder.write_model_folder(
+            folder, side_files=self._side_files, weights=self.named_weights(dtype), dtype=dtype
+        )
+
     def save(self, folder: Path) -> None:
         """Write a whole Hugging Face folder and the training state into `folder`, which may exist.
 
@@ -138,9 +155,7 @@ class PolicyModel:
         exact = self._dtype == torch.float32
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            model_folder.write_model_folder(
-                folder, side_files=self._side_files, weights=self.named_weights(self._dtype), dtype=self._dtype
-            )
+            self.export(folder, self._dtype)
             training_state.save_training_state(
                 folder,
                 policy_version=self.policy_version,

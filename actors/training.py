@@ -52,6 +52,7 @@ class Training:
             config.ref,
             temperature=config.gconfig.temperature,
             total_steps=planned_steps(config, prompts=len(records)),
+            tokenizer_path=config.tokenizer_path,
         )
         self._prompts, self._left_out = self._encode(records, config.train_dataset, "train_dataset")
         self._held_out = self._load_held_out()
@@ -156,9 +157,17 @@ class Training:
             self._thread, engine, config=config, prompts=self._prompts, held_out=self._held_out
         )
         on_disk = config.actor.weight_update_mode == "disk"
-        self._folders = WeightFolders(self._memory_folder(), self._model.folder) if on_disk else None
+        dtype = torch_dtype(config.sglang.dtype)
+        self._folders = (
+            WeightFolders(self._memory_folder(), lambda folder: self._model.export(folder, dtype)) if on_disk else None
+        )
         self._publisher = WeightPublisher(
-            self._client, self._pool, self._folders, timeout_s=config.actor.weight_update_timeout
+            self._client,
+            self._pool,
+            folders=self._folders,
+            weights=lambda: dict(self._model.named_weights(dtype)),
+            tp_size=config.sglang.tp_size,
+            timeout_s=config.actor.weight_update_timeout,
         )
 
     async def _disconnect(self) -> None:
@@ -200,8 +209,7 @@ class Training:
         return loop
 
     def _publish(self, version: int) -> None:
-        dtype = torch_dtype(self._config.sglang.dtype)
-        self._thread.call(self._publisher.publish(lambda: dict(self._model.named_weights(dtype)), version))
+        self._thread.call(self._publisher.publish(version))
 
     def _write_down(self, report: StepReport) -> None:
         self._ledger.append(report.ledger_line())

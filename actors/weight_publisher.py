@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
@@ -23,30 +22,39 @@ from launcher.messages import ServerInfo, ServerState
 KEPT_VERSIONS = 2
 """Folders that stay: the one being served, and the one that servers may still be reading."""
 
+OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
+
 NamedWeights = Mapping[str, torch.Tensor]
+Send = Callable[[str], Awaitable[None]]
+"""Sends one version to the server at a url."""
 
 
 class WeightFolders:
     """`{root}/v{version}`: whole Hugging Face folders, each appearing under its name only when complete."""
 
-    def __init__(self, root: Path, model_path: Path) -> None:
+    def __init__(self, root: Path, export: Callable[[Path], None]) -> None:
+        """`export` writes a model folder into an existing empty one."""
         self._root = root
-        self._model_path = model_path
+        self._export = export
         shutil.rmtree(root, ignore_errors=True)  # what an earlier attempt was killed over
         root.mkdir(parents=True, mode=0o700)
 
-    def write(self, weights: NamedWeights, version: int) -> Path:
+    def write(self, version: int) -> Path:
+        """Raises WeightsRefused where the folder can't be written."""
         folder = self._root / f"v{version}"
         staged = self._root / f".v{version}"
-        shutil.rmtree(staged, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        staged.mkdir()
-        for file in self._model_path.iterdir():
-            if file.suffix in {".json", ".jinja", ".txt", ".model"} and "index" not in file.name:
-                shutil.copyfile(file, staged / file.name)
-        save_file({name: tensor.contiguous().cpu() for name, tensor in weights.items()}, staged / "model.safetensors")
-        staged.rename(folder)
-        return folder
+        for leftover in (staged, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            staged.mkdir()
+            self._export(staged)
+            return staged.rename(folder)
+        except OSError as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise WeightsRefused(
+                f"weight version {version} can't be written to {folder}: {error.strerror or error}",
+                "make room in this machine's shared memory, or set actor.weight_update_mode=tensor",
+            ) from error
 
     def forget_before(self, version: int) -> None:
         for folder in self._root.glob("v*"):
@@ -58,45 +66,59 @@ class WeightFolders:
 
 
 class WeightPublisher:
-    """Publishes to the servers of a pool and tells the pool what each one confirmed."""
+    """Publishes to the servers of a pool, and tells the pool what each one confirmed."""
 
     def __init__(
-        self, client: SGLangClient, pool: ServerPool, folders: WeightFolders | None, *, timeout_s: float
+        self,
+        client: SGLangClient,
+        pool: ServerPool,
+        *,
+        folders: WeightFolders | None,
+        weights: Callable[[], NamedWeights],
+        tp_size: int,
+        timeout_s: float,
     ) -> None:
+        """`folders` None: over the wire. `weights` are the ones to send then, each server split over `tp_size` GPUs."""
         self._client = client
         self._pool = pool
         self._folders = folders
+        self._weights = weights
+        self._tp_size = tp_size
         self._timeout_s = timeout_s
 
-    async def publish(self, weights: Callable[[], NamedWeights], version: int) -> None:
-        """Send `weights` as `version` to all servers side by side.
+    async def publish(self, version: int) -> None:
+        """Send the current weights as `version` to all servers side by side.
 
         Raises WeightsRefused where no server at all took them; one alone that did not is STALE.
         """
-        tensors = await asyncio.to_thread(weights)
-        folder = None if self._folders is None else await asyncio.to_thread(self._folders.write, tensors, version)
-        servers = [s for s in self._pool.servers() if s.state not in {ServerState.DEAD, ServerState.STOPPED}]
-        taken = await asyncio.gather(*(self._send(server, tensors, folder, version) for server in servers))
+        send = self._over_the_wire(version) if self._folders is None else self._from_disk(self._folders, version)
+        servers = [server for server in self._pool.servers() if server.state not in OVER]
+        taken = await asyncio.gather(*(self._send(server, send, version) for server in servers))
         if self._folders is not None:
             self._folders.forget_before(version)
         if not any(taken):
             raise WeightsRefused(
                 f"no server took weight version {version}: "
-                + "; ".join(f"{s.name}: {s.reason}" for s in self._pool.servers()),
+                + "; ".join(f"{server.name}: {server.reason}" for server in self._pool.servers()),
                 "see llm_server-<i>.log; actor.weight_update_timeout is each server's deadline",
             )
 
-    async def _send(self, server: ServerInfo, tensors: NamedWeights, folder: Path | None, version: int) -> bool:
+    def _from_disk(self, folders: WeightFolders, version: int) -> Send:
+        folder = folders.write(version)
+        return lambda url: self._client.update_weights_from_disk(
+            url, path=folder, weight_version=version, timeout_s=self._timeout_s
+        )
+
+    def _over_the_wire(self, version: int) -> Send:
+        tensors = self._weights()
+        return lambda url: self._client.update_weights_from_tensor(
+            url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
+        )
+
+    async def _send(self, server: ServerInfo, send: Send, version: int) -> bool:
         await self._pool.mark_stale(server.name, f"loading weight version {version}")
         try:
-            if folder is not None:
-                await self._client.update_weights_from_disk(
-                    server.url, path=folder, weight_version=version, timeout_s=self._timeout_s
-                )
-            else:
-                await self._client.update_weights_from_tensor(
-                    server.url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s
-                )
+            await send(server.url)
         except ServerError as error:
             await self._pool.mark_stale(server.name, error.message)
             return False

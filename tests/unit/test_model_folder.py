@@ -118,7 +118,9 @@ def test_what_is_written_loads_as_what_it_was(tmp_path, dtype):
     source, copy = make_model(tmp_path / "model"), tmp_path / "copy"
     copy.mkdir()
     weights = [(name, weight.to(dtype)) for name, weight in model_folder.named_weights(load(source))]
-    model_folder.write_model_folder(copy, side_files=model_folder.read_side_files(source), weights=weights, dtype=dtype)
+    model_folder.write_model_folder(
+        copy, side_files=model_folder.read_side_files(source, source), weights=weights, dtype=dtype
+    )
 
     loaded = AutoModelForCausalLM.from_pretrained(copy, dtype="auto")
     assert loaded.dtype == dtype
@@ -135,7 +137,7 @@ def test_others_may_read_the_weights_as_they_may_the_config(tmp_path):
     copy.mkdir()
     model_folder.write_model_folder(
         copy,
-        side_files=model_folder.read_side_files(source),
+        side_files=model_folder.read_side_files(source, source),
         weights=model_folder.named_weights(load(source)),
         dtype=torch.float32,
     )
@@ -147,7 +149,7 @@ def test_only_what_belongs_to_the_model_is_carried_over(tmp_path):
     folder = make_model(tmp_path / "model")
     for foreign in ("manifest.json", "training_state.json", "position.json", "model.safetensors.index.json"):
         (folder / foreign).write_text("{}")
-    carried = model_folder.read_side_files(folder)
+    carried = model_folder.read_side_files(folder, folder)
     assert carried.keys() == {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
     }  # fmt: skip
