@@ -62,7 +62,6 @@ class Command:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-
     def server_pid(self) -> int:
         (pid,) = {event["pid"] for event in read_lines(self.paths.events) if event["event"] == "server.ready"}
         return pid
