@@ -29,8 +29,8 @@ class Launch:
 
     `watch` are the processes that must live for the child to live. `vital` begins the names of those children of the
     child without which it is of no use. `mark` ("NAME=value") is set in its environment: whatever of an earlier life
-    still bears it is ended before the start. `scratch`, a folder that is made for it, and files that it opened whose
-    paths begin with `files` are removed after the end.
+    still bears it is ended before the start. After the end, `scratch`, a folder that is made for it, is removed, and
+    so are files whose paths begin with `files` that were made meanwhile and that nobody holds open.
     """
 
     command: Sequence[str]

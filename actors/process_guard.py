@@ -37,9 +37,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.process_tree import Process, children, descendants, identify, name, open_files, open_pidfd, send, wait_ended
+from actors.process_tree import Process, abandoned, children, descendants, identify, name, open_pidfd, send, wait_ended
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
+NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""A terminal's, and what SGLang's children send to their parent, which is the guard once the server has ended."""
 TICK_MS = 1000
 GIVE_UP_S = 60.0
 STUCK_S = 3.0
@@ -54,7 +56,7 @@ class Options:
     mark: str  # NAME=value, in the server's environment alone: the guards must not be ended as what a life left behind
     grace_s: float
     vital: str  # begins the names of those children of the server without which it is of no use; may be empty
-    files: str  # a path prefix: such files, once held open by the tree, are removed after it; may be empty
+    files: str  # a path prefix: such files, made in the tree's time and held open by nobody after it, are removed
     scratch: Path | None  # a folder to make before the tree and to remove after it
     command: tuple[str, ...]
 
@@ -106,7 +108,7 @@ def become(title: bytes) -> None:
     os.setsid()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_NAME, title, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in NOT_MEANT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -119,27 +121,21 @@ class Sentinel:
     def __init__(self, options: Options, guard_pid: int) -> None:
         self._options = options
         self._guard_pid = guard_pid
-        self._files: set[Path] = set()
+        self._started = time.time() - 1  # files carry the clock of the kernel's last tick
         self._owner_missing_since: float | None = None
 
     def run(self) -> None:
         ended = select.poll()
         ended.register(os.pidfd_open(self._guard_pid), select.POLLIN)  # its own child: the pid is not reused
         while not ended.poll(TICK_MS):
-            self._note_files()
             self._see_to_the_guard()
         orphans = descendants(os.getpid())
         left = end_all()
-        for file in self._files:
-            file.unlink(missing_ok=True)
+        if self._options.files:  # shared memory: its names can't be known before, and it outlives a killed process
+            for file in abandoned(self._options.files, self._started):
+                file.unlink(missing_ok=True)
         remove_scratch(self._options)
         tell(self._options, "swept", killed=[p.pid for p in orphans], left=[p.pid for p in left])
-
-    def _note_files(self) -> None:
-        """Shared-memory files have names that nobody can know before, and outlive a killed process."""
-        if self._options.files:
-            for process in descendants(self._guard_pid):
-                self._files.update(open_files(process, self._options.files))
 
     def _see_to_the_guard(self) -> None:
         """A stopped guard (SIGSTOP) would not notice that its owner is gone: then it is killed in the end."""
@@ -189,6 +185,7 @@ class Guard:
             return
         try:
             self._server = self._start()
+            self._server_end = os.pidfd_open(self._server)  # its own child, not collected: the pid isn't reused
         except OSError as error:
             tell(self._options, "failed", reason=f"{self._options.command[0]}: {error.strerror}")
             return
@@ -219,7 +216,7 @@ class Guard:
 
         def die_with_guard() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            for number in (signal.SIGINT, signal.SIGHUP):
+            for number in NOT_MEANT_FOR_US:
                 signal.signal(number, signal.SIG_DFL)  # what is ignored stays so across exec
             if os.getppid() != me:  # the guard ended before the line above took effect
                 os._exit(1)
@@ -238,13 +235,12 @@ class Guard:
 
     def _first_cause(self) -> Cause:
         """Waits. That the server ended by itself is the cause wherever it is one of several."""
-        server = os.pidfd_open(self._server)  # its own child, not yet collected: the pid can't have been reused
-        self._add(server, Cause(""))
+        self._add(self._server_end, Cause(""))
         while True:
             self._note_vital()
             ready = {descriptor for descriptor, _ in self._poll.poll(TICK_MS)}
             if ready:
-                return self._causes[server if server in ready else ready.pop()]
+                return self._causes[self._server_end if self._server_end in ready else ready.pop()]
             self._collect()
 
     def _note_vital(self) -> None:
@@ -257,16 +253,20 @@ class Guard:
                 self._wait_for(child, f"its {title}", may_end_itself=False)
 
     def _end(self, cause: Cause) -> None:
-        server = identify(self._server)
-        if server is not None and cause.may_end_itself and self._options.grace_s > 0:
-            send(server, signal.SIGTERM)
-            wait_ended([server], self._options.grace_s)
-        if server is not None:
-            send(server, signal.SIGKILL)
-            wait_ended([server], GIVE_UP_S)
+        if cause.may_end_itself and self._options.grace_s > 0:
+            self._end_server(signal.SIGTERM, self._options.grace_s)
+        self._end_server(signal.SIGKILL, GIVE_UP_S)
         self._collect()
         tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         end_all()
+
+    def _end_server(self, number: signal.Signals, timeout_s: float) -> None:
+        """Signal it and wait for its end. Harmless where it has ended: it stays a zombie until it is collected."""
+        ended = select.poll()
+        ended.register(self._server_end, select.POLLIN)
+        if not ended.poll(0):
+            signal.pidfd_send_signal(self._server_end, number)
+            ended.poll(timeout_s * 1000)
 
     def _collect(self) -> None:
         status = reap().get(self._server)

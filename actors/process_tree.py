@@ -6,6 +6,7 @@ a pidfd that was checked after opening. Standard library only: the guard runs wi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -34,9 +35,13 @@ class Process:
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has `pid` now; None where there is none, or only its zombie."""
+    """The process that has `pid` now; None where there is none, or only its zombie.
+
+    A process whose first thread has ended while others are still ending also is shown as a zombie, and holds its
+    files and ports: that one lives.
+    """
     fields = _stat(pid)
-    if fields is None or fields[0] in "ZX":
+    if fields is None or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
     return Process(pid, int(fields[19]))
 
@@ -95,23 +100,37 @@ def bearing(mark: str) -> list[Process]:
     return [process for process in found if process is not None]
 
 
-def open_files(process: Process, prefix: str) -> Iterator[Path]:
-    """Files under a path beginning with `prefix` that the process holds open."""
+def open_files(pid: int, prefix: str) -> Iterator[Path]:
+    """Files that the process holds open whose paths begin with `prefix`."""
     try:
-        for entry in (PROC / str(process.pid) / "fd").iterdir():
+        for entry in (PROC / str(pid) / "fd").iterdir():
             if str(target := entry.readlink()).startswith(prefix):
                 yield target
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return  # gone meanwhile, or it has changed user
+        return  # gone meanwhile, or another user's, who can't have opened a file of ours
+
+
+def abandoned(prefix: str, since: float) -> list[Path]:
+    """Our user's files beginning with `prefix`, changed after `since` (unix seconds), that no process holds open."""
+    path = Path(prefix)
+    held = {file for entry in PROC.iterdir() if entry.name.isdigit() for file in open_files(int(entry.name), prefix)}
+    found = []
+    for file in set(path.parent.glob(f"{path.name}*")) - held:
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            if status.st_uid == os.getuid() and status.st_mtime >= since:
+                found.append(file)
+    return found
 
 
 def open_pidfd(process: Process) -> int | None:
-    """A descriptor that is readable once the process has ended, zombie or not; None if it has already."""
+    """A descriptor that is readable once all threads of the process have ended, zombie or not; None if it is gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    if identify(process.pid) == process:
+    fields = _stat(process.pid)
+    if fields is not None and int(fields[19]) == process.started:
         return descriptor
     os.close(descriptor)
     return None

@@ -54,6 +54,7 @@ class StandIn:
         self.vocab_size = vocab_size(Path(arguments.model_path))
         self.asked: Counter[str] = Counter()
         self.prompts: Counter[tuple[int, ...]] = Counter()
+        self.in_flight = 0
         self.fault: dict = {}
         self.aborts = asyncio.Event()
         self.running = asyncio.Event()
@@ -73,7 +74,9 @@ class StandIn:
         finish = "length" if len(tokens) == parameters["max_new_tokens"] else "stop"
         version = self.weight_version
         if self.seconds_per_token:
+            self.in_flight += 1
             aborted = await self.aborted_within(self.seconds_per_token * len(tokens))
+            self.in_flight -= 1
             if aborted:
                 tokens, logprobs, finish = tokens[:1], logprobs[:1], "abort"
         return web.json_response(self.answer(tokens, logprobs, finish, version))
@@ -150,6 +153,8 @@ class StandIn:
         return self.updated(body)
 
     def updated(self, body: dict) -> web.Response:
+        if self.in_flight and body["flush_cache"]:
+            sys.exit("Cache flush failed after updating weights")  # as SGLang, whose requests leave a step later
         if self.take_fault("update", {"forget_version"}) is None:
             self.weight_version = body.get("weight_version") or self.weight_version
         return web.json_response({"success": True, "message": "Succeeded"})

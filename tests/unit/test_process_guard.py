@@ -55,7 +55,7 @@ class World:
             return tree
 
     async def has_looked(self, pid: int) -> None:
-        """Sentinel and guard look around once a second: until the kernel has given `pid` the processor twice more."""
+        """The guard looks around once a second: until the kernel has given `pid` the processor twice more."""
         seen = turns(pid)
         async with asyncio.timeout(DEADLINE_S):
             while turns(pid) < seen + 2:
@@ -165,6 +165,19 @@ def test_a_servers_own_end_is_told_with_its_exit_code(world, script, code):
     assert before - DEADLINE_S < ended.monotonic <= time.monotonic()
 
 
+@pytest.mark.parametrize("number", ["SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_signals_to_the_servers_parent_are_not_meant_for_the_guard(world, number):
+    """SGLang's scheduler sends its parent SIGQUIT when it fails: the guard, once the server has ended."""
+    script = f"import os, signal; os.kill(os.getppid(), signal.{number}); raise SystemExit(3)"
+
+    async def work():
+        await world.launch(sys.executable, "-S", "-c", script)
+        await world.nothing_left([])
+        return world.process.ended
+
+    assert asyncio.run(work()).exit_code == 3
+
+
 def test_the_death_of_a_vital_child_ends_the_server(world):
     """SGLang's main process lingers for seconds after its scheduler's death."""
 
@@ -191,18 +204,24 @@ time.sleep(1000)
 """
 
 
-def test_files_that_the_tree_held_open_are_removed(world):
+def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
+    earlier, others = world.file.with_name("held before"), world.file.with_name("held by another")
+    earlier.touch()
+    os.utime(earlier, (1, 1))
+
     async def work():
         await world.launch()
         tree = await world.all_up()
         (world.scratch / "left").write_text("behind")
-        await world.has_looked(world.process.sentinel_pid)
-        os.kill(world.process.pid, signal.SIGKILL)
-        await world.nothing_left(tree)
+        with others.open("w"):
+            os.kill(world.process.pid, signal.SIGKILL)
+            await world.nothing_left(tree)
 
     asyncio.run(work())
     assert not world.file.exists()
     assert not world.scratch.exists()
+    assert earlier.exists()
+    assert others.exists()
 
 
 def test_what_an_earlier_life_left_is_ended_before_the_next(world):
@@ -277,6 +296,24 @@ def test_a_zombie_has_ended():
         if process is not None:
             assert wait_ended([process], DEADLINE_S)
         assert identify(child.pid) is None
+
+
+def test_a_process_whose_first_thread_has_ended_lives_on():
+    """It looks like a zombie, and holds its port: SGLang's looked so for a moment after SIGKILL."""
+    threads = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", f"{threads}; ctypes.CDLL(None).pthread_exit(0)"], stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        while (Path("/proc") / str(child.pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        process = identify(child.pid)
+        assert process is not None
+        assert not wait_ended([process], timeout_s=0.01)
+        assert send(process, signal.SIGKILL)
+        assert wait_ended([process], DEADLINE_S)
 
 
 def test_waiting_ends_at_its_deadline():

@@ -193,6 +193,26 @@ def test_an_aborted_request_is_no_completion():
     assert (failure.kind, failure.retryable) == ("aborted", True)
 
 
+def test_weights_can_be_updated_while_a_request_is_running(tmp_path):
+    """A flush of the cache within the update would kill the server."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
+    with stand_in_server.running("--weight-version", "1", "--seconds-per-token", "100") as url:
+
+        async def work(client):
+            waiting = asyncio.create_task(generate(client, url, timeout_s=60))
+            async with asyncio.timeout(30):
+                while not (await state(url))["asked"].get("/generate"):
+                    pass
+            await client.update_weights_from_disk(url, path=tmp_path, weight_version=2, timeout_s=10)
+            with pytest.raises(RequestFailed, match="aborted"):
+                await waiting
+            return await state(url)
+
+        after = run(url, work)
+    assert after["weight_version"] == "2"
+    assert after["asked"]["/flush_cache"] == 1
+
+
 ANSWER = {
     "output_ids": [4, 5],
     "meta_info": {

@@ -1,0 +1,318 @@
+"""The real SGLang on the CPU, under its guard: one server for all tests here, restarted once.
+
+Each test leaves it READY at a version that it says itself.
+"""
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.process_tree import descendants, identify, name, open_files
+from actors.server_life import SHARED_MEMORY, ServerSpec
+from actors.sglang_client import RequestFailed, Sampling, SGLangClient
+from actors.sglang_server import SGLangProcess
+from launcher.config import GenerationConfig, SGLangConfig
+from launcher.errors import ServerError, WeightsRefused
+from launcher.messages import ServerState
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=24))
+DEADLINE_S = 300.0
+FLOAT32_NOISE = 2e-5
+"""Between SGLang's log-probs and transformers' on the same tokens; one optimizer step moves them by 1e-3."""
+
+
+class Serving:
+    """A server, a client of it, and the loop that both live on."""
+
+    def __init__(self, folder: Path) -> None:
+        config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
+        self.log = folder / "llm_server-0.log"
+        spec = ServerSpec(index=0, config=config, log=self.log, setup_timeout_s=DEADLINE_S)
+        self.server = SGLangProcess(spec, owners=(os.getpid(),))
+        self.loop = asyncio.Runner()
+        self.version = 3
+        self.generation = 0
+        self.prompt = tuple(AutoTokenizer.from_pretrained(MODEL)("4+5+4=").input_ids)
+
+    def run(self, work):
+        """`work(client)`, within a deadline."""
+
+        async def inside():
+            async with asyncio.timeout(DEADLINE_S), SGLangClient() as client:
+                return await work(client)
+
+        return self.loop.run(inside())
+
+    def start(self, *, generation: int = 0) -> None:
+        async def work(_):
+            await self.server.start(generation=generation, model_path=str(MODEL), weight_version=self.version)
+            await self.server.wait_ready()
+
+        self.run(work)
+
+    @property
+    def url(self) -> str:
+        return self.server.info().url
+
+    def generate(self, **changes):
+        sampling = dataclasses.replace(SAMPLING, **changes)
+        return self.run(
+            lambda client: client.generate(self.url, token_ids=self.prompt, sampling=sampling, timeout_s=DEADLINE_S)
+        )
+
+    def next_version(self) -> int:
+        self.version += 1
+        return self.version
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory):
+    serving = Serving(tmp_path_factory.mktemp("serving"))
+    serving.start()
+    yield serving
+    serving.run(lambda _: serving.server.stop())
+    serving.loop.close()
+
+
+def logprobs(weights, prompt, completion, temperature):
+    """Of the completion's tokens, by transformers, from logits divided by the temperature."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    chosen = torch.log_softmax(logits.double() / temperature, -1)
+    return chosen.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+
+
+def furthest(serving, completion, weights=None, temperature=1.0):
+    weights = load_file(MODEL / "model.safetensors") if weights is None else weights
+    said = torch.tensor(completion.logprobs, dtype=torch.float64)
+    return (logprobs(weights, serving.prompt, completion, temperature) - said).abs().max().item()
+
+
+def changed_weights(factor):
+    return {name: tensor * factor for name, tensor in load_file(MODEL / "model.safetensors").items()}
+
+
+def folder_of(weights, folder):
+    shutil.copytree(MODEL, folder)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+# ── generation ──
+
+
+def test_it_is_ready_at_the_version_it_was_started_with(serving):
+    info = serving.server.info()
+    assert (info.state, info.weight_version, info.generation) == (ServerState.READY, 3, 0)
+    assert serving.generate().weight_version == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "temperature"),
+    [
+        ({"temperature": 1.0}, 1.0),
+        ({"temperature": 0.6}, 0.6),
+        ({"temperature": 1.6}, 1.6),
+        ({"temperature": 0.6, "top_p": 0.5, "top_k": 5}, 0.6),
+        ({"temperature": 0.0}, 1.0),
+    ],
+)
+def test_logprobs_are_at_the_sampling_temperature_over_all_tokens(serving, sampling, temperature):
+    completion = serving.generate(**sampling)
+    assert furthest(serving, completion, temperature=temperature) < FLOAT32_NOISE
+    if temperature != 1.0:
+        assert furthest(serving, completion, temperature=1.0) > 100 * FLOAT32_NOISE
+
+
+def test_a_completion_ends_with_its_end_token_or_at_its_length(serving):
+    stopped = serving.generate(temperature=0.0)
+    assert stopped.finish_reason == "stop"
+    eos = AutoTokenizer.from_pretrained(MODEL).eos_token_id
+    assert stopped.token_ids[-1] == eos
+    cut = serving.generate(temperature=0.0, max_new_tokens=2)
+    assert (cut.finish_reason, cut.token_ids) == ("length", stopped.token_ids[:2])
+
+
+def test_many_at_once(serving):
+    sampling = dataclasses.replace(SAMPLING, temperature=1.3)
+
+    async def work(client):
+        return await asyncio.gather(
+            *(
+                client.generate(serving.url, token_ids=serving.prompt, sampling=sampling, timeout_s=DEADLINE_S)
+                for _ in range(256)
+            )
+        )
+
+    completions = serving.run(work)
+    assert len({completion.token_ids for completion in completions}) > 10
+
+
+def test_a_prompt_that_is_too_long_is_the_requests_own_fault(serving):
+    async def work(client):
+        await client.generate(serving.url, token_ids=[5] * 100_000, sampling=SAMPLING, timeout_s=DEADLINE_S)
+
+    with pytest.raises(RequestFailed, match="longer than the model's context length") as caught:
+        serving.run(work)
+    assert (caught.value.kind, caught.value.retryable) == ("http_4xx", False)
+    serving.generate()
+
+
+# ── weights ──
+
+
+def test_weights_from_disk(serving, tmp_path):
+    weights, version = changed_weights(1.05), serving.next_version()
+    folder = folder_of(weights, tmp_path / "weights")
+    serving.run(
+        lambda client: client.update_weights_from_disk(
+            serving.url, path=folder, weight_version=version, timeout_s=DEADLINE_S
+        )
+    )
+    assert_serves(serving, weights, version)
+
+
+def test_weights_from_tensors(serving):
+    weights, version = changed_weights(0.95), serving.next_version()
+    serving.run(
+        lambda client: client.update_weights_from_tensor(
+            serving.url, named_tensors=weights, weight_version=version, timeout_s=DEADLINE_S
+        )
+    )
+    assert_serves(serving, weights, version)
+
+
+def assert_serves(serving, weights, version):
+    completion = serving.generate()
+    assert completion.weight_version == version
+    assert furthest(serving, completion, weights) < FLOAT32_NOISE
+    assert furthest(serving, completion) > 100 * FLOAT32_NOISE, "the first weights would look the same"
+    confirmed = serving.run(lambda _: serving.server.confirm_weights(version))
+    assert (confirmed.state, confirmed.weight_version) == (ServerState.READY, version)
+
+
+def test_an_update_from_nowhere_is_refused_and_changes_nothing(serving, tmp_path):
+    async def work(client):
+        await client.update_weights_from_disk(
+            serving.url, path=tmp_path / "none", weight_version=999, timeout_s=DEADLINE_S
+        )
+
+    with pytest.raises(WeightsRefused, match="weight version 999"):
+        serving.run(work)
+    assert serving.generate().weight_version == serving.version
+
+
+def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(serving):
+    """Again and again: a cache flush within the update killed it when the aborted request was still in its batch."""
+    long = dataclasses.replace(SAMPLING, max_new_tokens=200, min_new_tokens=200)
+
+    async def work(client, version):
+        waiting = asyncio.create_task(
+            client.generate(serving.url, token_ids=serving.prompt, sampling=long, timeout_s=DEADLINE_S)
+        )
+        await running(client, serving.url, waiting)
+        await client.update_weights_from_tensor(
+            serving.url, named_tensors=changed_weights(1.0), weight_version=version, timeout_s=DEADLINE_S
+        )
+        with pytest.raises(RequestFailed, match="aborted") as caught:
+            await waiting
+        return caught.value.kind, caught.value.retryable
+
+    for _ in range(10):
+        version = serving.next_version()
+        assert serving.run(lambda client, version=version: work(client, version)) == ("aborted", True)
+    assert serving.generate().weight_version == version
+
+
+async def running(client, url, request):
+    """Until the server says that it is decoding."""
+    before = (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"]
+    while (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"] == before:
+        assert not request.done()
+
+
+def test_pause_and_continue(serving):
+    async def work(client):
+        await client.pause_generation(serving.url, mode="abort", timeout_s=DEADLINE_S)
+        waiting = asyncio.create_task(
+            client.generate(serving.url, token_ids=serving.prompt, sampling=SAMPLING, timeout_s=DEADLINE_S)
+        )
+        await client.model_info(serving.url, timeout_s=DEADLINE_S)
+        assert not waiting.done()
+        await client.continue_generation(serving.url, timeout_s=DEADLINE_S)
+        await waiting
+        await client.flush_cache(serving.url, timeout_s=DEADLINE_S)
+        assert await client.health(serving.url, timeout_s=DEADLINE_S)
+        return await client.metrics(serving.url, timeout_s=DEADLINE_S)
+
+    assert serving.run(work)["sglang:generation_tokens_total"] > 0
+
+
+# ── the end ──
+
+
+def test_a_dead_scheduler_is_told_at_once_and_a_next_life_serves(serving):
+    first = serving.server.info()
+    tree = [identify(first.pid), *descendants(first.pid)]
+    scheduler = next(process for process in tree if name(process).startswith("sglang::sched"))
+    shared_memory = set(open_files(scheduler.pid, SHARED_MEMORY))
+    assert shared_memory
+
+    async def work(client):
+        waiting = asyncio.create_task(
+            client.generate(
+                serving.url,
+                token_ids=serving.prompt,
+                sampling=dataclasses.replace(SAMPLING, max_new_tokens=200, min_new_tokens=200),
+                timeout_s=DEADLINE_S,
+            )
+        )
+        await running(client, serving.url, waiting)
+        os.kill(scheduler.pid, signal.SIGKILL)
+        exit_ = await serving.server.wait_exit()
+        with pytest.raises(RequestFailed) as caught:
+            await waiting
+        return exit_, caught.value.kind
+
+    exit_, kind = serving.run(work)
+    assert f"its sglang::schedul (pid {scheduler.pid}) is gone" in exit_.reason
+    assert kind == "reset"
+    assert serving.server.info().state is ServerState.DEAD
+    serving.version = 11
+    serving.start(generation=1)
+    second = serving.server.info()
+    assert (second.generation, second.weight_version, second.state) == (1, 11, ServerState.READY)
+    assert [process for process in tree if identify(process.pid) == process] == []
+    assert not any(path.exists() for path in shared_memory)
+    assert furthest(serving, serving.generate()) < FLOAT32_NOISE
+
+
+def test_a_damaged_model_is_said_by_name(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    broken = Serving(tmp_path)
+
+    async def work(_):
+        await broken.server.start(generation=0, model_path=str(folder), weight_version=0)
+        await broken.server.wait_ready()
+
+    with pytest.raises(ServerError, match=r"did not become ready: it ended with exit code.*SafetensorError") as caught:
+        broken.run(work)
+    assert str(broken.log) in caught.value.hint
+    broken.run(lambda _: broken.server.stop())
+    broken.loop.close()
