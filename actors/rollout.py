@@ -1,8 +1,9 @@
 """Prompts in, scored groups of completions out, through whichever servers are READY.
 
-Every sample is a request of its own: it is retried with exponential backoff and jitter, moves to another server,
-and waits while there is none. What fails has no reward: its prompt goes back to the queue and is generated anew,
-whole. A reward of 0 is only ever the reward function's own answer (P1).
+The samples of a prompt travel in one request, each coming back as soon as it is whole. A request that fails is
+retried with exponential backoff and jitter for what is still missing, moves to another server, and waits while there
+is none. What fails in the end has no reward: its prompt goes back to the queue and is generated anew, whole. A reward
+of 0 is only ever the reward function's own answer (P1).
 
 Completions are scored as their group finishes, while the others are still being generated.
 """
@@ -18,6 +19,7 @@ from typing import Protocol
 
 import stamina
 
+from actors.completion_stream import Samples
 from actors.prompt_queue import PromptQueue
 from actors.reward_pool import Score
 from actors.server_pool import ServerPool
@@ -26,7 +28,7 @@ from launcher.config import RolloutConfig
 from launcher.errors import RewardError, RolloutError
 from launcher.messages import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 
-NOBODY_THERE = frozenset({"refused", "reset"})
+NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures that say something of the server, not of the request."""
 
 
@@ -139,14 +141,10 @@ class RolloutEngine:
     async def _group(
         self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
     ) -> RolloutGroup:
-        samples = [asyncio.create_task(self._sample(prompt, sampling, weight_version, tally)) for _ in range(n_samples)]
         try:
-            completions = await asyncio.gather(*samples)
+            completions = await self._completions(prompt, n_samples, sampling, weight_version, tally)
         except RequestFailed as failure:
             raise GroupFailed(str(failure)) from failure
-        finally:
-            for sample in samples:
-                sample.cancel()
         texts = self._decode([completion.token_ids for completion in completions])
         scores = await self._scorer.score(texts, prompt)
         for score in scores:
@@ -158,7 +156,12 @@ class RolloutEngine:
         ]
         return RolloutGroup(prompt=prompt, rollouts=tuple(rollouts))
 
-    async def _sample(self, prompt: Prompt, sampling: Sampling, weight_version: int, tally: Tally) -> Completion:
+    async def _completions(
+        self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
+    ) -> list[Completion]:
+        """All samples of one prompt; each further request asks for what the ones before did not bring."""
+        samplings = sampling.for_samples(n_samples)
+        whole: dict[int, Completion] = {}
         last_server = ""
         async for attempt in stamina.retry_context(
             on=lambda error: isinstance(error, RequestFailed) and error.retryable,
@@ -170,24 +173,30 @@ class RolloutEngine:
         ):
             with attempt:
                 tally.retried += attempt.num > 1
+                missing = [index for index in range(n_samples) if index not in whole]
                 async with self._pool.lease(weight_version, avoid=last_server) as server:
                     last_server = server.name
-                    completion = await self._ask(server.name, server.url, prompt, sampling, weight_version)
-                tally.tokens += len(completion.token_ids)
-                return completion
-        raise AssertionError("stamina ends by returning or raising")
+                    samples = await self._client.generate_samples(
+                        server.url,
+                        token_ids=prompt.token_ids,
+                        samplings=[samplings[index] for index in missing],
+                        timeout_s=self._config.request_timeout,
+                    )
+                for place, completion in samples.completions.items():
+                    if completion.weight_version == weight_version:
+                        whole[missing[place]] = completion
+                        tally.tokens += len(completion.token_ids)
+                await self._judge(server.name, samples, weight_version)
+        return [whole[index] for index in range(n_samples)]
 
-    async def _ask(self, name: str, url: str, prompt: Prompt, sampling: Sampling, weight_version: int) -> Completion:
-        try:
-            completion = await self._client.generate(
-                url, token_ids=prompt.token_ids, sampling=sampling, timeout_s=self._config.request_timeout
-            )
-        except RequestFailed as failure:
-            if failure.kind in NOBODY_THERE:
-                await self._pool.suspect(name, failure.kind)
-            raise
-        if completion.weight_version != weight_version:
-            reason = f"{name} answered with weight version {completion.weight_version}, not {weight_version}"
+    async def _judge(self, name: str, samples: Samples, weight_version: int) -> None:
+        """Tell the pool what an answer says of its server. Raises RequestFailed where a sample is missing."""
+        others = {one.weight_version for one in samples.completions.values()} - {weight_version}
+        if others:
+            reason = f"{name} answered with weight version {min(others)}, not {weight_version}"
             await self._pool.mark_stale(name, reason)
             raise RequestFailed(reason, kind="stale", retryable=True)
-        return completion
+        if samples.failure is not None:
+            if samples.failure.kind in NOBODY_THERE:
+                await self._pool.suspect(name, samples.failure.kind)
+            raise samples.failure

@@ -69,10 +69,12 @@ class GenerationConfig:
 
 @dataclass
 class RolloutConfig:
-    max_concurrent_rollouts: int = setting(16, "prompts in flight at once, n_samples requests each", COUNT)
+    max_concurrent_rollouts: int = setting(
+        16, "prompts in flight at once, each with all its samples in one request", COUNT
+    )
     max_head_offpolicyness: int = setting(0, "versions that a token's weights may be behind; 0: current weights only")
-    request_timeout: float = setting(3600.0, "of one generation request", DEADLINE)
-    request_retries: int = setting(3, "attempts after the first, for each request", NATURAL)
+    request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
+    request_retries: int = setting(3, "attempts after the first, each for the samples still missing", NATURAL)
     retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
     retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)
     prompt_attempts: int = setting(3, "failed tries of one prompt in one step after which the run halts", COUNT)

@@ -8,6 +8,10 @@ from collections import Counter
 import aiohttp
 from aiohttp import web
 
+EMPTY = (
+    b'data: {"index": 0, "text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "stop"}, '
+    b'"weight_version": "0", "output_token_logprobs": []}}\n\ndata: [DONE]\n\n'
+)
 KINDS = ("reset", "500", "503", "truncated", "empty")
 
 
@@ -46,7 +50,7 @@ class FaultProxy:
         if kind in {"500", "503"}:
             return web.Response(status=int(kind), text="spoiled")
         if kind == "empty":
-            return web.json_response({"text": "", "output_ids": [], "meta_info": {"weight_version": "0"}})
+            return web.Response(body=EMPTY, content_type="text/event-stream")
         async with self._session.request(
             request.method,
             self._target + request.path,
@@ -56,7 +60,7 @@ class FaultProxy:
             body = await answer.read()
         if kind == "truncated":
             return await self._half(request, body)
-        return web.Response(status=answer.status, body=body, content_type="application/json")
+        return web.Response(status=answer.status, body=body, content_type=answer.content_type)
 
     async def _half(self, request: web.Request, body: bytes) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": str(len(body))})

@@ -63,11 +63,38 @@ class StandIn:
 
     # ── SGLang's endpoints ──
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         await self.running.wait()
-        prompt = tuple(body["input_ids"])
-        parameters = body["sampling_params"]
+        if body.get("stream"):
+            return await self.stream(request, body)
+        return web.json_response(await self.one(body["input_ids"], body["sampling_params"]))
+
+    async def stream(self, request: web.Request, body: dict) -> web.StreamResponse:
+        """Each completion's first token, then each when it is whole. Cut in the middle where that is the fault."""
+        asked = list(zip(body["input_ids"], body["sampling_params"], strict=True))
+        whole = [asyncio.create_task(self.indexed(index, *one)) for index, one in enumerate(asked)]
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for index in range(len(asked)):
+            begun = {"index": index, "output_ids": [2], "meta_info": {"finish_reason": None}}
+            await response.write(event(begun))
+        for sent, done in enumerate(asyncio.as_completed(whole)):
+            answer = event(await done)
+            if request.get("cut") and sent == len(whole) // 2:
+                await response.write(answer[: len(answer) // 2])
+                assert request.transport is not None
+                request.transport.close()
+                raise asyncio.CancelledError
+            await response.write(answer)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def indexed(self, index: int, prompt: list[int], parameters: dict) -> dict:
+        return {"index": index, **await self.one(prompt, parameters)}
+
+    async def one(self, token_ids: list[int], parameters: dict) -> dict:
+        prompt = tuple(token_ids)
         seed = parameters.get("sampling_seed", self.prompts[prompt])
         self.prompts[prompt] += 1
         tokens, logprobs = self.complete(prompt, seed, parameters)
@@ -79,7 +106,7 @@ class StandIn:
             self.in_flight -= 1
             if aborted:
                 tokens, logprobs, finish = tokens[:1], logprobs[:1], "abort"
-        return web.json_response(self.answer(tokens, logprobs, finish, version))
+        return self.answer(tokens, logprobs, finish, version)
 
     def complete(self, prompt, seed, parameters) -> tuple[list[int], list[float]]:
         draw = random.Random(hashlib.sha256(repr((prompt, seed)).encode()).digest())
@@ -210,6 +237,7 @@ class StandIn:
                 request.transport.abort()
                 raise asyncio.CancelledError
             case "truncated":
+                request["cut"] = True  # a stream cuts itself
                 return await self.truncate(request, await handler(request))
             case "not_json":
                 return web.Response(text="<html>no</html>")
@@ -248,6 +276,10 @@ class StandIn:
             ]
         )
         return application
+
+
+def event(answer: dict) -> bytes:
+    return b"data: " + json.dumps(answer).encode() + b"\n\n"
 
 
 def vocab_size(model_path: Path) -> int:
