@@ -90,7 +90,7 @@ def end_all() -> list[Process]:
         for process in left:
             send(process, signal.SIGKILL)
         wait_ended(left, timeout_s=1.0)
-        reap()
+    reap()
     return left
 
 

@@ -1,16 +1,18 @@
 """Runs the real SGLang server on the CPU: `python -m actors.sglang_cpu <SGLang's own arguments>`.
 
 Everything that serves is SGLang's: HTTP server, scheduler, radix cache, detokenizer, weight updates. This entry
-supplies what SGLang lacks on a machine without CUDA, and makes it start in a fifth of the time:
+supplies what SGLang lacks on a machine without CUDA, and makes it start in a fifth of the time and decode faster:
 
 - `sgl_kernel` is answered by an inert stand-in (`sgl_kernel_stand_in.py`); the arguments that a CPU needs are added.
 - Packages of no use here that SGLang or transformers would import (`NEEDLESS`) are said to be absent.
 - Of SGLang's 200 model files, only those that define the served architecture are imported.
+- Decode attention is computed for all requests in one call, not one by one (`batched_decode.py`).
 - Scheduler and detokenizer are forked from this process, with everything imported, instead of spawned and importing
-  all of it again; only while this process has a single thread, else SGLang's own way stands.
+  all of it again; only while this process has a single thread, else SGLang's own way stands, and its own attention.
 
-Measured on two cores, 0.4 M parameters: 46 → 7 s of processor time from command to first token, of which 6.6 s are
-the imports; 23 s → 8 s on the clock where nothing else ran, and 85 s → 20 s at load 6.
+Measured on two cores, 0.4 M parameters. From command to first token: 46 → 9 s of processor time, nearly all of it
+imports; 42 → 10 s on the clock at load 3, 85 → 21 s at load 6. A generated token: 285 → 200 µs of the scheduler's
+processor time with 128 requests at once, 515 → 340 µs with 32.
 
 Never for a server on a GPU: `--device` other than cpu is refused, and GPUs are hidden from this process.
 """
@@ -125,6 +127,9 @@ def main() -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    from actors import batched_decode  # torch
+
+    batched_decode.install()
     gc.freeze()
     gc.enable()
     fork_children()

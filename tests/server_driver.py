@@ -18,8 +18,9 @@ from pathlib import Path
 import ray
 
 from actors.cluster import RAY_ENVIRONMENT
-from actors.process_tree import Process, descendants, identify, send, wait_ended
+from actors.process_tree import Process, descendants, identify, open_files, send, wait_ended
 from actors.ray_life import raylet_pid
+from actors.server_life import SHARED_MEMORY
 from actors.sglang_server import SGLangServer
 from launcher.config import RolloutConfig, RunConfig, SGLangConfig
 from launcher.run_paths import RunPaths
@@ -126,6 +127,10 @@ class Driven:
         os.kill(self.pids[victim], signal.SIGKILL)
         wait_ended(tree, PROMISE_S)
         return [process for process in tree if identify(process.pid) == process]
+
+    def shared_memory(self) -> set[Path]:
+        """The files that its scheduler shares, which a killed process leaves behind."""
+        return {file for process in self.server_tree() for file in open_files(process.pid, SHARED_MEMORY)}
 
     def port_is_free(self) -> bool:
         with socket.socket() as trial:
