@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from statistics import fmean
 from typing import Any, TypeVar
@@ -27,8 +27,8 @@ T = TypeVar("T")
 class LoopThread:
     """An asyncio loop on a daemon thread. `call` runs a coroutine there and waits; `cancel` ends what runs."""
 
-    def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
-        self._loop = new_loop()
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 

@@ -7,6 +7,7 @@ only: the driver, which imports this module, does without and starts seconds soo
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ class Trainer:
         from actors.training import Training
 
         self._training = Training(self._config, self._paths, self._attempt, resume_from)
+        gc.collect()
+        gc.freeze()  # torch and transformers are a million objects: looking through them took a third of a rollout
         return self._training.ready()
 
     @ray.method(concurrency_group="train")

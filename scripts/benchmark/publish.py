@@ -1,0 +1,75 @@
+"""The two ways of new weights to a running server, in turn: from a folder in memory, and over the wire."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from actors.live_rollouts import LoopThread
+from actors.policy_model import PolicyModel, torch_dtype
+from actors.server_pool import ServerPool
+from actors.sglang_client import SGLangClient
+from actors.training import MEMORY_BACKED
+from actors.weight_publisher import WeightFolders, WeightPublisher
+from launcher.config import RunConfig
+from launcher.messages import ServerInfo
+from scripts.benchmark.ratios import paired_ratio, spread
+from scripts.benchmark.server import running_server
+
+Times = dict[str, list[float]]
+
+
+def measure(config: RunConfig, *, publishes: int) -> Times:
+    """Seconds of each of so many publishes of each way, after one of each that warms up."""
+    model = PolicyModel(config.actor, config.ref, temperature=config.gconfig.temperature, total_steps=1)
+    with running_server(config) as server, ExitStack() as stack:
+        thread = LoopThread("publisher")
+        stack.callback(thread.close)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=MEMORY_BACKED))
+        client, ways = thread.call(connect(config, model, server, Path(folder)))
+        stack.callback(lambda: thread.call(client.close()))
+        times: Times = {way: [] for way in ways}
+        version = 0
+        for number in range(publishes + 1):
+            for way, publisher in ways.items():
+                version += 1
+                started = time.monotonic()
+                thread.call(publisher.publish(version))
+                if number:
+                    times[way].append(time.monotonic() - started)
+        return times
+
+
+async def connect(
+    config: RunConfig, model: PolicyModel, server: ServerInfo, folder: Path
+) -> tuple[SGLangClient, dict[str, WeightPublisher]]:
+    async def no_probe(_: str) -> None:
+        return None
+
+    client = SGLangClient()
+    pool = ServerPool(no_probe, hold_timeout_s=config.rollout.setup_timeout)
+    await pool.update([server])
+    dtype = torch_dtype(config.sglang.dtype)
+
+    def publisher(folders: WeightFolders | None) -> WeightPublisher:
+        return WeightPublisher(
+            client,
+            pool,
+            folders=folders,
+            weights=lambda: dict(model.named_weights(dtype)),
+            tp_size=config.sglang.tp_size,
+            timeout_s=config.actor.weight_update_timeout,
+        )
+
+    in_memory = WeightFolders(folder / "weights", lambda target: model.export(target, dtype))
+    return client, {"disk": publisher(in_memory), "tensor": publisher(None)}
+
+
+def report(times: Times) -> dict[str, object]:
+    for way, seconds in times.items():
+        print(f"{way:8} {spread([1e3 * one for one in seconds], ' ms', 1)}")
+    ratio = paired_ratio(times["tensor"], times["disk"])
+    print(f"tensor over disk: {ratio}")
+    return {"tensor_over_disk": ratio.value, "low": ratio.low, "high": ratio.high, "seconds": times}

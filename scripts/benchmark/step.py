@@ -1,0 +1,102 @@
+"""How the time of a step is spent, from metrics.jsonl: generation, training, and what is neither.
+
+A step lasts from one line to the next, so that all is in it: the gate, the records, the checkpoint. Steps in which the
+held-out set was evaluated are left out, and so is the first of each attempt, whose beginning has no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from launcher.journal import read_lines
+from launcher.run_paths import RunPaths
+from scripts.benchmark.ratios import spread
+
+Line = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds. `rest` is what has no name: gate, records, journal, handing over between threads."""
+
+    global_step: int
+    wall: float
+    rollout: float
+    train: float
+    publish: float
+    checkpoint: float
+
+    @property
+    def neither(self) -> float:
+        return self.wall - self.rollout - self.train
+
+    @property
+    def rest(self) -> float:
+        return self.neither - self.publish - self.checkpoint
+
+
+def step_times(lines: Iterable[Line], evaluated_at: Sequence[float]) -> list[StepTime]:
+    """`lines` of metrics.jsonl in the order written; `evaluated_at` are the unix times at which an evaluation ended."""
+    times = []
+    for before, line in pairwise(lines):
+        began, ended = _number(before, "time"), _number(line, "time")
+        if not _follows(before, line) or any(began < at <= ended for at in evaluated_at):
+            continue
+        times.append(
+            StepTime(
+                global_step=int(_number(line, "global_step")),
+                wall=ended - began,
+                rollout=_number(line, "timeperf/rollout_s"),
+                train=_number(line, "timeperf/train_s"),
+                publish=_number(line, "timeperf/publish_s"),
+                checkpoint=_number(line, "timeperf/checkpoint_s"),
+            )
+        )
+    return times
+
+
+def _follows(before: Line, line: Line) -> bool:
+    """In one life of the trainer: else what happened between the two is no step's."""
+    next_step = _number(before, "global_step") + 1
+    return before["attempt"] == line["attempt"] and _number(line, "global_step") == next_step
+
+
+def _number(line: Line, key: str) -> float:
+    return float(str(line[key]))
+
+
+def read_step_times(paths: RunPaths) -> list[StepTime]:
+    evaluated = [_number(event, "time") for event in read_lines(paths.events) if event["event"] == "eval.done"]
+    return step_times(read_lines(paths.metrics), evaluated)
+
+
+def shares(times: Sequence[StepTime]) -> dict[str, float]:
+    """Of the wall time of all steps together."""
+    wall = sum(time.wall for time in times)
+    parts = ("rollout", "train", "publish", "checkpoint", "rest", "neither")
+    return {part: sum(getattr(time, part) for time in times) / wall for part in parts}
+
+
+def report(times: Sequence[StepTime]) -> dict[str, object]:
+    if not times:
+        raise ValueError("two lines of one attempt in metrics.jsonl make one step; there are none")
+    share = shares(times)
+    print(f"{len(times)} steps of {spread([time.wall for time in times], ' s')}")
+    for part, of_wall in share.items():
+        seconds = [getattr(time, part) for time in times]
+        print(f"  {part:12} {100 * of_wall:5.1f} %   {spread(seconds, ' s', 3)}")
+    each = [time.neither / time.wall for time in times]
+    print(
+        f"neither generation nor training: {100 * share['neither']:.1f} % of all, {100 * median(each):.1f} % of a step"
+    )
+    return {"shares": share, "median_share_of_a_step": median(each), "steps": [asdict(time) for time in times]}
+
+
+def paths_in(logs: Path) -> RunPaths:
+    """Of a run whose logs lie in `{fileroot}/logs/{user}/{experiment_name}/{trial_name}`."""
+    trial, experiment, user = logs.absolute(), logs.absolute().parent, logs.absolute().parent.parent
+    return RunPaths(fileroot=user.parent.parent, user=user.name, experiment_name=experiment.name, trial_name=trial.name)
