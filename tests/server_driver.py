@@ -95,12 +95,13 @@ class Driven:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()  # or the end, where it failed
+        self._everything = descendants(self.process.pid)
         if not line:
+            self.__exit__()
             raise AssertionError(Path(self._errors.name).read_text())
         started = json.loads(line)
         self.pids: dict[str, int] = started["pids"]
         self.port = int(started["url"].rpartition(":")[2])
-        self._everything = descendants(self.process.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
