@@ -7,13 +7,13 @@ only: the driver, which imports this module, does without and starts seconds soo
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
 
+from actors.lean_imports import lean_imports
 from actors.ray_life import die_with_raylet
 from launcher.config import RunConfig
 from launcher.errors import TrainerError
@@ -37,11 +37,10 @@ class Trainer:
     @ray.method(concurrency_group="train")
     def start(self, resume_from: Path | None) -> TrainerReady:
         die_with_raylet()
-        from actors.training import Training
+        with lean_imports():
+            from actors.training import Training
 
-        self._training = Training(self._config, self._paths, self._attempt, resume_from)
-        gc.collect()
-        gc.freeze()  # torch and transformers are a million objects: looking through them took a third of a rollout
+            self._training = Training(self._config, self._paths, self._attempt, resume_from)
         return self._training.ready()
 
     @ray.method(concurrency_group="train")
