@@ -17,14 +17,15 @@ ASSETS = ROOT / "assets" / "arithmetic"
 MODEL = ASSETS / "model"
 PRESET = yaml.safe_load((ROOT / "conf" / "conf" / "arithmetic_cpu.yaml").read_text())
 
+TEMPLATE = jinja2.Template((MODEL / "chat_template.jinja").read_text())
+
 
 def records(name):
     return [json.loads(line) for line in (ASSETS / f"{name}.jsonl").read_text().splitlines()]
 
 
 def prompt(question):
-    template = jinja2.Template((MODEL / "chat_template.jinja").read_text())
-    return template.render(messages=[{"role": "user", "content": question}], add_generation_prompt=True)
+    return TEMPLATE.render(messages=[{"role": "user", "content": question}], add_generation_prompt=True)
 
 
 @pytest.fixture(scope="module")
