@@ -9,7 +9,7 @@ addition carries, it forgets the carry more often than not (`47+8=45`). So the m
 third of its samples right, and is wrong at temperature 0 wherever a carry is due, while the right answer is still
 among its samples. That is what GRPO needs: an error of mere sampling noise would leave nothing to learn in greedy.
 
-Everything is seeded; on one machine a second run writes the same bytes.
+Everything is seeded, and on one thread.
 """
 
 from __future__ import annotations

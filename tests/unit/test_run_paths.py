@@ -138,7 +138,13 @@ def test_a_child_process_does_not_keep_the_lock_after_its_parent(tmp_path):
     paths = paths_in(tmp_path)
     paths.prepare()
     lock = RunLock(paths)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
+    )
+    assert child.stdout is not None and child.stdout.readline()  # Popen may return before exec has closed the lock
     lock.release()
     RunLock(paths).release()
     child.communicate(b"\n")
