@@ -109,6 +109,13 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
             given=generation.min_new_tokens,
             allowed=f"at most gconfig.max_new_tokens={generation.max_new_tokens}",
         )
+    if generation.min_new_tokens > 0 and not config.actor.recompute_logprob:
+        # SGLang masks the end token until then, so its log-probs are those of another distribution (measured: 1e-2).
+        yield Problem(
+            key="gconfig.min_new_tokens",
+            given=generation.min_new_tokens,
+            allowed="0, or with actor.recompute_logprob=true (the server's log-probs are not the model's then)",
+        )
     prompt = config.train_dataset.max_length or 1
     needed = prompt + generation.max_new_tokens
     parts = f"a prompt of {prompt} + gconfig.max_new_tokens={generation.max_new_tokens}"

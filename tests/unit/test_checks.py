@@ -96,6 +96,11 @@ def test_out_of_range(settings, said):
             "rollout.retry_wait_initial=20.0: at most rollout.retry_wait",
         ),
         (ARITHMETIC, {"gconfig__min_new_tokens": 27}, "gconfig.min_new_tokens=27: at most gconfig.max_new_tokens=26"),
+        (
+            ARITHMETIC,
+            {"gconfig__min_new_tokens": 2},
+            "gconfig.min_new_tokens=2: 0, or with actor.recompute_logprob=true",
+        ),
         (ARITHMETIC, {"sglang__context_length": 26}, "sglang.context_length=26: at least 27"),
         (
             ARITHMETIC,
