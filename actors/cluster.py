@@ -50,10 +50,12 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
         raise ResourceError(
             f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
-            "start one with `ray start --head`, or leave cluster.address=local",
+            "is this machine overloaded? Ray gives its own processes 30 s to start"
+            if local
+            else "start one there with `ray start --head`, or leave cluster.address=local",
         ) from error
     try:
         yield

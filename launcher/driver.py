@@ -12,6 +12,7 @@ import contextlib
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -104,6 +105,9 @@ class Launch:
                 outcome = Outcome(
                     word=RunWord.ERRORED, reason=str(error), next_command=same_command(), exit_code=error.exit_code
                 )
+            except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
+                self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
+                outcome = Outcome(word=RunWord.ERRORED, reason=repr(error), next_command=same_command())
         self._journal.record(
             f"run.{outcome.word.lower()}",
             reason=outcome.reason,

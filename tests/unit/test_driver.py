@@ -1,0 +1,50 @@
+"""Whatever happens to a launch, it ends in a word with its reason, and the journal has it (P9)."""
+
+import contextlib
+import time
+
+import pytest
+
+from launcher import driver
+from launcher.config import DatasetConfig, RunConfig
+from launcher.driver import Launch
+from launcher.errors import ResourceError, RolloutError
+from launcher.journal import Journal, read_lines
+from launcher.messages import RunWord
+from launcher.run_paths import RunPaths
+
+
+class Silent:
+    def line(self, text):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("happens", "word", "exit_code", "reason"),
+    [
+        (RuntimeError("the unforeseen"), RunWord.ERRORED, None, "the unforeseen"),
+        (RolloutError("no server", "look there"), RunWord.ERRORED, 3, "no server"),
+        (ResourceError("no port", "choose one"), RunWord.ERRORED, 2, "choose one"),
+        (KeyboardInterrupt(), RunWord.ABORTED, None, "ended by the user"),
+    ],
+)
+def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_code, reason):
+    config = RunConfig(experiment_name="word", train_dataset=DatasetConfig(path="none"))
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+
+    @contextlib.contextmanager
+    def breaks(*_, **__):
+        raise happens
+        yield
+
+    monkeypatch.setattr(driver, "ray_cluster", breaks)
+    outcome = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run(None)
+    assert outcome.word is word
+    assert outcome.exit_code == exit_code
+    assert reason in outcome.reason
+    assert outcome.next_command.startswith("python -m launcher")
+    last = list(read_lines(paths.events))[-1]
+    assert last["event"] == f"run.{word.lower()}"
+    assert last["reason"] == outcome.reason
