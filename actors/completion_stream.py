@@ -1,6 +1,6 @@
 """SGLang's event stream of several completions of one prompt, taken apart as it arrives. No HTTP here.
 
-    data: {"index": 3, …, "meta_info": {"finish_reason": null, …}}                 its first token: passed over
+    data: {"index": 3, …, "meta_info": {"finish_reason": null, …}}                 not whole yet: passed over
     data: {"index": 3, …, "meta_info": {"finish_reason": {"type": "stop"}, …}}     whole
     data: {"error": {"code": 400, "message": …}}                                   a refusal, after the 200 was sent
     data: [DONE]

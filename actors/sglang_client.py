@@ -35,8 +35,9 @@ KEEP_ALIVE_S = 4.0
 """SGLang closes a connection that was idle for 5 s; to reuse one at that moment would look like a server's death."""
 ANSWER_S = 1.0
 """What is left for an answer after a deadline spent otherwise."""
-ONLY_WHEN_WHOLE = 2**30
-"""Tokens between two events of a completion in a stream: there is one for the first token, and one for all."""
+ONLY_WHEN_WHOLE = -(2**30)
+"""`stream_interval`: SGLang 0.5.17 sends what it has of a completion whenever its length modulo this is 1, or 0 where
+this is not above 1. That is never for this one; any larger than the completion would still send the first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -124,6 +125,7 @@ def our_client(config: RunConfig, prompts: Sequence[Prompt], server: ServerInfo)
 
     with RewardPool(config.reward) as scorer:
         scorer.check(prompts[0])
+        gc.freeze()  # as in the trainer (`lean_imports`)
         client, engine = thread.call(connect(scorer))
         rollouts = LiveRollouts(thread, engine, config=config, prompts=by_id, held_out={})
 
