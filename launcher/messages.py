@@ -21,7 +21,10 @@ class ServerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """One server as its actor knows it. `weight_version` is None until the server has said one."""
+    """One server as its actor knows it. `weight_version` is None until the server has said one.
+
+    `lineage`: how many restores lay behind the trainer's weights when it got its own; None where nobody knows.
+    """
 
     name: str
     index: int
@@ -30,6 +33,7 @@ class ServerInfo:
     url: str = ""
     pid: int | None = None
     weight_version: int | None = None
+    lineage: int | None = None
     reason: str = ""
 
 
@@ -199,6 +203,52 @@ class TrainerEnd:
     finished: bool
     next_step: int
     evals: tuple[EvalReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedWeights:
+    """A whole Hugging Face folder that a server may start from."""
+
+    path: str
+    version: int
+    lineage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopFailure:
+    """Why the step loop ended with an error: the error's class, its message, and the step that it was at."""
+
+    kind: str
+    message: str
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerView:
+    """The trainer as whoever repairs it needs to see it.
+
+    `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
+    `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed.
+    `weights`: the newest that stand in a folder.
+    """
+
+    pid: int
+    busy: str = ""
+    is_started: bool = False
+    is_loaded: bool = False
+    is_allowed: bool = False
+    is_running: bool = False
+    is_finished: bool = False
+    phase: str = "start"
+    lineage: int = 0
+    policy_version: int = 0
+    next_step: int = 0
+    total_steps: int = 0
+    longest_sequence: int = 0
+    failure: LoopFailure | None = None
+    weights: PublishedWeights | None = None
+    servers: tuple[ServerInfo, ...] = ()
+    evals: tuple[EvalReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
