@@ -280,6 +280,47 @@ class RewardHealthConfig:
 
 
 @dataclass
+class GateConfig:
+    """Which batches reach the optimizer. What is missing, not finite or of other weights never does, whatever is set.
+
+    Distances are means of |server's - trainer's log-prob| over a batch, in nats. Measured at lr 3e-4 in float32:
+    1e-7 for the same weights, 8e-4 and more for one version behind; in bfloat16 up to 2e-3 for the same, 4e-3 and
+    more for ten behind, 0.2 and more for the first weights after 40 steps.
+    """
+
+    max_failed_share: float | None = setting(
+        0.5, "of the requests: what comes through then is no fair sample; null: any", Between(0, 1)
+    )
+    distance_float32: float | None = setting(
+        1e-5, "largest, where server and trainer both are float32; null: not asked", POSITIVE
+    )
+    distance_bfloat16: float | None = setting(3e-3, "largest, where one isn't; null: not asked", POSITIVE)
+    distance_factor: float = setting(4.0, "or, in bfloat16, so many of the run's usual distances", Between(1))
+    distance_unknown: float = setting(0.1, "largest before a usual one is known, and of older weights", POSITIVE)
+    max_reward_jump: float | None = setting(
+        0.5, "of the mean reward, as a share of the range of rewards; null: not asked", Between(0, 1)
+    )
+    max_share_jump: float | None = setting(
+        0.5, "rise of the share of completions cut at the limit, or blank; null: not asked", Between(0, 1)
+    )
+    compared_rejections: int = setting(
+        2, "batches in a row that a jump alone turns away; a change that stays is no accident", NATURAL
+    )
+    usual_steps: int = setting(20, "last steps whose medians are usual", COUNT)
+    usual_min_steps: int = setting(5, "before which nothing is compared", COUNT)
+    canaries: int = setting(6, "known answers scored with each batch; 0: none", NATURAL)
+
+
+@dataclass
+class AlertsConfig:
+    """One message when an incident begins, one when it ends."""
+
+    webhook: str | None = setting(None, "URL that gets each as JSON; null: none", Matching(r"https?://\S+", "a URL"))
+    wandb: bool = setting(True, "as a WandB alert too, where WandB is on")
+    timeout: float = setting(10.0, "of one message", DEADLINE)
+
+
+@dataclass
 class RestartConfig:
     """How often a repair is tried before the next larger one; a step further than ever before refills all."""
 
@@ -339,6 +380,8 @@ class RunConfig:
     stats_logger: StatsLoggerConfig = part(StatsLoggerConfig)
     health: HealthConfig = part(HealthConfig)
     reward_health: RewardHealthConfig = part(RewardHealthConfig)
+    gate: GateConfig = part(GateConfig)
+    alerts: AlertsConfig = part(AlertsConfig)
     restart: RestartConfig = part(RestartConfig)
     restore: RestoreConfig = part(RestoreConfig)
     memory: MemoryConfig = part(MemoryConfig)
