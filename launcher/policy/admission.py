@@ -168,12 +168,14 @@ def _reject(faults: Sequence[Fault], *, is_compared: bool = False) -> Admission:
 
 
 def _not_whole(report: BatchReport) -> list[Fault]:
+    unscored = sum(score.got is None for score in report.canaries)
     faults = {
         "no completions": report.completions == 0,
         f"{report.without_reward} completions without a reward": report.without_reward > 0,
         f"{report.empty} empty completions": report.empty > 0,
         f"{report.nonfinite_logprobs} completions with non-finite log-probs": report.nonfinite_logprobs > 0,
         f"{report.uneven_groups} groups that are not whole": report.uneven_groups > 0,
+        f"{unscored} known answers without a reward": unscored > 0,
     }
     return [Fault(reason=reason) for reason, found in faults.items() if found]
 
