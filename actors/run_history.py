@@ -7,6 +7,7 @@ it again. So its memory can't differ from its predecessor's.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,11 @@ class RunHistory:
         self.state_reason = ""
         self.lineage = 0
         self.generations: dict[str, int] = {}
+        self.start_lineages: dict[str, int | None] = {}
         self.overrides: dict[str, float | int | bool] = {}
         self.damaged_checkpoints: set[int] = set()
         self.abandoned: set[str] = set()
+        self.died: set[tuple[str, int]] = set()
         self.tried: list[Tried] = []
         self.abort_reason = ""
         self.ending: RunWord | None = None
@@ -81,10 +84,10 @@ class RunHistory:
     # ── writing ──
 
     def begin(self) -> None:
-        self._record("run.initializing", reason="servers and trainer are starting")
+        self._record("run.initializing", reason="servers and trainer are starting", pid=os.getpid())
 
     def adopt(self, what: str) -> None:
-        self._record("coordinator.adopted", subject="coordinator", reason=what)
+        self._record("coordinator.adopted", subject="coordinator", reason=what, pid=os.getpid())
 
     def enter(self, state: RunState, reason: str) -> None:
         """A change of state is written once; its last word is the driver's to write."""
@@ -112,7 +115,7 @@ class RunHistory:
         facts = dataclasses.asdict(action) | {"reason": reason}
         self._record_action(f"{EVENTS[type(action)][0]}_failed", action, facts, seconds=seconds)
 
-    def started_server(self, name: str, generation: int, weight_version: int, lineage: int) -> None:
+    def started_server(self, name: str, generation: int, weight_version: int, lineage: int | None) -> None:
         self._record(
             "server.starting", subject=name, generation=generation, weight_version=weight_version, lineage=lineage
         )
@@ -161,6 +164,9 @@ class RunHistory:
                 self.attempts.append(_attempt(event))
             case "server.starting":
                 self.generations[subject] = int(_number(event, "generation"))
+                self.start_lineages[subject] = _optional(event, "lineage")
+            case "server.died":
+                self.died.add((subject, int(_number(event, "generation"))))
             case "server.abandoned":
                 self.abandoned.add(subject)
             case "server.restarting":
