@@ -21,8 +21,6 @@ def waits_for_nothing():
 
 waits_for_nothing()
 """
-    "import time\ndef waits_for_nothing():\n    print('up', flush=True)\n    time.sleep(1000)\nwaits_for_nothing()"
-)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def stand_in():
 
 @contextlib.contextmanager
 def tree(folder, *words):
+    folder.mkdir(exist_ok=True)
     with subprocess.Popen(
         [sys.executable, "-m", "tests.fake_server_tree", *words],
         stdout=subprocess.PIPE,
