@@ -16,6 +16,7 @@ from typing import Any
 from actors.actor_calls import ActorAway
 from actors.hands import Facts, Look
 from actors.monitor_link import MonitorLink
+from actors.monitor_view import Watched
 from actors.overrides import with_overrides
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
@@ -28,8 +29,10 @@ from launcher.messages import (
     AbandonServer,
     Action,
     AdmitServer,
+    Cause,
     CondemnCheckpoints,
     Halt,
+    Incident,
     LoadWeights,
     PauseTrainer,
     RestartServer,
@@ -44,9 +47,12 @@ from launcher.messages import (
 from launcher.policy.memory import MemorySettings, Tried
 from launcher.policy.mend_trainer import damage_stands
 from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose, first_damaged
+from launcher.policy.watching import Task
 from launcher.run_paths import RunPaths
 
 STOP_S = 30.0
+VERIFIER_S = 2.0
+"""Between two rounds of known answers while training is paused."""
 MARGIN_S = 15.0
 """For what surrounds an action's own deadline: a call that waits, a process that ends."""
 
@@ -73,7 +79,8 @@ class RunHands:
         self._config = config
         self._history = history
         self._store = CheckpointStore(paths.default_checkpoints)
-        self._monitor = None if monitor is None else MonitorLink(monitor, changed=self.changed)
+        self._monitor = None if monitor is None else MonitorLink(monitor, targets=self._targets, changed=self.changed)
+        self._publishing_since: float | None = None
         self._on_gpu = on_gpu
         self._shares_gpu = shares_gpu
         setup_s = config.rollout.setup_timeout + MARGIN_S
@@ -105,6 +112,7 @@ class RunHands:
             slot.begin_looking()
         if self._monitor is not None:
             self._monitor.begin_looking()
+            self._first.append(asyncio.create_task(self._ask_the_verifier_again(self._monitor)))
         fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
         for slot in fresh:
             slot.expect()
@@ -126,6 +134,15 @@ class RunHands:
             self._history.event("start.failed", subject="run", reason=error.message)
         self.changed.set()
 
+    async def _ask_the_verifier_again(self, monitor: MonitorLink) -> None:
+        """While the trainer is paused for a broken reward function, no batch shows whether it has been mended."""
+        while True:
+            await asyncio.sleep(VERIFIER_S)
+            incident = monitor.incident
+            if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and not self._trainer.view.is_running:
+                with contextlib.suppress(LauncherError):
+                    await monitor.canaries(await self._trainer.score_canaries())
+
     async def _start_trainer(self, before: Sequence[asyncio.Task[None]]) -> None:
         """SGLang takes its share of what memory is free when it starts: on one GPU the servers go first."""
         if before:
@@ -146,16 +163,19 @@ class RunHands:
         if self._unusable is not None:
             raise self._unusable
         now = time.monotonic()
-        word = self._monitor.word if self._monitor is not None else None
-        trainer = self._trainer.facts(word.trainer if word is not None else None)
-        incident = self._trainer.incident(now) or (word.incident if word is not None else None)
+        trainer = self._trainer.facts(None)
+        incident = self._incident(now)
         in_pool = {info.name: info for info in self._trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Look(
             servers=tuple(
-                slot.facts(in_pool.get(name), None if word is None else word.servers.get((name, slot.generation)))
+                slot.facts(
+                    in_pool.get(name),
+                    None if self._monitor is None else self._monitor.verdict(name, slot.generation),
+                    is_publishing=trainer.is_publishing,
+                )
                 for name, slot in self._slots.items()
             ),
             trainer=trainer,
@@ -166,6 +186,29 @@ class RunHands:
             is_stopped=self._is_stopped,
             evals=self._trainer.view.evals,
         )
+
+    def _incident(self, now: float) -> Incident | None:
+        return self._trainer.incident(now) or (self._monitor.incident if self._monitor is not None else None)
+
+    def _targets(self) -> list[Watched]:
+        """The servers that serve, each with what it is at. One that starts is watched by its own deadline."""
+        view, now = self._trainer.view, time.monotonic()
+        in_pool = {info.name: info for info in view.servers}
+        is_loading = view.phase == "publish"
+        self._publishing_since = (self._publishing_since or now) if is_loading else None
+        targets = []
+        for name, slot in self._slots.items():
+            info = slot.info
+            if info is None or info.state is not ServerState.READY or slot.is_over:
+                continue
+            known = in_pool.get(name)
+            loads = known is not None and known.state is ServerState.STALE and known.generation == slot.generation
+            task = None
+            if loads or is_loading:
+                since = self._publishing_since or slot.loading_since or now
+                task = Task(name="loading weights", since=since, deadline_s=self._config.actor.weight_update_timeout)
+            targets.append(Watched(server=info, waiting=view.in_flight.get(name, 0), task=task))
+        return targets
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
         """A step further than ever before, with the help of whoever is READY."""
@@ -257,8 +300,7 @@ class RunHands:
             case AbandonServer(name=name):
                 await self._abandon(self._slots[name])
             case LoadWeights(name=name, version=version, lineage=lineage):
-                within_s = self._config.actor.weight_update_timeout
-                await self._trainer.send_weights(self._living(name), version, lineage, within_s=within_s)
+                await self._load_weights(name, version, lineage)
             case AdmitServer(name=name):
                 return await self._admit(self._slots[name])
             case Halt(word=word):
@@ -274,6 +316,8 @@ class RunHands:
         except CheckpointError as error:
             self._history.found_damaged(global_step, error.message)
             raise
+        if self._monitor is not None:
+            await self._monitor.restored(global_step)
         return {"next_step": next_step, "lineage": self._history.lineage}
 
     async def _restart_server(self, slot: ServerSlot) -> Facts:
@@ -319,6 +363,13 @@ class RunHands:
             raise ServerError(f"{name} is not there to be given anything")
         return info
 
+    async def _load_weights(self, name: str, version: int, lineage: int) -> None:
+        self._slots[name].loading_since = time.monotonic()
+        within_s = self._config.actor.weight_update_timeout
+        await self._trainer.send_weights(self._living(name), version, lineage, within_s=within_s)
+        if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
+            await self._monitor.trust(name)
+
     async def _admit(self, slot: ServerSlot) -> Facts:
         known = {(info.name, info.generation): info for info in self._trainer.view.servers}
         info = known.get((slot.name, slot.generation), self._living(slot.name))
@@ -352,7 +403,7 @@ class RunHands:
 
     async def _save(self) -> None:
         view = self._trainer.view
-        incident = self.look().incident
+        incident = self._incident(time.monotonic())
         damaged = damage_stands(incident, self._trainer.facts(None))
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)

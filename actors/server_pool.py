@@ -53,6 +53,10 @@ class ServerPool:
     def servers(self) -> tuple[ServerInfo, ...]:
         return tuple(self._servers.values())
 
+    def in_flight(self) -> dict[str, int]:
+        """Requests that each server is answering."""
+        return dict(self._in_flight)
+
     async def confirm(self, name: str, weight_version: int, lineage: int | None = None) -> None:
         """The server has said that it holds these weights: it may answer for them, if it was admitted in this life."""
         admitted = self._admitted.get(name) == self._servers[name].generation

@@ -33,6 +33,7 @@ class ServerSlot:
         self.lineage: int | None = None
         self.exit: ServerExit | None = None
         self.progress_at: float | None = None
+        self.loading_since: float | None = None
         self.is_abandoned = False
         self._actor = actor
         self._died = died
@@ -41,6 +42,7 @@ class ServerSlot:
         self._info: ServerInfo | None = None
         self._lost = ""
         self._is_ordered = False
+        self._was_ready = False
         self._asked, self._heard = 0, 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -77,9 +79,16 @@ class ServerSlot:
         if number > self._heard:
             self._heard, self._lost, self._info = number, "", info
 
-    def facts(self, in_pool: ServerInfo | None, judged: Verdict | None) -> ServerFacts:
-        """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this life."""
+    def facts(self, in_pool: ServerInfo | None, judged: Verdict | None, *, is_publishing: bool) -> ServerFacts:
+        """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this life.
+
+        `is_publishing`: one that was READY is STALE for as long as it loads the new weights, and that is no fault.
+        """
         state, end = self._state(in_pool), self._end()
+        if not is_publishing:
+            self._was_ready = state is ServerState.READY
+        elif state is ServerState.STALE and self._was_ready:
+            state = ServerState.READY
         is_mine = in_pool is not None and in_pool.generation == self.generation
         weights = in_pool if is_mine else self.info
         verdict = judged or (SERVES if state is ServerState.READY else UNKNOWN)
@@ -94,6 +103,11 @@ class ServerSlot:
             ran_out=None if end is None else end.ran_out,
             progress_at=self.progress_at,
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Its life has ended, or is being ended."""
+        return self._is_ordered or self.is_abandoned or self._end() is not None
 
     @property
     def ran_out(self) -> RanOut | None:

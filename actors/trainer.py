@@ -10,7 +10,6 @@ A process that Ray has started anew is empty, and says so, until it is told to `
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
@@ -22,8 +21,9 @@ from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet
 from launcher.config import RunConfig
 from launcher.errors import TrainerError
-from launcher.messages import Overrides, ServerInfo, Snapshot, StepReport, TrainerEnd, TrainerReady, TrainerView
+from launcher.messages import Overrides, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerView
 from launcher.policy.admission import Admission, BatchReport
+from launcher.policy.canaries import CanaryRound
 from launcher.run_paths import RunPaths
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Trainer:
         self._busy = "starting"
         try:
             config = with_overrides(self._config, overrides)
-            monitor = {"ask": ask_monitor, "tell": tell_monitor} if self._has_monitor else {}
-            self._training = Training(config, self._paths, self._attempt, **monitor)
+            ask = ask_monitor if self._has_monitor else None
+            self._training = Training(config, self._paths, self._attempt, ask=ask)
         finally:
             self._busy = ""
         return self._training.ready()
@@ -103,6 +103,10 @@ class Trainer:
     def admit(self, server: ServerInfo) -> float:
         return self._begun().admit(server)
 
+    @ray.method(concurrency_group="mend")
+    def score_canaries(self) -> CanaryRound:
+        return self._begun().score_canaries()
+
     @ray.method(concurrency_group="ctl")
     def close(self) -> None:
         if self._training is not None:
@@ -124,9 +128,3 @@ def ask_monitor(report: BatchReport) -> Admission:
     except (RayActorError, GetTimeoutError, ValueError) as error:  # ValueError: no actor of that name
         raise MonitorAway(f"the HealthMonitor does not answer: {type(error).__name__}") from error
     return answer
-
-
-def tell_monitor(report: StepReport) -> None:
-    """What it misses while it is away it reads from metrics.jsonl when it is back."""
-    with contextlib.suppress(RayActorError, ValueError):
-        ray.get_actor(MONITOR).report.remote(report)

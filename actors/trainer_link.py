@@ -26,6 +26,7 @@ from launcher.messages import (
     TrainerView,
     Verdict,
 )
+from launcher.policy.canaries import CanaryRound
 from launcher.policy.exit_cause import find_trainer_cause
 from launcher.policy.observed import TrainerFacts
 
@@ -192,6 +193,10 @@ class TrainerLink:
     async def admit(self, server: ServerInfo, *, within_s: float) -> float:
         distance: float = await self._ask(self._actor.admit.remote(server), within_s)
         return distance
+
+    async def score_canaries(self) -> CanaryRound:
+        scored: CanaryRound = await self._ask(self._actor.score_canaries.remote(), RESTART_S)
+        return scored
 
     async def close_training(self) -> None:
         await self._ask(self._actor.close.remote())

@@ -8,9 +8,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from actors.canaries import make_canaries, pick, score_canaries
 from actors.checkpointing import Checkpointer
 from actors.dataset import Record, build_prompts, load_records
 from actors.gate import Ask, MonitorGate
@@ -41,11 +42,13 @@ from launcher.messages import (
     TrainerView,
 )
 from launcher.policy.admission import Admission, BatchReport
+from launcher.policy.canaries import CanaryRound
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
 PROBE_TIMEOUT_S = 5.0
+CANARIES_FILE = "canaries.json"
 
 log = logging.getLogger("trainer")
 
@@ -63,13 +66,8 @@ class Training:
         attempt: int,
         *,
         ask: Ask | None = None,
-        tell: Callable[[StepReport], None] = lambda report: None,
     ) -> None:
-        """Load model, data and reward function. Raises the UsageErrors of each.
-
-        `ask`: the HealthMonitor, before each step. `tell`: it, of each step, without waiting.
-        """
-        self._tell = tell
+        """Load model, data and reward function. `ask`: the HealthMonitor. Raises the UsageErrors of each."""
         self._config = config
         self._paths = paths
         self._attempt = attempt
@@ -91,6 +89,9 @@ class Training:
         self._prompts, self._left_out = self._encode(records, config.train_dataset, "train_dataset")
         self._held_out = self._load_held_out()
         self._thread.call(self._connect())
+        scored = list(self._prompts.values())
+        kept = paths.logs / CANARIES_FILE
+        self._canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
         self._gate = None if ask is None else MonitorGate(ask, away=self._monitor_away)
         self._queue = PromptQueue(list(self._prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
@@ -243,6 +244,7 @@ class Training:
                 failure=self._failure,
                 weights=self._publisher.newest,
                 servers=self._pool.servers(),
+                in_flight=self._pool.in_flight(),
                 evals=tuple(loop.evals),
             )
 
@@ -371,8 +373,15 @@ class Training:
             policy_version=self._loop.policy_version,
             n_samples=self._config.gconfig.n_samples,
             global_step=self._loop.next_step,
+            canaries=self.score_canaries().scores,
         )
         return self._gate(dataclasses.replace(report, logprob_distance=stats.logprob_distance.mean))
+
+    def score_canaries(self) -> CanaryRound:
+        """Ask the live reward function for answers that are known."""
+        step = self._loop.next_step
+        chosen = pick(self._canaries, self._config.gate.canaries, step)
+        return CanaryRound(step=step, scores=self._thread.call(score_canaries(chosen, self._reward)))
 
     def _monitor_away(self, why: str) -> None:
         event = "gate.waiting" if why else "gate.answered"
@@ -389,7 +398,6 @@ class Training:
         self._ledger.append(report.ledger_line())
         self._metrics.append(report.metrics_line())
         self._reports.append(report)
-        self._tell(report)
         log.info(
             "step %d: reward %.3f, policy_version %d",
             report.global_step,

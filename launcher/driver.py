@@ -22,9 +22,10 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.cluster import ray_cluster
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor, server_names
 from actors.dataset import load_records
+from actors.health_monitor import HealthMonitorActor
 from actors.reward_pool import RewardPool
 from actors.sglang_server import SGLangServer
-from actors.trainer import Trainer
+from actors.trainer import MONITOR, Trainer
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError
 from launcher.event_lines import EventTail
@@ -143,14 +144,16 @@ class Launch:
             self._new(SGLangServer, options, config, self._paths, index, self._server_entry)
         gpus = config.actor.gpu_fraction if self._on_gpu(config.actor.device) else 0
         options = {"name": TRAINER, "num_cpus": config.actor.num_cpus, "num_gpus": gpus}
-        self._trainer = self._new(Trainer, options, config, self._paths, self._attempt)
+        self._trainer = self._new(Trainer, options, config, self._paths, self._attempt, has_monitor=True)
+        watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
+        self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, self._paths, self._attempt)
         return self._new(
             CoordinatorActor,
-            {"name": COORDINATOR, "num_cpus": 0, "runtime_env": NO_GPU},
+            {"name": COORDINATOR, **watchers},
             config,
             self._paths,
             self._attempt,
-            has_monitor=False,
+            has_monitor=True,
             on_gpu=self._on_gpu(config.sglang.device),
             shares_gpu=self._on_gpu(config.sglang.device) and self._on_gpu(config.actor.device),
         )

@@ -228,7 +228,8 @@ class TrainerView:
     """The trainer as whoever repairs it needs to see it.
 
     `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
-    `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed.
+    `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
+    `in_flight`: the requests that each is answering.
     `weights`: the newest that stand in a folder.
     """
 
@@ -248,6 +249,7 @@ class TrainerView:
     failure: LoopFailure | None = None
     weights: PublishedWeights | None = None
     servers: tuple[ServerInfo, ...] = ()
+    in_flight: Mapping[str, int] = field(default_factory=dict)
     evals: tuple[EvalReport, ...] = ()
 
 

@@ -1,8 +1,8 @@
 """A whole supervised run on stand-in servers, as a process whose children a test may kill.
 
-`python -m tests.supervised_run FILEROOT STEPS SERVERS` runs it: the real driver, Coordinator and trainer, the real small
-model; only SGLang is a stand-in, whose log-probs are those of the weights that it holds. `SupervisedRun` is the test's
-side of it.
+`python -m tests.supervised_run FILEROOT STEPS SERVERS` runs it: the real driver, Coordinator, HealthMonitor and
+trainer, the small real model; only SGLang is a stand-in, whose log-probs are those of the weights that it holds.
+`SupervisedRun` is the test's side of it.
 """
 
 import os
@@ -23,7 +23,7 @@ from launcher.run_paths import RunPaths
 ASSETS = Path(__file__).parents[1] / "assets" / "arithmetic"
 STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
 BATCH = 4
-DEADLINE_S = 240
+DEADLINE_S = 400
 
 
 def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
@@ -31,6 +31,7 @@ def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
     config.cluster.fileroot = fileroot
     config.train_dataset = DatasetConfig(path=str(ASSETS / "train.jsonl"), batch_size=BATCH)
     config.gconfig.n_samples, config.gconfig.max_new_tokens = 2, 26
+    config.reward.fn = "tests.rewards:by_text"
     config.actor.path = config.ref.path = config.sglang.model_path = config.tokenizer_path = str(ASSETS / "model")
     config.actor.dtype = config.sglang.dtype = config.ref.dtype = "float32"
     config.actor.device = config.sglang.device = "cpu"
