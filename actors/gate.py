@@ -31,9 +31,17 @@ class MonitorGate:
         self._ask = ask
         self._away = away
         self._stop = threading.Event()
+        self.is_waiting = False
 
     def __call__(self, report: BatchReport) -> Admission:
         """Raises Stopped where the loop is to stop before there is an answer."""
+        self.is_waiting = True
+        try:
+            return self._until_answered(report)
+        finally:
+            self.is_waiting = False
+
+    def _until_answered(self, report: BatchReport) -> Admission:
         was_away = False
         while True:
             try:

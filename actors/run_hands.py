@@ -89,7 +89,11 @@ class RunHands:
             for name, actor in servers.items()
         }
         self._trainer = TrainerLink(
-            trainer, ended=self._trainer_ended, changed=self.changed, load_s=config.health.trainer_first_s
+            trainer,
+            ended=self._trainer_ended,
+            changed=self.changed,
+            load_s=config.health.trainer_first_s,
+            health=config.health,
         )
         self._next_step = 0
         self._progress_at: float | None = None
@@ -163,7 +167,7 @@ class RunHands:
         if self._unusable is not None:
             raise self._unusable
         now = time.monotonic()
-        trainer = self._trainer.facts(None)
+        trainer = self._trainer.facts()
         incident = self._incident(now)
         in_pool = {info.name: info for info in self._trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
@@ -404,7 +408,7 @@ class RunHands:
     async def _save(self) -> None:
         view = self._trainer.view
         incident = self._incident(time.monotonic())
-        damaged = damage_stands(incident, self._trainer.facts(None))
+        damaged = damage_stands(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)
 

@@ -35,6 +35,7 @@ class ServerPool:
         self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
         self._in_flight: dict[str, int] = {}
+        self.leases_ended = 0
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -92,6 +93,7 @@ class ServerPool:
             yield server
         finally:
             self._in_flight[server.name] -= 1
+            self.leases_ended += 1
 
     async def _acquire(self, weight_version: int, avoid: str) -> ServerInfo:
         try:

@@ -59,9 +59,11 @@ class Phase:
 
     name: str = "start"
     since: float = 0.0
+    entered: int = 0
 
     def enter(self, name: str) -> None:
         self.name, self.since = name, time.monotonic()
+        self.entered += 1
 
 
 class GrpoLoop:

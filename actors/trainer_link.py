@@ -15,6 +15,8 @@ import ray
 
 from actors.actor_calls import ActorAway, answer
 from actors.process_end import process_ended
+from actors.trainer_watch import TrainerWatch
+from launcher.config import HealthConfig
 from launcher.errors import LauncherError, TrainerError
 from launcher.messages import (
     Cause,
@@ -34,20 +36,23 @@ ANSWER_S = 3.0
 LOOK_S = 0.25
 SOON_S = 0.05
 RESTART_S = 60.0
-FRESH_S = 10.0
 NOTHING = TrainerView(pid=0)
 
 
 class TrainerLink:
-    """`ended` hears why a process ended. `load_s`: how long starting and restoring may take."""
+    """`ended` hears why a process ended."""
 
-    def __init__(self, actor: Any, *, ended: Callable[[str], None], changed: asyncio.Event, load_s: float) -> None:
+    def __init__(
+        self, actor: Any, *, ended: Callable[[str], None], changed: asyncio.Event, health: HealthConfig
+    ) -> None:
         self.view = NOTHING
         self._viewed_at = float("-inf")
         self._actor = actor
         self._ended = ended
         self._changed = changed
-        self._load_s = load_s
+        self._load_s = health.trainer_first_s
+        self._look_s = health.look_interval_s
+        self._life = TrainerWatch(health)
         self._dead_pid = 0
         self._watched_pid = 0
         self._is_ordered = False
@@ -60,6 +65,7 @@ class TrainerLink:
 
     def begin_looking(self) -> None:
         self._keep(self._look_on())
+        self._keep(self._look_at_it())
 
     def expect(self) -> None:
         """It is about to be started: that it is empty means nothing."""
@@ -82,9 +88,8 @@ class TrainerLink:
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
             self._watch(view.pid)
 
-    def facts(self, judged: Verdict | None) -> TrainerFacts:
-        """`judged`: the HealthMonitor's verdict on this process."""
-        view, verdict = self.view, self._verdict(judged)
+    def facts(self) -> TrainerFacts:
+        view, verdict = self.view, self._verdict()
         failure = view.failure
         found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
         return TrainerFacts(
@@ -120,7 +125,7 @@ class TrainerLink:
             return None
         return find_trainer_cause([f"{failure.kind}: {failure.message}".replace("\n", " ")], None).cause
 
-    def _verdict(self, judged: Verdict | None) -> Verdict:
+    def _verdict(self) -> Verdict:
         view = self.view
         if self._is_ordered or view.busy or view.pid == 0:
             return Verdict(health=Health.UNKNOWN, reason=view.busy or "starting")
@@ -129,12 +134,13 @@ class TrainerLink:
         cause = self._cause_of_failure()
         if view.failure is not None and cause is not Cause.NONFINITE:
             return Verdict(health=Health.DEAD, reason=view.failure.message, cause=cause)
-        if judged is not None and judged.health is Health.DEAD:
-            return judged
-        age_s = time.monotonic() - self._viewed_at
-        if age_s > FRESH_S:
-            return Verdict(health=Health.UNKNOWN, reason=f"no answer for {age_s:.0f} s")
-        return Verdict(health=Health.HEALTHY, reason="it answers")
+        return self._life.verdict()
+
+    async def _look_at_it(self) -> None:
+        """Beside the questions, so that one that is not answered is seen to be none."""
+        while True:
+            self._life.look(self.view, heard_at=self._viewed_at, is_asked=self._asked > self._heard)
+            await asyncio.sleep(self._look_s)
 
     async def _look_on(self) -> None:
         while True:

@@ -229,8 +229,8 @@ class TrainerView:
 
     `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
     `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
-    `in_flight`: the requests that each is answering.
-    `weights`: the newest that stand in a folder.
+    `in_flight`: the requests that each is answering. `is_at_gate`: it waits for the HealthMonitor. `progress`: any
+    number that changes while it gets on. `weights`: the newest that stand in a folder.
     """
 
     pid: int
@@ -240,7 +240,9 @@ class TrainerView:
     is_allowed: bool = False
     is_running: bool = False
     is_finished: bool = False
+    is_at_gate: bool = False
     phase: str = "start"
+    progress: int = 0
     lineage: int = 0
     policy_version: int = 0
     next_step: int = 0
