@@ -14,15 +14,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from actors.actor_calls import ActorAway
+from actors.checkpoint_facts import checkpoint_facts
 from actors.hands import Facts, Look
 from actors.monitor_link import MonitorLink
 from actors.monitor_view import Watched
 from actors.overrides import with_overrides
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
-from actors.start_weights import StartWeights, forget, keep_for
+from actors.start_weights import StartWeights, first_weights, forget, keep_for
 from actors.trainer_link import TrainerLink
-from launcher.checkpoints import CheckpointState, CheckpointStore
+from launcher.checkpoints import CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
 from launcher.messages import (
@@ -46,8 +47,7 @@ from launcher.messages import (
 )
 from launcher.policy.memory import MemorySettings, Tried
 from launcher.policy.mend_trainer import damage_stands
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose, first_damaged
-from launcher.policy.watching import Task
+from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, choose, first_damaged
 from launcher.run_paths import RunPaths
 
 STOP_S = 30.0
@@ -80,7 +80,6 @@ class RunHands:
         self._history = history
         self._store = CheckpointStore(paths.default_checkpoints)
         self._monitor = None if monitor is None else MonitorLink(monitor, targets=self._targets, changed=self.changed)
-        self._publishing_since: float | None = None
         self._on_gpu = on_gpu
         self._shares_gpu = shares_gpu
         setup_s = config.rollout.setup_timeout + MARGIN_S
@@ -92,7 +91,6 @@ class RunHands:
             trainer,
             ended=self._trainer_ended,
             changed=self.changed,
-            load_s=config.health.trainer_first_s,
             health=config.health,
         )
         self._next_step = 0
@@ -195,24 +193,7 @@ class RunHands:
         return self._trainer.incident(now) or (self._monitor.incident if self._monitor is not None else None)
 
     def _targets(self) -> list[Watched]:
-        """The servers that serve, each with what it is at. One that starts is watched by its own deadline."""
-        view, now = self._trainer.view, time.monotonic()
-        in_pool = {info.name: info for info in view.servers}
-        is_loading = view.phase == "publish"
-        self._publishing_since = (self._publishing_since or now) if is_loading else None
-        targets = []
-        for name, slot in self._slots.items():
-            info = slot.info
-            if info is None or info.state is not ServerState.READY or slot.is_over:
-                continue
-            known = in_pool.get(name)
-            loads = known is not None and known.state is ServerState.STALE and known.generation == slot.generation
-            task = None
-            if loads or is_loading:
-                since = self._publishing_since or slot.loading_since or now
-                task = Task(name="loading weights", since=since, deadline_s=self._config.actor.weight_update_timeout)
-            targets.append(Watched(server=info, waiting=view.in_flight.get(name, 0), task=task))
-        return targets
+        return self._watched.targets(self._trainer.view)
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
         """A step further than ever before, with the help of whoever is READY."""
@@ -224,20 +205,9 @@ class RunHands:
                 slot.progress_at = now
 
     def _checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        found = []
-        for checkpoint in self._store.list():
-            manifest = checkpoint.manifest
-            if checkpoint.state is not CheckpointState.COMMITTED or manifest is None:
-                continue
-            facts = CheckpointFacts(
-                global_step=checkpoint.global_step,
-                policy_version=manifest.policy_version,
-                health=CheckpointHealth.CANDIDATE,
-                is_whole=checkpoint.global_step not in self._history.damaged_checkpoints,
-            )
-            health = certify(facts, healthy_until, self._config.restore)
-            found.append(dataclasses.replace(facts, health=health))
-        return tuple(found)
+        return checkpoint_facts(
+            self._store, self._history.damaged_checkpoints, healthy_until=healthy_until, settings=self._config.restore
+        )
 
     def _memory(self) -> MemorySettings:
         config = with_overrides(self._config, self._history.overrides)
@@ -342,13 +312,10 @@ class RunHands:
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        is_first = self._history.lineage == 0
-        lineage = 1 if is_first else None
         step = choose(self._checkpoints(FIRST_WEIGHTS), None, (), self._config.restore).global_step
-        found = self._store.find(step) if step is not None and step != FIRST_WEIGHTS else None
-        if found is None or found.manifest is None:
-            return StartWeights(path=self._config.sglang.model_path, version=0, lineage=lineage)
-        return StartWeights(path=str(found.path), version=found.manifest.policy_version, lineage=lineage)
+        found = self._store.find(step) if step is not None else None
+        lineage = 1 if self._history.lineage == 0 else None
+        return first_weights(found, self._config.sglang.model_path, lineage)
 
     async def _take_from_traffic(self, slot: ServerSlot, state: ServerState) -> None:
         """Its requests end with its process in any case; a trainer that is away has none."""

@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.checkpoint_folder import Checkpoint
 from launcher.messages import PublishedWeights
 
 
@@ -21,6 +22,14 @@ class StartWeights:
     path: str
     version: int
     lineage: int | None
+
+
+def first_weights(checkpoint: Checkpoint | None, model_path: str, lineage: int | None) -> StartWeights:
+    """Those of the checkpoint that the trainer is about to load; the run's first, where it has none."""
+    if checkpoint is None or checkpoint.manifest is None:
+        return StartWeights(path=model_path, version=0, lineage=lineage)
+    version = checkpoint.manifest.policy_version
+    return StartWeights(path=str(checkpoint.path), version=version, lineage=lineage)
 
 
 def keep_for(name: str, weights: PublishedWeights) -> StartWeights | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from actors.canaries import make_canaries, pick, score_canaries
 from actors.checkpointing import Checkpointer
-from actors.dataset import Record, build_prompts, load_records
+from actors.dataset import load_records
 from actors.gate import Ask, MonitorGate
 from actors.golden_probe import GREEDY, golden_distance
 from actors.live_rollouts import LiveRollouts, LoopThread
@@ -24,13 +24,13 @@ from actors.rollout import RolloutEngine
 from actors.server_pool import ServerPool
 from actors.sglang_client import RequestFailed, SGLangClient
 from actors.step_loop import GrpoLoop, no_gate
+from actors.training_data import DataLoader
 from actors.weight_publisher import WeightFolders, WeightPublisher
-from launcher.config import DatasetConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.errors import ServerError, WeightsRefused
 from launcher.journal import Journal, LineLog
 from launcher.messages import (
     LoopFailure,
-    Prompt,
     RolloutBatch,
     ServerInfo,
     ServerState,
@@ -86,14 +86,14 @@ class Training:
             total_steps=planned_steps(config, prompts=len(records)),
             tokenizer_path=config.tokenizer_path,
         )
-        self._prompts, self._left_out = self._encode(records, config.train_dataset, "train_dataset")
-        self._held_out = self._load_held_out()
+        context = config.sglang.context_length or self._model.context_length
+        self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records)
         self._thread.call(self._connect())
-        scored = list(self._prompts.values())
+        scored = list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
         self._canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
         self._gate = None if ask is None else MonitorGate(ask, away=self._monitor_away)
-        self._queue = PromptQueue(list(self._prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
+        self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
         self._checkpointer = Checkpointer(config, paths, self._journal)
         self._loop = self._assemble()
@@ -108,9 +108,9 @@ class Training:
             total_steps=self._loop.total_steps,
             steps_per_epoch=self._loop.steps_per_epoch,
             policy_version=self._loop.policy_version,
-            prompts=len(self._prompts),
-            held_out=len(self._held_out),
-            left_out=self._left_out,
+            prompts=len(self._data.prompts),
+            held_out=len(self._data.held_out),
+            left_out=self._data.left_out,
             pid=os.getpid(),
         )
 
@@ -192,7 +192,7 @@ class Training:
 
         Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for.
         """
-        prompt = self._prompts[min(self._prompts)].token_ids
+        prompt = self._data.golden_prompt
         timeout_s = self._config.rollout.request_timeout
         try:
             distance = golden_distance(
@@ -242,16 +242,13 @@ class Training:
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
-                longest_sequence=self._longest_sequence(),
+                longest_sequence=self._data.longest_sequence,
                 failure=self._failure,
                 weights=self._publisher.newest,
                 servers=self._pool.servers(),
                 in_flight=self._pool.in_flight(),
                 evals=tuple(loop.evals),
             )
-
-    def _longest_sequence(self) -> int:
-        return max(len(prompt.token_ids) for prompt in self._prompts.values()) + self._config.gconfig.max_new_tokens
 
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         """Tell the pool of rollouts which servers there are."""
@@ -289,26 +286,6 @@ class Training:
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
-    def _load_held_out(self) -> dict[str, Prompt]:
-        dataset = self._config.valid_dataset
-        if dataset is None:
-            return {}
-        return self._encode(load_records(dataset, key="valid_dataset"), dataset, "valid_dataset")[0]
-
-    def _encode(self, records: Sequence[Record], dataset: DatasetConfig, key: str) -> tuple[dict[str, Prompt], int]:
-        """The prompts by id, and how many were left out as longer than the data set's max_length."""
-        context = self._config.sglang.context_length or self._model.context_length
-        prompts, left_out = build_prompts(
-            records,
-            self._model.tokenizer,
-            max_prompt_tokens=None if context is None else context - self._config.gconfig.max_new_tokens,
-            max_length=dataset.max_length,
-            key=key,
-        )
-        if left_out:
-            self._journal.record("data.left_out", subject=key, reason=f"over {key}.max_length", prompts=left_out)
-        return {prompt.id: prompt for prompt in prompts}, left_out
-
     async def _connect(self) -> None:
         """Make what lives on the asyncio loop, on it."""
         config, tokenizer = self._config, self._model.tokenizer
@@ -322,7 +299,7 @@ class Training:
             decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
         )
         self._rollouts = LiveRollouts(
-            self._thread, engine, config=config, prompts=self._prompts, held_out=self._held_out
+            self._thread, engine, config=config, prompts=self._data.prompts, held_out=self._data.held_out
         )
         on_disk = config.actor.weight_update_mode == "disk"
         dtype = torch_dtype(config.sglang.dtype)
