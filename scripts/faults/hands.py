@@ -7,10 +7,11 @@ is stopped "until it is replaced" is not.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.process_tree import Process, identify
@@ -29,6 +30,8 @@ from scripts.faults.switched_reward import fired
 
 Figures = dict[str, object]
 MIB = 2**20
+LOOK_S = 0.05
+PUBLISH_LOOK_S = 0.005
 RANDOM_MOMENT_S = 3.0
 """T1 at any moment waits for up to this long first, so that the moment isn't always the same one of a step."""
 RECOVERY_BEGINS_S = 2.0
@@ -137,19 +140,35 @@ def slow_server(case: Case) -> Figures:
 
 def load_stale_weights(case: Case) -> Figures:
     server = case.server()
-    said = str(server_api.ask(server.url, "/model_info")["weight_version"])
-    version = "0" if case.word("label") == "true" else said
     first = server_api.first_weights(case.paths)
-    server_api.load_weights(server.url, first, version=version)
+    with _just_published(case, server) as said:
+        version = "0" if case.word("label") == "true" else said
+        server_api.load_weights(server.url, first, version=version)
     return {"target": server.name, "loaded": first, "weight_version": said, "labelled": version}
+
+
+@contextlib.contextmanager
+def _just_published(case: Case, server: Server) -> Iterator[str]:
+    """Right after the next publish, with the trainer standing: the weight version that the server says.
+
+    At any other time the next publish would replace what is loaded before a token came from it.
+    """
+    before = server_api.weight_version(server.url)
+    deadline = time.monotonic() + case.within_s
+    while (said := server_api.weight_version(server.url)) == before:
+        if time.monotonic() > deadline:
+            raise Missed(f"{server.name} got no new weights in time", "give it longer with --within")
+        case.sleep(PUBLISH_LOOK_S)
+    with signals.stopped([case.trainer()]):
+        yield said
 
 
 def load_damaged_weights(case: Case) -> Figures:
     server = case.server()
     folder = Place.of(case.paths).damaged_weights
-    what = server_api.damaged_weights(case.paths, folder, case.draw.randrange)
-    said = str(server_api.ask(server.url, "/model_info")["weight_version"])
-    server_api.load_weights(server.url, str(folder), version=said)
+    with _just_published(case, server) as said:
+        what = server_api.damaged_weights(case.paths, folder, case.draw.randrange)
+        server_api.load_weights(server.url, str(folder), version=said)
     return {"target": server.name, "tensor": what, "weight_version": said}
 
 
@@ -174,14 +193,23 @@ def _interposed(case: Case, spoil: Spoil) -> Figures:
     interposer.check_interposed(case.paths)
     place, seconds = Place.of(case.paths), case.number("seconds")
     before = interposer.fired(place)
-    with interposer.spoiling(place, spoil, seconds):
-        case.sleep(seconds)
+    with interposer.spoiling(place, spoil, case.within_s + seconds):
+        _stay_on(case, lambda: interposer.fired(place) > before)
     return {"target": "requests", **_counted("requests", interposer.fired(place) - before)}
+
+
+def _stay_on(case: Case, has_hit: Callable[[], bool]) -> None:
+    """For so long from its first hit on: most of a step nobody asks a server or scores anything."""
+    deadline = time.monotonic() + case.within_s
+    while not has_hit() and time.monotonic() < deadline:
+        case.sleep(LOOK_S)
+    if has_hit():
+        case.sleep(case.number("seconds"))
 
 
 def _counted(what: str, times: int) -> Figures:
     if times == 0:
-        raise Missed(f"no {what} met the fault while it was on", "leave it on for longer: seconds=…")
+        raise Missed(f"no {what} met the fault while it was on", "give it longer with --within")
     return {what: times}
 
 
@@ -226,7 +254,7 @@ def switch_reward(kind: str) -> Callable[[Case], Figures]:
         what |= {name: case.options[name] for name in ("share", "stall_s") if name in case.options}
         before = fired(switch)
         with switched_on(switch, what):
-            case.sleep(case.number("seconds"))
+            _stay_on(case, lambda: fired(switch) > before)
         return {"target": "reward function", **what, **_counted("completions", fired(switch) - before)}
 
     return hand

@@ -135,8 +135,8 @@ KINDS: Mapping[str, Kind] = {
         Kind(id="T2", what="trainer hangs: SIGSTOP", role="trainer", options={"seconds": UNTIL_REPLACED}),
         Kind(
             id="T3",
-            what="non-finite loss: rewards so large that their spread overflows (a poisoned parameter is out of reach: "
-            "the trainer has no call that would write one)",
+            what="poisoned batch: a share of the rewards is ±3e38 (a poisoned parameter is out of reach: the trainer "
+            "has no call that would write one)",
             role="trainer",
             needs="switch",
             options={

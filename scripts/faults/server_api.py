@@ -40,9 +40,14 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None, timeout_s: floa
         raise Missed(f"{url}{path}: {error}", "a server with an API key refuses strangers") from error
 
 
+def weight_version(url: str) -> str:
+    """As the server says it. Raises Missed."""
+    return str(ask(url, "/model_info").get("weight_version"))
+
+
 def load_weights(url: str, folder: str, *, version: str) -> None:
-    """Without aborting what runs: it waits for the server's requests, as a load by the trainer does. Raises Missed."""
-    body = {"model_path": folder, "weight_version": version, "abort_all_requests": False, "flush_cache": True}
+    """What runs is aborted, so that it is asked again and comes from these weights. Raises Missed."""
+    body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": True}
     if not ask(url, "/update_weights_from_disk", body).get("success"):
         raise Missed(f"{url} refused the weights in {folder}", "see its log")
 
