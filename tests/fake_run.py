@@ -71,7 +71,7 @@ def main() -> None:
     paths.prepare()
     with RunLock(paths) as lock:
         journal = Journal(paths.events, lock.next_attempt())
-        actors = [titled(name) for name in ("ray::Trainer.run", "ray::HealthMonitor", "ray::Coordinator.plan")]
+        actors = [titled(name) for name in ("ray::Trainer.run", "ray::HealthMonitorActor", "ray::CoordinatorActor.run")]
         for index in range(given.servers):
             started = guarded_server(paths, index)
             journal.record("server.ready", subject=f"server-{index}", pid=started["server"])

@@ -24,7 +24,8 @@ from launcher.errors import UsageError
 from launcher.run_paths import RunPaths
 
 GUARD = "actors.process_guard"
-SUPERVISORS = {"HealthMonitor": "health_monitor", "Coordinator": "coordinator"}
+SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
+"""Their classes, of which Ray makes their titles."""
 TITLE = re.compile(r"ray::(\w+)")
 MEMORY_BACKED = Path("/dev/shm")
 

@@ -62,7 +62,7 @@ class Following:
         match event.get("event"), event.get("pid"):
             case "server.ready", int(pid):
                 self._ready[subject] = pid
-            case "server.died" | "server.starting" | "server.condemned", _:
+            case "server.died" | "server.starting" | "server.restarting", _:
                 self._ready.pop(subject, None)
 
     def is_ready(self, server: str, pid: int) -> bool:
