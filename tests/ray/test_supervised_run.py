@@ -1,7 +1,5 @@
 """Who is killed, and what must go on: real driver, Coordinator and trainer, stand-in servers."""
 
-from statistics import median
-
 import pytest
 
 from tests.supervised_run import SupervisedRun
@@ -32,12 +30,6 @@ def test_servers_and_coordinator_are_killed_and_the_trainer_is_not_touched(tmp_p
         assert [line["global_step"] for line in run.ledger()] == list(range(30)), "no step was taken twice"
         died = run.events("server.died")
         assert sorted(event["pid"] for event in died) == sorted([first["server-1"], *second.values()])
-        print("detected after", [round(event["detected_after_s"], 4) for event in died])
-        print(
-            "recovered after",
-            [event["recovered_after_s"] for event in run.events("server.ready") if "recovered_after_s" in event],
-        )
-        assert median(event["detected_after_s"] for event in died) < 1.0
 
 
 def test_a_killed_trainer_is_restored_and_every_prompt_is_trained_on_once(tmp_path):
