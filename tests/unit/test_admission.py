@@ -8,6 +8,7 @@ import pytest
 from launcher.config import GateConfig
 from launcher.messages import Cause
 from launcher.policy.admission import BatchReport, Gate, Usual, admit
+from launcher.policy.canaries import CanaryScore
 from tests.replay import Replay, prompts
 
 EXACT = Gate(settings=GateConfig(), is_exact=True, versions_behind=0)
@@ -49,6 +50,7 @@ def test_a_sound_batch_is_admitted(gate, usual):
         ({"empty": 3}, "3 empty completions"),
         ({"nonfinite_logprobs": 2}, "2 completions with non-finite log-probs"),
         ({"uneven_groups": 1}, "1 groups that are not whole"),
+        ({"canaries": (CanaryScore(name="a", expected=1, got=None),)}, "1 known answers without a reward"),
         ({"weight_versions": (6,)}, r"weight versions [6], not 7"),
         ({"weight_versions": (6, 7)}, r"weight versions [6, 7], not 7"),
         ({"weight_versions": (8,)}, r"weight versions [8], not 7"),
