@@ -235,3 +235,179 @@ class Outcome:
     last_step: int | None = None
     exit_code: int | None = None
     evals: Sequence[EvalReport] = field(default=())
+
+
+class Health(enum.StrEnum):
+    """UNKNOWN is never healthy, and never a reason to kill (P7)."""
+
+    HEALTHY = "HEALTHY"
+    SUSPECT = "SUSPECT"
+    DEAD = "DEAD"
+    UNKNOWN = "UNKNOWN"
+
+
+class Cause(enum.StrEnum):
+    """Why something failed (DESIGN.md §4)."""
+
+    SERVER_CRASH = "server_crash"
+    SERVER_HANG = "server_hang"
+    SERVER_OOM = "server_oom"
+    SERVER_STALE = "server_stale"
+    SERVER_CORRUPT = "server_corrupt"
+    SERVER_SLOW = "server_slow"
+    TRAINER_CRASH = "trainer_crash"
+    TRAINER_HANG = "trainer_hang"
+    TRAINER_OOM = "trainer_oom"
+    NONFINITE = "nonfinite"
+    REWARD_COLLAPSE = "reward_collapse"
+    VERIFIER_BROKEN = "verifier_broken"
+    CHECKPOINT_CORRUPT = "checkpoint_corrupt"
+    NODE_LOST = "node_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The health of one server or of the trainer, and why. `cause` where something is wrong that has a name."""
+
+    health: Health
+    reason: str
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something is wrong with what is learned, not with a process.
+
+    `onset_step` is the first step whose own figures show it, as estimated, not the step of the alarm; None where no
+    step was touched. `since` is when it was first seen, on the clock of whoever decides.
+    """
+
+    cause: Cause
+    subject: str
+    reason: str
+    since: float
+    onset_step: int | None = None
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+
+class Rung(enum.StrEnum):
+    """How large a repair is; each is tried before the next."""
+
+    RETRY = "retry"
+    SERVER = "server"
+    FLEET = "fleet"
+    RESTORE = "restore"
+    HALT = "halt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer."""
+
+    at: float
+    cause: Cause
+    subject: str
+    rung: Rung
+    onset_step: int | None = None
+    restored_step: int | None = None
+
+
+Overrides = Mapping[str, float | int | bool]
+"""Settings that differ from the configuration, by their dotted keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseTrainer:
+    """The step loop stops before its next optimizer step, and answers when it has."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTrainer:
+    """The step loop goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartTrainer:
+    """End the trainer's process, make sure that it is gone, start another; it waits, paused and with nothing loaded."""
+
+    reason: str
+    overrides: Overrides = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTrainer:
+    """Load the checkpoint of a step; -1: the weights that the run began with. The trainer stays paused.
+
+    Checkpoints of later steps are set aside. One that can't be loaded is reported as incomplete from then on.
+    """
+
+    global_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CondemnCheckpoints:
+    """Mark those of steps later than `after_step` as damaged; they stay where a person can look at them."""
+
+    after_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartServer:
+    """End a server's whole tree, make sure that it is gone, start another."""
+
+    name: str
+    reason: str
+    overrides: Overrides = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonServer:
+    """Mark it FAILED: the run goes on with the others."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWeights:
+    """Send a server the trainer's weights. `lineage`: how many restores lie behind them."""
+
+    name: str
+    version: int
+    lineage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitServer:
+    """Ask a golden probe, and give the server traffic.
+
+    One whose answer is wrong stays STALE with no weight version, so that its weights are loaded again.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """End the run: stop everything in reverse order. After ERRORED what is sound is saved and the way on is said."""
+
+    reason: str
+    word: RunWord = RunWord.ERRORED
+
+
+Action = (
+    PauseTrainer
+    | ResumeTrainer
+    | RestartTrainer
+    | RestoreTrainer
+    | CondemnCheckpoints
+    | RestartServer
+    | AbandonServer
+    | LoadWeights
+    | AdmitServer
+    | Halt
+)
