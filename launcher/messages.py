@@ -374,7 +374,10 @@ class AbandonServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWeights:
-    """Send a server the trainer's weights. `lineage`: how many restores lie behind them."""
+    """Send a server the trainer's newest weights; from then on each publish includes it.
+
+    `version` when it was ordered; `lineage`: how many restores lie behind them.
+    """
 
     name: str
     version: int

@@ -26,6 +26,8 @@ SEEN_IN_THE_NEXT_STEP = frozenset({Cause.REWARD_COLLAPSE, Cause.NONFINITE})
 """Causes that a step shows because the weights it began with are damaged."""
 
 
+KEPT_GOOD = 2
+
 ONSET_IS_EXACT = frozenset({Cause.VERIFIER_BROKEN})
 """Known answers are scored at each step: the first wrong one is the first wrong step."""
 
@@ -58,6 +60,17 @@ def certify(checkpoint: CheckpointFacts, healthy_until: int, settings: RestoreCo
     """The state of a checkpoint when every step up to `healthy_until` has been judged healthy."""
     proven = healthy_until - checkpoint.global_step >= settings.good_after_steps
     return CheckpointHealth.GOOD if proven and checkpoint.health is CheckpointHealth.CANDIDATE else checkpoint.health
+
+
+def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> frozenset[int]:
+    """The steps that retention must leave alone: the newest, and the newest good ones.
+
+    Young checkpoints are not certified yet: by age alone, retention would delete the last that is. Of the good ones
+    more than one stays, since a collapse that comes back goes further back.
+    """
+    standing = sorted(c.global_step for c in checkpoints if c.is_whole and c.health is not CheckpointHealth.CONDEMNED)
+    good = sorted(c.global_step for c in checkpoints if c.is_whole and c.health is CheckpointHealth.GOOD)
+    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:]])
 
 
 def first_damaged(incident: Incident) -> int | None:

@@ -7,7 +7,15 @@ import pytest
 from launcher.config import RestoreConfig
 from launcher.messages import Attempt, Cause, Incident, Rung
 from launcher.policy import restore
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose, first_damaged
+from launcher.policy.restore import (
+    FIRST_WEIGHTS,
+    CheckpointFacts,
+    CheckpointHealth,
+    certify,
+    choose,
+    first_damaged,
+    worth_keeping,
+)
 
 SETTINGS = RestoreConfig()
 GOOD, CANDIDATE, CONDEMNED = CheckpointHealth.GOOD, CheckpointHealth.CANDIDATE, CheckpointHealth.CONDEMNED
@@ -105,6 +113,19 @@ def test_what_happened_elsewhere_does_not_count(history):
 )
 def test_certification_comes_with_healthy_steps(checkpoint, healthy_until, health):
     assert certify(checkpoint, healthy_until, SETTINGS) is health
+
+
+@pytest.mark.parametrize(
+    ("shelf", "kept"),
+    [
+        (SHELF, {29, 39, 49, 59}),
+        ([saved(9, GOOD), saved(19), saved(29), saved(39)], {9, 29, 39}),
+        ([saved(9, GOOD), saved(19, GOOD, is_whole=False), saved(29), saved(39, CONDEMNED)], {9, 29}),
+        ([], set()),
+    ],
+)
+def test_retention_never_takes_the_last_good_one(shelf, kept):
+    assert worth_keeping(shelf, keep_last=2) == kept
 
 
 def test_without_looking_at_the_onset_the_damage_would_be_restored(monkeypatch):
