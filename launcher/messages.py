@@ -290,28 +290,6 @@ class Incident:
     evidence: Mapping[str, object] = field(default_factory=dict)
 
 
-class Rung(enum.StrEnum):
-    """How large a repair is; each is tried before the next."""
-
-    RETRY = "retry"
-    SERVER = "server"
-    FLEET = "fleet"
-    RESTORE = "restore"
-    HALT = "halt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer."""
-
-    at: float
-    cause: Cause
-    subject: str
-    rung: Rung
-    onset_step: int | None = None
-    restored_step: int | None = None
-
-
 Overrides = Mapping[str, float | int | bool]
 """Settings that differ from the configuration, by their dotted keys."""
 

@@ -9,13 +9,15 @@
     only if allowed   max_new_tokens halved, n_samples halved: they change what is learned
 
 Each rung is one change. A pool that goes up never comes back to where an allocation failed, nor does one that goes
-down reach what was too small: with both ends known to fail, no rung is left, and the run says so instead of swinging.
+down reach what was too small, and settings that failed are never tried again: with both ends known to fail no rung
+is left, and the run says so instead of swinging.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.config import MemoryConfig, RunConfig
 from launcher.messages import Overrides
@@ -28,6 +30,16 @@ MICRO_BATCH = "actor.mb_spec.max_tokens_per_mb"
 CHECKPOINTING = "actor.gradient_checkpointing"
 NEW_TOKENS = "gconfig.max_new_tokens"
 SAMPLES = "gconfig.n_samples"
+
+_FIELDS = {
+    MEM_FRACTION: "mem_fraction_static",
+    POOL_TOKENS: "max_total_tokens",
+    CONCURRENCY: "max_concurrent_rollouts",
+    MICRO_BATCH: "max_tokens_per_mb",
+    CHECKPOINTING: "gradient_checkpointing",
+    NEW_TOKENS: "max_new_tokens",
+    SAMPLES: "n_samples",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,11 @@ class MemorySettings:
     longest_sequence: int
     on_gpu: bool
     shares_gpu: bool
+
+    def changed(self, overrides: Overrides) -> MemorySettings:
+        """These settings with a rung taken."""
+        fields: dict[str, Any] = {_FIELDS[key]: value for key, value in overrides.items()}
+        return replace(self, **fields)
 
     @classmethod
     def of(cls, config: RunConfig, *, longest_sequence: int, on_gpu: bool, shares_gpu: bool) -> MemorySettings:
@@ -90,7 +107,8 @@ def next_rung(ran_out: RanOut, in_force: MemorySettings, tried: Sequence[Tried],
     if config.change_learning and ran_out is not RanOut.SERVER_POOL_TOO_SMALL:
         changes += _learning(in_force, config)
     for key, value in changes:
-        return MemoryRung(overrides={key: value}, reason=f"{ran_out}: {key}={value}")
+        if in_force.changed({key: value}) not in [failure.settings for failure in known]:
+            return MemoryRung(overrides={key: value}, reason=f"{ran_out}: {key}={value}")
     return MemoryRung(overrides={}, reason=f"{ran_out}: no setting is left that could give way")
 
 

@@ -15,13 +15,12 @@ from launcher.messages import (
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
-    Rung,
     ServerState,
 )
 from launcher.policy.mend_trainer import damage_stands, restore
 from launcher.policy.observed import ServerFacts, TrainerFacts
 from launcher.policy.plan_draft import NO_OVERRIDES, Draft
-from launcher.policy.restart import Repair
+from launcher.policy.restart import Repair, Rung
 
 GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})

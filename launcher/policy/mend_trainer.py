@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.messages import (
-    Cause,
-    CondemnCheckpoints,
-    Health,
-    Incident,
-    PauseTrainer,
-    RestartTrainer,
-    RestoreTrainer,
-    Rung,
-)
+from launcher.messages import Cause, CondemnCheckpoints, Health, Incident, PauseTrainer, RestartTrainer, RestoreTrainer
 from launcher.policy.observed import TrainerFacts
 from launcher.policy.plan_draft import Draft
+from launcher.policy.restart import Rung
 from launcher.policy.restore import CheckpointHealth, choose, first_damaged
 
 TRAINER = "trainer"

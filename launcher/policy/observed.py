@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.messages import Action, Attempt, Incident, RunWord, ServerState, Verdict
+from launcher.messages import Action, Incident, RunWord, ServerState, Verdict
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import MemorySettings, Tried
+from launcher.policy.restart import Attempt
 from launcher.policy.restore import CheckpointFacts
 from launcher.policy.run_state import RunState
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher.config import RunConfig
-from launcher.messages import Action, Attempt, Cause, Overrides, Rung
+from launcher.messages import Action, Cause, Overrides
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import next_rung
 from launcher.policy.observed import Observed
-from launcher.policy.restart import Repair, next_repair
+from launcher.policy.restart import Attempt, Repair, Rung, next_repair
 
 NO_OVERRIDES: Overrides = {}
 

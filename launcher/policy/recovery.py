@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from launcher.config import RunConfig
 from launcher.messages import (
-    Attempt,
     Cause,
     Halt,
     Health,
@@ -32,6 +31,7 @@ from launcher.policy.mend_servers import is_current, is_dead, mend_servers
 from launcher.policy.mend_trainer import damage_stands, mend_trainer
 from launcher.policy.observed import Observed, Plan
 from launcher.policy.plan_draft import Draft
+from launcher.policy.restart import Attempt
 from launcher.policy.run_state import ENDS, RunState, transition
 
 

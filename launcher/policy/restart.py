@@ -9,12 +9,36 @@ cap; the first try waits for nothing.
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.config import RestartConfig
-from launcher.messages import Attempt, Cause, Rung
+from launcher.messages import Cause
+
+
+class Rung(enum.StrEnum):
+    """How large a repair is; each is tried before the next."""
+
+    RETRY = "retry"
+    SERVER = "server"
+    FLEET = "fleet"
+    RESTORE = "restore"
+    HALT = "halt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer."""
+
+    at: float
+    cause: Cause
+    subject: str
+    rung: Rung
+    onset_step: int | None = None
+    restored_step: int | None = None
+
 
 OF_A_SERVER = (Rung.SERVER, Rung.FLEET, Rung.RESTORE, Rung.HALT)
 OF_WEIGHTS = (Rung.RETRY, *OF_A_SERVER)

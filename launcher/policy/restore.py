@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config import RestoreConfig
-from launcher.messages import Attempt, Cause, Incident, Rung
+from launcher.messages import Cause, Incident
+from launcher.policy.restart import Attempt, Rung
 
 FIRST_WEIGHTS = -1
 """The step of the weights that the run began with: always whole, always from before any onset."""

@@ -56,7 +56,8 @@ class RewardVerdict:
 def judge_rewards(
     series: Sequence[RewardPoint], settings: RewardHealthConfig, *, restored_step: int | None = None
 ) -> RewardVerdict:
-    """The verdict on the steps that stand, oldest first: of a step that was repeated, only its last result.
+    """The verdict on the steps that stand, oldest first (of a step that was repeated, only its last result), and on
+    the batch at the gate, which comes last: it must not be trained on if it is the one that tells.
 
     `restored_step`: of the last restore, if any; for `probation_steps` after it thresholds are tighter.
     """

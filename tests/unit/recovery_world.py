@@ -14,7 +14,6 @@ from launcher.messages import (
     AbandonServer,
     Action,
     AdmitServer,
-    Attempt,
     Cause,
     CondemnCheckpoints,
     Halt,
@@ -26,7 +25,6 @@ from launcher.messages import (
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
-    Rung,
     RunWord,
     ServerState,
     Verdict,
@@ -36,6 +34,7 @@ from launcher.policy.memory import MemorySettings, Tried
 from launcher.policy.mend_trainer import damage_stands
 from launcher.policy.observed import Observed, Plan, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
+from launcher.policy.restart import Attempt, Rung
 from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify
 from launcher.policy.run_state import ENDS, RunState, transition
 
@@ -278,7 +277,7 @@ class World:
             where = self._ran_out_of(action)
             if where is not None:
                 self.tried.append(Tried(ran_out=where, settings=self.memory))
-            self.memory = _with(self.memory, action.overrides)
+            self.memory = self.memory.changed(action.overrides)
         self.doing.append(Doing(action=action, ends_at=self.now + SECONDS[type(action)], fails=fails))
         if SECONDS[type(action)] == 0:
             doing = self.doing.pop()
@@ -417,15 +416,3 @@ class World:
                     assert step not in self.damaged_checkpoints, "restored the damage"
             case _:
                 pass
-
-
-FIELDS = {
-    "sglang.mem_fraction_static": "mem_fraction_static",
-    "rollout.max_concurrent_rollouts": "max_concurrent_rollouts",
-    "actor.mb_spec.max_tokens_per_mb": "max_tokens_per_mb",
-    "actor.gradient_checkpointing": "gradient_checkpointing",
-}
-
-
-def _with(memory: MemorySettings, overrides: object) -> MemorySettings:
-    return dataclasses.replace(memory, **{FIELDS[key]: value for key, value in dict(overrides).items()})

@@ -164,6 +164,15 @@ STUCK = liveness.Vote(says=liveness.Says.STUCK, reason="made so by the test")
 
 # ── single verdicts ──
 
+
+def test_a_count_of_tokens_that_comes_and_goes_says_nothing_while_it_is_away():
+    looks = [ServerLook(at=float(t), processes={}, waiting=1, tokens=None if t % 2 else 7) for t in range(60)]
+    evidence = ServerEvidence(look=looks[0])
+    for look in looks[1:]:
+        evidence = watching.observe(evidence, look, SETTINGS)
+        assert judge_server(evidence, SETTINGS, look.at).health is Health.UNKNOWN
+
+
 LOOK = ServerLook(at=100.0, processes={"scheduler": ProcessLook(state="S", cpu_s=5.0)}, answered_at=99.0, waiting=3)
 
 

@@ -8,7 +8,6 @@ from launcher.config import RunConfig
 from launcher.messages import (
     AbandonServer,
     AdmitServer,
-    Attempt,
     Cause,
     CondemnCheckpoints,
     Halt,
@@ -20,7 +19,6 @@ from launcher.messages import (
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
-    Rung,
     RunWord,
     ServerState,
     Verdict,
@@ -30,6 +28,7 @@ from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import MemorySettings
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
+from launcher.policy.restart import Attempt, Rung
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth
 from launcher.policy.run_state import RunState
 
@@ -157,6 +156,17 @@ def test_the_life_of_a_repair():
 
     ready = decide(observed(server(0), server(1), state=made.state), made.attempts)
     assert (ready.actions, ready.state) == ((), RunState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        server(0, verdict=CRASHED),  # seen before its own actor has said so
+        server(0, ServerState.DEAD, UNKNOWN, weight_version=None, lineage=None),  # and the other way round
+    ],
+)
+def test_either_word_for_its_death_is_enough(lost):
+    assert kinds(decide(observed(lost, server(1)))) == [RestartServer]
 
 
 def test_all_servers_lost_at_once_is_the_same_path():

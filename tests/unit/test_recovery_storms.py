@@ -201,7 +201,7 @@ class Storms(RuleBasedStateMachine):
 
 
 TestStorms = Storms.TestCase
-TestStorms.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestStorms.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
 
 
 def test_without_the_look_at_what_is_under_way_a_repair_would_be_ordered_again(monkeypatch):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from launcher.config import RestartConfig
-from launcher.messages import Attempt, Cause, Rung
-from launcher.policy.restart import LADDERS, budget_of, next_repair
+from launcher.messages import Cause
+from launcher.policy.restart import LADDERS, Attempt, Rung, budget_of, next_repair
 
 SETTINGS = RestartConfig()
 CRASH = Cause.SERVER_CRASH
@@ -174,7 +174,7 @@ class Budgets(RuleBasedStateMachine):
 
 
 TestBudgets = Budgets.TestCase
-TestBudgets.settings = hypothesis_settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestBudgets.settings = hypothesis_settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
 
 
 def test_without_counting_the_ladder_would_be_climbed_for_ever(monkeypatch):

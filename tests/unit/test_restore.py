@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from launcher.config import RestoreConfig
-from launcher.messages import Attempt, Cause, Incident, Rung
+from launcher.messages import Cause, Incident
 from launcher.policy import restore
+from launcher.policy.restart import Attempt, Rung
 from launcher.policy.restore import (
     FIRST_WEIGHTS,
     CheckpointFacts,

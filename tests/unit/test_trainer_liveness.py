@@ -13,14 +13,24 @@ LIMIT_S = max(SETTINGS.trainer_min_s, SETTINGS.trainer_factor * MEDIAN_S)
 
 
 def watch(
-    until, *, at=30.0, stopped=False, mute=False, idle=False, waits=False, exits=False, unwatched_s=0.0, median=MEDIAN_S
+    until,
+    *,
+    at=30.0,
+    stopped=False,
+    mute=False,
+    idle=False,
+    waits=False,
+    asleep=False,
+    exits=False,
+    unwatched_s=0.0,
+    median=MEDIAN_S,
 ):
     """The first time after `at` with each health. What is named happens from `at` on."""
     first, evidence, t, cpu, progress, pinged_at = {}, None, 0.0, 0.0, 0, 0.0
     while t < until:
         begun = t >= at
         halted = begun and stopped
-        cpu += 0.0 if halted else 0.2
+        cpu += 0.0 if halted or (begun and asleep) else 0.2
         progress += not (begun and (stopped or idle or waits))
         pinged_at = pinged_at if begun and (stopped or mute) else t
         look = TrainerLook(
@@ -73,6 +83,12 @@ def test_a_hang_is_found(fault, within_s):
 )
 def test_a_trap_kills_nobody(trap):
     assert Health.DEAD not in watch(30 + 2 * LIMIT_S, **trap)
+
+
+def test_one_that_sleeps_without_an_answer_is_suspected_but_not_taken_for_stopped():
+    first = watch(30 + LIMIT_S - 5, mute=True, asleep=True)
+    assert Health.SUSPECT in first
+    assert Health.DEAD not in first
 
 
 def test_did_time_count_while_nobody_looked_a_pause_of_the_monitor_would_kill(monkeypatch):
