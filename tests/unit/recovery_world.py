@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from launcher.config import RestartConfig, RestoreConfig, RewardHealthConfig, RunConfig
 from launcher.messages import (
     AbandonServer,
     Action,
@@ -31,66 +30,24 @@ from launcher.messages import (
 )
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import MemorySettings, Tried
-from launcher.policy.mend_trainer import damage_stands
 from launcher.policy.observed import Observed, Plan, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
-from launcher.policy.restart import Attempt, Rung
+from launcher.policy.restart import Attempt
 from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify
 from launcher.policy.run_state import ENDS, RunState, transition
-
-CONFIG = RunConfig(
-    restart=RestartConfig(wait_max_s=4.0),
-    restore=RestoreConfig(good_after_steps=4, same_place_steps=4, onset_margin_steps=1),
-    reward_health=RewardHealthConfig(verifier_patience_s=20.0),
+from tests.unit.plan_truth import check_plan
+from tests.unit.recovery_parts import (
+    ALIVE,
+    CONFIG,
+    SAVE_EVERY,
+    SECONDS,
+    SEEN_AFTER,
+    STARTING,
+    TOTAL_STEPS,
+    Doing,
+    Server,
+    Trainer,
 )
-TOTAL_STEPS = 100
-SAVE_EVERY = 3
-SEEN_AFTER = 3
-"""Steps with damaged rewards until the fall is noticed."""
-
-SECONDS: dict[type[Action], int] = {
-    PauseTrainer: 1,
-    ResumeTrainer: 1,
-    RestartTrainer: 3,
-    RestoreTrainer: 2,
-    CondemnCheckpoints: 0,
-    RestartServer: 3,
-    AbandonServer: 0,
-    LoadWeights: 1,
-    AdmitServer: 1,
-    Halt: 2,
-}
-
-ALIVE = Verdict(health=Health.HEALTHY, reason="alive")
-STARTING = Verdict(health=Health.UNKNOWN, reason="starting")
-
-
-@dataclass
-class Server:
-    name: str
-    state: ServerState = ServerState.STARTING
-    cause: Cause | None = None
-    ran_out: RanOut | None = None
-    weights: tuple[int, int] | None = None  # (version, lineage), as it says
-    progress_at: float | None = None
-
-
-@dataclass
-class Trainer:
-    cause: Cause | None = None
-    ran_out: RanOut | None = None
-    is_loaded: bool = False
-    is_paused: bool = True
-    next_step: int = 0
-    lineage: int = 0
-    is_damaged: bool = False
-
-
-@dataclass
-class Doing:
-    action: Action
-    ends_at: float
-    fails: bool
 
 
 @dataclass
@@ -137,7 +94,7 @@ class World:
         seen = self.observe()
         made = plan(seen, self.history, CONFIG, self.now)
         assert plan(seen, self.history, CONFIG, self.now) == made, "the same look gave another plan"
-        self._check(seen, made)
+        check_plan(self, seen, made)
         self.plans.append(made)
         self.state = transition(self.state, made.state)
         self.history += made.attempts
@@ -228,17 +185,17 @@ class World:
             and not busy
             and self.verifier_broke_at is None  # the gate
             and trainer.next_step < TOTAL_STEPS
-            and bool(self._serving())
+            and bool(self.serving())
         )
 
-    def _serving(self) -> list[Server]:
+    def serving(self) -> list[Server]:
         current = (self.trainer.next_step, self.trainer.lineage)
         return [s for s in self.servers if s.state is ServerState.READY and s.weights == current]
 
     def _step(self) -> None:
         if not self._can_step():
             return
-        trainer, step, serving = self.trainer, self.trainer.next_step, self._serving()
+        trainer, step, serving = self.trainer, self.trainer.next_step, self.serving()
         if step == self.trainer_dies_at_step:
             self.crash_trainer(Cause.TRAINER_CRASH)
             return
@@ -371,48 +328,3 @@ class World:
         if self.checkpoints:
             newest = max(self.checkpoints)
             self.checkpoints[newest] = dataclasses.replace(self.checkpoints[newest], is_whole=False)
-
-    # ── the plan against the truth ──
-
-    def _check(self, seen: Observed, made: Plan) -> None:
-        busy = {(type(action), getattr(action, "name", "")) for action in seen.under_way}
-        ordered = [(type(action), getattr(action, "name", "")) for action in made.actions]
-        assert len(set(ordered)) == len(ordered), "ordered twice"
-        assert not busy & set(ordered), "ordered while under way"
-        for action in made.actions:
-            self._check_action(action, seen, made)
-
-    def _check_action(self, action: Action, seen: Observed, made: Plan) -> None:
-        damage = damage_stands(seen.incident, seen.trainer)
-        match action:
-            case RestartServer(name=name):
-                of_all = any(attempt.rung in (Rung.FLEET, Rung.RESTORE) for attempt in made.attempts)
-                server = self.server(name)
-                sick = server.state in (ServerState.DEAD, ServerState.FAILED) or server.cause is not None
-                stale = server.weights != (self.trainer.next_step, self.trainer.lineage)
-                assert sick or stale or of_all, f"{name} was healthy"
-            case AdmitServer(name=name):
-                assert self.server(name).weights == (self.trainer.next_step, self.trainer.lineage)
-            case LoadWeights(version=version, lineage=lineage):
-                assert (version, lineage) == (self.trainer.next_step, self.trainer.lineage)
-                assert self.trainer.cause is None
-                assert self.trainer.is_loaded
-                assert not damage
-            case ResumeTrainer():
-                assert self._serving(), "resumed with nobody to serve it"
-                assert not damage, "resumed on damage"
-                assert self.verifier_broke_at is None, "resumed on a broken verifier"
-            case PauseTrainer():
-                assert not self.trainer.is_paused
-            case RestartTrainer():
-                assert self.trainer.cause is not None or not self.trainer.is_loaded, "the trainer was healthy"
-            case RestoreTrainer(global_step=step):
-                assert self.trainer.is_paused
-                assert step == FIRST_WEIGHTS or step in self.checkpoints
-                if step != FIRST_WEIGHTS:
-                    assert self.checkpoints[step].is_whole
-                    assert self.checkpoints[step].health is not CheckpointHealth.CONDEMNED
-                if seen.incident is not None and seen.incident.cause is Cause.REWARD_COLLAPSE:
-                    assert step not in self.damaged_checkpoints, "restored the damage"
-            case _:
-                pass

@@ -12,7 +12,8 @@ from launcher.policy.exit_cause import RanOut
 from launcher.policy.plan_draft import Draft
 from launcher.policy.restore import CheckpointHealth
 from launcher.policy.run_state import ENDS, RunState
-from tests.unit.recovery_world import CONFIG, TOTAL_STEPS, World
+from tests.unit.recovery_parts import CONFIG, TOTAL_STEPS
+from tests.unit.recovery_world import World
 
 LONG_ENOUGH_S = 600
 NAMES = ("s0", "s1")
@@ -133,7 +134,7 @@ def test_running_out_of_memory_ends_at_settings_that_fit():
 
 
 class Storms(RuleBasedStateMachine):
-    """Any fault at any moment; each tick checks its plan against the truth (`World._check`)."""
+    """Any fault at any moment; each tick checks its plan against the truth (`check_plan`)."""
 
     @initialize()
     def start(self):
