@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.messages import (
+from launcher.messages import Cause, Health, Incident, ServerState
+from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
-    Cause,
-    Health,
-    Incident,
     LoadWeights,
     PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
-    ServerState,
 )
 from launcher.policy.mend_trainer import damage_stands, restore
 from launcher.policy.observed import ServerFacts, TrainerFacts

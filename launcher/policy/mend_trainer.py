@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.messages import Cause, CondemnCheckpoints, Health, Incident, PauseTrainer, RestartTrainer, RestoreTrainer
+from launcher.messages import Cause, Health, Incident
+from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartTrainer, RestoreTrainer
 from launcher.policy.observed import TrainerFacts
 from launcher.policy.plan_draft import Draft
 from launcher.policy.restart import Rung

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.messages import Action, Incident, RunWord, ServerState, Verdict
+from launcher.messages import Incident, RunWord, ServerState, Verdict
+from launcher.policy.actions import Action
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import MemorySettings, Tried
 from launcher.policy.restart import Attempt

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher.config import RunConfig
-from launcher.messages import Action, Cause, Overrides
+from launcher.messages import Cause, Overrides
+from launcher.policy.actions import Action
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import next_rung
 from launcher.policy.observed import Observed

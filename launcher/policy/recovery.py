@@ -15,18 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.config import RunConfig
-from launcher.messages import (
-    Cause,
-    Halt,
-    Health,
-    PauseTrainer,
-    RestartServer,
-    RestartTrainer,
-    RestoreTrainer,
-    ResumeTrainer,
-    RunWord,
-    ServerState,
-)
+from launcher.messages import Cause, Health, RunWord, ServerState
+from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.mend_servers import is_current, is_dead, mend_servers
 from launcher.policy.mend_trainer import damage_stands, mend_trainer
 from launcher.policy.observed import Observed, Plan

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.messages import (
+from launcher.messages import Cause, ServerState
+from launcher.policy.actions import (
     Action,
     AdmitServer,
-    Cause,
     LoadWeights,
     PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
-    ServerState,
 )
 from launcher.policy.mend_trainer import damage_stands
 from launcher.policy.observed import Observed, Plan

@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.config import RestartConfig, RestoreConfig, RewardHealthConfig, RunConfig
-from launcher.messages import (
+from launcher.messages import Cause, Health, ServerState, Verdict
+from launcher.policy.actions import (
     AbandonServer,
     Action,
     AdmitServer,
-    Cause,
     CondemnCheckpoints,
     Halt,
-    Health,
     LoadWeights,
     PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
-    ServerState,
-    Verdict,
 )
 from launcher.policy.exit_cause import RanOut
 

@@ -9,24 +9,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from launcher.messages import (
+from launcher.messages import Cause, Health, Incident, RunWord, ServerState, Verdict
+from launcher.policy.actions import (
     AbandonServer,
     Action,
     AdmitServer,
-    Cause,
     CondemnCheckpoints,
     Halt,
-    Health,
-    Incident,
     LoadWeights,
     PauseTrainer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
-    RunWord,
-    ServerState,
-    Verdict,
 )
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import MemorySettings, Tried

@@ -4,17 +4,15 @@ import dataclasses
 
 import pytest
 
-from launcher.messages import (
+from launcher.messages import Cause, RunWord, ServerState
+from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
-    Cause,
     Halt,
     LoadWeights,
     PauseTrainer,
     RestartServer,
     RestoreTrainer,
-    RunWord,
-    ServerState,
 )
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.restart import Attempt, Rung

@@ -2,16 +2,8 @@
 
 import dataclasses
 
-from launcher.messages import (
-    Cause,
-    Halt,
-    LoadWeights,
-    RestartServer,
-    RestartTrainer,
-    RestoreTrainer,
-    ResumeTrainer,
-    ServerState,
-)
+from launcher.messages import Cause, ServerState
+from launcher.policy.actions import Halt, LoadWeights, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.restart import Rung
 from launcher.policy.run_state import RunState

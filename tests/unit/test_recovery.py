@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from launcher.messages import (
-    Cause,
+from launcher.messages import Cause, RunWord, ServerState
+from launcher.policy import recovery
+from launcher.policy.actions import (
     CondemnCheckpoints,
     Halt,
     LoadWeights,
@@ -13,10 +14,7 @@ from launcher.messages import (
     RestartServer,
     RestoreTrainer,
     ResumeTrainer,
-    RunWord,
-    ServerState,
 )
-from launcher.policy import recovery
 from launcher.policy.restart import Attempt, Rung
 from launcher.policy.run_state import RunState
 from tests.unit.looks import (

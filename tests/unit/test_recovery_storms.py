@@ -7,7 +7,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from launcher.messages import Cause, RestartServer, RestartTrainer, RestoreTrainer
+from launcher.messages import Cause
+from launcher.policy.actions import RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.plan_draft import Draft
 from launcher.policy.restore import CheckpointHealth

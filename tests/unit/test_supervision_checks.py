@@ -2,7 +2,10 @@
 
 import pytest
 
+from launcher.checks import check
+from launcher.compose import compose
 from launcher.config import HealthConfig, MemoryConfig, RestartConfig, RewardHealthConfig, RunConfig
+from launcher.errors import ConfigError
 from launcher.settings import settings_of, value_of
 from launcher.supervision_checks import find_contradictions
 
@@ -52,3 +55,9 @@ def test_a_contradiction_is_named(change, key, given, words):
 def test_switching_off_contradicts_nothing():
     off = RewardHealthConfig(zero_alert_steps=None, zero_breaker_steps=None, fall_threshold=None)
     assert list(find_contradictions(RunConfig(reward_health=off))) == []
+
+
+def test_the_command_line_is_told_with_everything_else_that_is_wrong():
+    config = compose(["conf=arithmetic_cpu", "restart.window_s=30", "health.proof_s=1"])
+    with pytest.raises(ConfigError, match=r"(?s)health\.proof_s=1\.0: at least .*restart\.window_s=30\.0: more than"):
+        check(config)
