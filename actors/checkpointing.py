@@ -140,9 +140,27 @@ class Checkpointer:
             queue.load_state_dict(state["queue"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} can't be read: {error!r}", "resume from an older checkpoint") from error
+        self._go_on_from(position, folder.name)
+        return position
+
+    def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Position:
+        """`load` of the committed checkpoint of a step, proven whole before anything is changed by it."""
+        checkpoint = self._store.find(global_step)
+        if checkpoint is None:
+            raise CheckpointError(f"there is no checkpoint of step {global_step} in {self._store.root}")
+        self._store.verify(checkpoint)
+        return self.load(checkpoint.path, model, queue)
+
+    def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> Position:
+        """Back to the weights that the run began with, and to the data position `first`; every checkpoint is aside."""
+        model.begin_anew()
+        queue.load_state_dict(first)
+        self._go_on_from(Position(), "the beginning")
+        return Position()
+
+    def _go_on_from(self, position: Position, what: str) -> None:
         for aside in self._store.set_aside_after(position.next_step - 1):
-            self._journal.record("checkpoint.set_aside", subject=aside.name, reason=f"resumed from {folder.name}")
+            self._journal.record("checkpoint.set_aside", subject=aside.name, reason=f"resumed from {what}")
         now = time.monotonic()
         for schedule in (self._saver, self._recover, self._evaluator):
             schedule.restored(now=now, steps_done=position.next_step, epochs_done=position.epoch)
-        return position

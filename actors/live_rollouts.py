@@ -94,11 +94,15 @@ class LiveRollouts:
         )
 
     def stop(self) -> None:
-        """What is being waited for ends in Stopped, and so does every later wait."""
+        """What is being waited for ends in Stopped, and so does every later wait until `allow`."""
         self._stopping.set()
         waiting = self._waiting
         if waiting is not None:
             waiting.cancel()
+
+    def allow(self) -> None:
+        """Take back a stop."""
+        self._stopping.clear()
 
     def _evaluate(self, sampling: Sampling, n_samples: int, weight_version: int) -> Coroutine[Any, Any, RolloutBatch]:
         in_flight = self._config.rollout.max_concurrent_rollouts * self._config.gconfig.n_samples

@@ -179,6 +179,27 @@ class PolicyModel:
         self.policy_version = facts.policy_version
         self.discard()
 
+    def begin_anew(self) -> None:
+        """Back to the weights of actor.path and an optimizer that has seen nothing. Raises ModelError."""
+        if self.policy_version:
+            fresh = self._load(self.folder, torch.float32, key="actor.path")
+            with torch.no_grad():
+                for mine, first in zip(self._model.parameters(), fresh.parameters(), strict=True):
+                    mine.copy_(first)
+            self._optimizer = build_optimizer(self._model, self._actor.optimizer)
+        self.policy_version = 0
+        self.discard()
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        """Log-probs of `completion` after `prompt` at temperature 1, as a greedy server reports them. Any thread's."""
+        tokens = torch.tensor([[*prompt, *completion]], device=self._device)
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+            logits = self._model(input_ids=tokens, use_cache=False).logits
+        predicting = torch.log_softmax(logits[0, len(prompt) - 1 : -1].float(), dim=-1)
+        found: list[float] = predicting.gather(-1, tokens[0, len(prompt) :, None])[:, 0].tolist()
+        return found
+
     def _load(self, folder: Path, dtype: torch.dtype, *, key: str) -> PreTrainedModel:
         attention = self._actor.attn_implementation
         model = model_folder.load_model(folder, dtype=dtype, attn_implementation=attention, key=key)

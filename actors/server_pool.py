@@ -25,13 +25,18 @@ PROBE_INTERVAL_S = 0.5
 
 
 class ServerPool:
-    """`hold_timeout_s` is how long a lease waits for a server before the run is told that there is none."""
+    """`hold_timeout_s` is how long a lease waits for a server before the run is told that there is none.
 
-    def __init__(self, probe: Probe, *, hold_timeout_s: float) -> None:
+    None: for ever, where somebody else sees to the servers and decides when to give up.
+    """
+
+    def __init__(self, probe: Probe, *, hold_timeout_s: float | None) -> None:
         self._probe = probe
         self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
         self._in_flight: dict[str, int] = {}
+        self.leases_ended = 0
+        self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
 
@@ -43,14 +48,21 @@ class ServerPool:
                 if known is None or server.generation >= known.generation:
                     self._servers[server.name] = server
                     self._in_flight.setdefault(server.name, 0)
+                    self._admitted[server.name] = server.generation if server.state is ServerState.READY else -1
             self._changed.notify_all()
 
     def servers(self) -> tuple[ServerInfo, ...]:
         return tuple(self._servers.values())
 
-    async def confirm(self, name: str, weight_version: int) -> None:
-        """The server has said that it holds these weights: it may answer for them."""
-        await self._put(name, state=ServerState.READY, weight_version=weight_version, reason="")
+    def in_flight(self) -> dict[str, int]:
+        """Requests that each server is answering."""
+        return dict(self._in_flight)
+
+    async def confirm(self, name: str, weight_version: int, lineage: int | None = None) -> None:
+        """The server has said that it holds these weights: it may answer for them, if it was admitted in this life."""
+        admitted = self._admitted.get(name) == self._servers[name].generation
+        state = ServerState.READY if admitted else ServerState.STALE
+        await self._put(name, state=state, weight_version=weight_version, lineage=lineage, reason="")
 
     async def mark_stale(self, name: str, reason: str) -> None:
         """The server's weights are not, or may not be, the ones it was sent: no traffic until confirmed."""
@@ -81,6 +93,7 @@ class ServerPool:
             yield server
         finally:
             self._in_flight[server.name] -= 1
+            self.leases_ended += 1
 
     async def _acquire(self, weight_version: int, avoid: str) -> ServerInfo:
         try:
@@ -90,7 +103,7 @@ class ServerPool:
                 return server
         except TimeoutError as error:
             raise RolloutError(
-                f"no server answered at weight version {weight_version} within {self._hold_timeout_s:g} s: "
+                f"no server answered at weight version {weight_version} within {self._hold_timeout_s} s: "
                 + (", ".join(f"{s.name} {s.state} v{s.weight_version} {s.reason}" for s in self.servers()) or "none"),
                 "look at llm_server-<i>.log; rollout.setup_timeout is how long rollouts wait for a server",
             ) from error
@@ -103,11 +116,24 @@ class ServerPool:
         ]
         return min(ready, key=lambda s: (s.name == avoid, self._in_flight[s.name], s.index), default=None)
 
-    async def _put(self, name: str, *, state: ServerState, reason: str, weight_version: int | None = None) -> None:
+    async def _put(
+        self,
+        name: str,
+        *,
+        state: ServerState,
+        reason: str,
+        weight_version: int | None = None,
+        lineage: int | None = None,
+    ) -> None:
         async with self._changed:
             known = self._servers[name]
-            version = known.weight_version if weight_version is None else weight_version
-            self._servers[name] = dataclasses.replace(known, state=state, reason=reason, weight_version=version)
+            self._servers[name] = dataclasses.replace(
+                known,
+                state=state,
+                reason=reason,
+                weight_version=known.weight_version if weight_version is None else weight_version,
+                lineage=known.lineage if lineage is None else lineage,
+            )
             self._changed.notify_all()
 
     async def _probe_until_back(self, suspected: ServerInfo) -> None:

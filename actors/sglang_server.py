@@ -24,12 +24,13 @@ from typing import Any, TypeVar
 
 import ray
 
+from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet, raylet_pid
 from actors.server_life import ServerLife, ServerSpec, exit_words
 from actors.sglang_client import SGLangClient
-from launcher.config import RunConfig
+from launcher.config import RunConfig, SGLangConfig
 from launcher.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
-from launcher.messages import ServerExit, ServerInfo, ServerState
+from launcher.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.run_paths import RunPaths
 
 ASK_TIMEOUT_S = 10.0
@@ -56,6 +57,10 @@ class SGLangProcess:
     def info(self) -> ServerInfo:
         """As last known."""
         return self._info
+
+    def configure(self, config: SGLangConfig) -> None:
+        """Settings of the lives to come; the one that runs keeps its own."""
+        self._spec = replace(self._spec, config=config)
 
     async def start(self, *, generation: int, model_path: str, weight_version: int) -> ServerInfo:
         """Launch life `generation`, whose weights in `model_path` are `weight_version`. Returns while it is STARTING.
@@ -204,6 +209,7 @@ class SGLangServer:
 
     def __init__(self, config: RunConfig, paths: RunPaths, index: int, entry: tuple[str, ...] | None = None) -> None:
         die_with_raylet()
+        self._config = config
         spec = ServerSpec(
             index=index,
             config=config.sglang,
@@ -215,7 +221,11 @@ class SGLangServer:
         owners = [os.getpid(), raylet_pid()]
         self._process = SGLangProcess(spec, owners=tuple(pid for pid in owners if pid is not None))
 
-    async def start(self, *, generation: int, model_path: str, weight_version: int) -> ServerInfo:
+    async def start(
+        self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None
+    ) -> ServerInfo:
+        """`overrides`: settings that gave way since the run was configured."""
+        self._process.configure(with_overrides(self._config, overrides or {}).sglang)
         return await self._process.start(generation=generation, model_path=model_path, weight_version=weight_version)
 
     async def wait_ready(self) -> ServerInfo:

@@ -1,14 +1,18 @@
 """The GRPO step loop, as verbs: collect → admit → learn → record → publish → save.
 
-    take prompts ─► rollouts at version v ─► admit? ─► gradients finite? ─► optimizer step = v + 1
-         ▲                                     │ no          │ no                    │
-         └────────── prompts requeued ◄────────┴─────────────┘      ledger, publish, checkpoint when due
+    take prompts ─► rollouts at version v ─► whole? ─► gradients finite? ─► gate? ─► optimizer step = v + 1
+         ▲                                     │ no          │ no             │ no            │
+         └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   ledger, publish, checkpoint when due
+
+The gate (the HealthMonitor) is asked last, since the distance between the server's and the trainer's log-probs is
+known only after the forward pass. `run` returns when a stop was requested, and may be called again.
 
 Plain: no Ray, no HTTP. What it drives is handed in, so that a test can feed it rollouts that were recorded.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +26,7 @@ from launcher.config import RunConfig
 from launcher.errors import CheckpointError, TrainerError
 from launcher.journal import Journal
 from launcher.messages import EvalReport, RolloutBatch, StepReport
-from launcher.policy.admission import BatchReport, admit
+from launcher.policy.admission import Admission, BatchReport, admit
 
 NONFINITE_IN_A_ROW = 2
 """One poisoned batch is dropped; a second one in a row says that the weights are at fault."""
@@ -40,15 +44,26 @@ class RolloutSource(Protocol):
     def evaluate(self, weight_version: int) -> EvalReport | None: ...
 
 
+Gate = Callable[[RolloutBatch, UpdateStats], Admission]
+"""The last question before the weights move. Raises Stopped when asked to stop while it waits for the answer."""
+
+
+def no_gate(batch: RolloutBatch, stats: UpdateStats) -> Admission:
+    """Of a loop without a monitor: what is known of the batch alone has been asked already."""
+    return Admission(admitted=True, reason="nobody else to ask")
+
+
 @dataclass
 class Phase:
     """What the loop is doing, for whoever looks in from another thread."""
 
     name: str = "start"
     since: float = 0.0
+    entered: int = 0
 
     def enter(self, name: str) -> None:
         self.name, self.since = name, time.monotonic()
+        self.entered += 1
 
 
 class GrpoLoop:
@@ -66,7 +81,9 @@ class GrpoLoop:
         record: Callable[[StepReport], None],
         journal: Journal,
         attempt: int,
+        gate: Gate = no_gate,
     ) -> None:
+        """`weights_lock` is held while the weights move: who reads them from another thread takes it."""
         self._config = config
         self._model = model
         self._queue = queue
@@ -76,12 +93,15 @@ class GrpoLoop:
         self._record = record
         self._journal = journal
         self._attempt = attempt
+        self._gate = gate
         self._position = Position()
         self._stopping = False
+        self._saves = True
         self._nonfinite_in_a_row = 0
         self._checkpoint_s = 0.0
         self.evals: list[EvalReport] = []
         self.phase = Phase()
+        self.weights_lock = threading.RLock()
 
     @property
     def next_step(self) -> int:
@@ -103,17 +123,24 @@ class GrpoLoop:
     def restore(self, position: Position) -> None:
         """Go on after `position`; the model and the queue have been restored by the caller."""
         self._position = position
+        self._nonfinite_in_a_row = 0
         self.evals = list(position.evals)
 
-    def request_stop(self) -> None:
-        """Finish the step under way, save, and return from `run`."""
+    def request_stop(self, *, save: bool = True) -> None:
+        """Finish the step under way, save if asked to, and return from `run`."""
+        self._saves = save
         self._stopping = True
 
+    def allow(self) -> None:
+        """Take back a stop: the next `run` steps."""
+        self._stopping, self._saves = False, True
+
     def run(self) -> bool:
-        """Step until the end (True) or until a stop was requested (False). Either way the last step is saved.
+        """Step until the end (True) or until a stop was requested (False).
 
         Raises RunError where the run can't go on; what was committed by then is saved first where it is sound.
         """
+        self._queue.load_state_dict(self._queue.state_dict())  # what was in flight at a stop is taken again
         try:
             finished = self._steps()
         except TrainerError:
@@ -121,7 +148,8 @@ class GrpoLoop:
         except Exception:
             self._save_what_is_sound()
             raise
-        self._save(required=finished)
+        if finished or self._saves:
+            self._save(required=finished)
         self.phase.enter("idle")
         return finished
 
@@ -150,12 +178,13 @@ class GrpoLoop:
         self.phase.enter("train")
         training = time.monotonic()
         stats = self._model.compute_gradients(batch.groups)
-        if not self._is_finite(stats, batch):
+        if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
-        self._model.commit()
+        with self.weights_lock:  # version and phase change together, or a look between them would see a stale server
+            self._model.commit()
+            self.phase.enter("publish")
         self._queue.commit(batch.prompt_ids)
         train_s = time.monotonic() - training
-        self.phase.enter("publish")
         publishing = time.monotonic()
         self._publish(self.policy_version)
         now = time.monotonic()
@@ -176,6 +205,17 @@ class GrpoLoop:
             self._reject(batch, decision.reason)
         return decision.admitted
 
+    def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
+        try:
+            decision = self._gate(batch, stats)
+        except Stopped:
+            self._model.discard()
+            raise
+        if not decision.admitted:
+            self._model.discard()
+            self._reject(batch, decision.reason)
+        return decision.admitted
+
     def _is_finite(self, stats: UpdateStats, batch: RolloutBatch) -> bool:
         if stats.finite:
             self._nonfinite_in_a_row = 0
@@ -185,7 +225,7 @@ class GrpoLoop:
         reason = "; ".join(stats.problems)
         if self._nonfinite_in_a_row >= NONFINITE_IN_A_ROW or not self._model.weights_are_finite():
             raise TrainerError(
-                f"step {self.next_step}: {reason}",
+                f"step {self.next_step}: numbers that are not finite: {reason}",
                 "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
                 "recover.mode=auto resumes from the last checkpoint",
             )

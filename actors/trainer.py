@@ -1,51 +1,93 @@
 """The trainer as a Ray actor: a thin skin over `Training`.
 
-The group `train` has one thread, on which everything that steps happens; `ctl` always answers. `__init__` does nothing
-that can fail, since Ray never restarts an actor whose constructor raised. Torch is imported in the actor's process
-only: the driver, which imports this module, does without and starts seconds sooner.
+The group `train` has one thread, on which everything that steps happens; `ctl` always answers; `mend` is for what one
+server needs and may wait for. `__init__` does nothing that can fail, since Ray never restarts an actor whose
+constructor raised. Torch is imported in the actor's process only: the driver, which imports this module, does without
+and starts seconds sooner.
+
+A process that Ray has started anew is empty, and says so, until it is told to `start` and to `restore`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from actors.lean_imports import lean_imports
+from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet
 from launcher.config import RunConfig
 from launcher.errors import TrainerError
-from launcher.messages import ServerInfo, Snapshot, TrainerEnd, TrainerReady
+from launcher.messages import Overrides, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerView
+from launcher.policy.admission import Admission, BatchReport
+from launcher.policy.canaries import CanaryRound
 from launcher.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from actors.training import Training
 
 
-@ray.remote(concurrency_groups={"train": 1, "ctl": 2})  # type: ignore[call-overload]  # annotated wrongly upstream
-class Trainer:
-    """`start` once, then `run`; the others may be called at any time after `start`, and raise TrainerError before."""
+GATE_TIMEOUT_S = 10.0
+"""For one answer of the monitor; it is asked again for as long as it takes."""
+MONITOR = "health_monitor"
 
-    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
+
+@ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})  # type: ignore[call-overload]  # annotated wrongly upstream
+class Trainer:
+    """`start`, `restore`, `allow`, `run`; the others at any time after `start`, before it they raise TrainerError."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int, *, has_monitor: bool = False) -> None:
+        die_with_raylet()
         self._config = config
         self._paths = paths
         self._attempt = attempt
+        self._has_monitor = has_monitor
         self._training: Training | None = None
+        self._busy = ""
 
     @ray.method(concurrency_group="train")
-    def start(self, resume_from: Path | None) -> TrainerReady:
-        die_with_raylet()
-        with lean_imports():
-            from actors.training import Training
+    def start(self, overrides: Overrides) -> TrainerReady:
+        """Load everything. `overrides`: settings that gave way since the run was configured. Once in a process."""
+        if self._training is not None:
+            return self._training.ready()
+        self._busy = "starting"
+        try:
+            config = with_overrides(self._config, overrides)
+            ask = ask_monitor if self._has_monitor else None
+            with lean_imports():
+                from actors.training import Training
 
-            self._training = Training(self._config, self._paths, self._attempt, resume_from)
+                self._training = Training(config, self._paths, self._attempt, ask=ask)
+        finally:
+            self._busy = ""
         return self._training.ready()
+
+    @ray.method(concurrency_group="train")
+    def restore(self, global_step: int, lineage: int) -> int:
+        return self._begun().restore(global_step, lineage)
 
     @ray.method(concurrency_group="train")
     def run(self) -> TrainerEnd:
         return self._begun().run()
+
+    @ray.method(concurrency_group="ctl")
+    def view(self) -> TrainerView:
+        """Always answers, also of an empty process."""
+        if self._training is None:
+            return TrainerView(pid=os.getpid(), busy=self._busy)
+        return self._training.view()
+
+    @ray.method(concurrency_group="ctl")
+    def allow(self) -> None:
+        self._begun().allow()
+
+    @ray.method(concurrency_group="ctl")
+    def pause(self, save: bool) -> None:
+        self._begun().pause(save=save)
 
     @ray.method(concurrency_group="ctl")
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
@@ -55,9 +97,17 @@ class Trainer:
     def snapshot(self, since: int) -> Snapshot:
         return self._begun().snapshot(since)
 
-    @ray.method(concurrency_group="ctl")
-    def request_stop(self) -> None:
-        self._begun().request_stop()
+    @ray.method(concurrency_group="mend")
+    def send_weights(self, server: ServerInfo, version: int, lineage: int) -> None:
+        self._begun().send_weights(server, version, lineage)
+
+    @ray.method(concurrency_group="mend")
+    def admit(self, server: ServerInfo) -> float:
+        return self._begun().admit(server)
+
+    @ray.method(concurrency_group="mend")
+    def score_canaries(self) -> CanaryRound:
+        return self._begun().score_canaries()
 
     @ray.method(concurrency_group="ctl")
     def close(self) -> None:
@@ -68,3 +118,15 @@ class Trainer:
         if self._training is None:
             raise TrainerError("the trainer has not started")
         return self._training
+
+
+def ask_monitor(report: BatchReport) -> Admission:
+    """One question to the HealthMonitor. Raises MonitorAway."""
+    from actors.gate import MonitorAway
+
+    try:
+        monitor = ray.get_actor(MONITOR)
+        answer = cast(Admission, ray.get(monitor.admit.remote(report), timeout=GATE_TIMEOUT_S))
+    except (RayActorError, GetTimeoutError, ValueError) as error:  # ValueError: no actor of that name
+        raise MonitorAway(f"the HealthMonitor does not answer: {type(error).__name__}") from error
+    return answer

@@ -8,6 +8,7 @@ A server that refuses, or misses its deadline, becomes STALE and does not hold u
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
 from launcher.errors import ServerError, WeightsRefused
-from launcher.messages import ServerInfo, ServerState
+from launcher.messages import PublishedWeights, ServerInfo, ServerState
 
 KEPT_VERSIONS = 2
 """Folders that stay: the one being served, and the one that servers may still be reading."""
@@ -56,6 +57,16 @@ class WeightFolders:
                 "make room in this machine's shared memory, or set actor.weight_update_mode=tensor",
             ) from error
 
+    def have(self, version: int) -> Path:
+        """The folder of a version, written where it does not stand yet. Raises WeightsRefused."""
+        folder = self._root / f"v{version}"
+        return folder if folder.is_dir() else self.write(version)
+
+    def forget_all(self) -> None:
+        """After a restore the same numbers stand for other weights."""
+        for folder in self._root.glob("v*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
     def forget_before(self, version: int) -> None:
         for folder in self._root.glob("v*"):
             if int(folder.name[1:]) <= version - KEPT_VERSIONS:
@@ -85,6 +96,19 @@ class WeightPublisher:
         self._weights = weights
         self._tp_size = tp_size
         self._timeout_s = timeout_s
+        self._lineage = 0
+        self._newest: PublishedWeights | None = None
+
+    @property
+    def newest(self) -> PublishedWeights | None:
+        """The newest weights that stand in a folder."""
+        return self._newest
+
+    def begin(self, lineage: int) -> None:
+        """From now on the weights are those after the `lineage`-th restore; folders from before it are others."""
+        self._lineage, self._newest = lineage, None
+        if self._folders is not None:
+            self._folders.forget_all()
 
     async def publish(self, version: int) -> None:
         """Send the current weights as `version` to all servers side by side.
@@ -103,14 +127,37 @@ class WeightPublisher:
                 "see llm_server-<i>.log; actor.weight_update_timeout is each server's deadline",
             )
 
+    async def prepare(self, version: int) -> Send:
+        """Make the current weights ready to be sent as `version`, whatever happens to the model from then on.
+
+        Call it while the weights stand still. Raises WeightsRefused.
+        """
+        if self._folders is not None:
+            return self._from_disk(self._folders, version)
+        copies = {name: tensor.clone() for name, tensor in self._weights().items()}
+        return self._tensors(copies, version)
+
+    async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
+        """Send what was prepared to one server, which stays without traffic until it is admitted.
+
+        Raises WeightsRefused, RequestFailed.
+        """
+        lineage = self._lineage
+        await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
+        await send(server.url)
+        await self._pool.confirm(server.name, version, lineage)
+
     def _from_disk(self, folders: WeightFolders, version: int) -> Send:
-        folder = folders.write(version)
+        folder = folders.have(version)
+        self._newest = PublishedWeights(path=str(folder), version=version, lineage=self._lineage)
         return lambda url: self._client.update_weights_from_disk(
             url, path=folder, weight_version=version, timeout_s=self._timeout_s
         )
 
     def _over_the_wire(self, version: int) -> Send:
-        tensors = self._weights()
+        return self._tensors(self._weights(), version)
+
+    def _tensors(self, tensors: NamedWeights, version: int) -> Send:
         return lambda url: self._client.update_weights_from_tensor(
             url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
         )
@@ -122,5 +169,5 @@ class WeightPublisher:
         except ServerError as error:
             await self._pool.mark_stale(server.name, error.message)
             return False
-        await self._pool.confirm(server.name, version)
+        await self._pool.confirm(server.name, version, self._lineage)
         return True

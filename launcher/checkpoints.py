@@ -168,9 +168,16 @@ class CheckpointStore:
         For a restore to `global_step`: the steps after it are trained again and bring checkpoints of the same names.
         Returns where they lie now. Raises CheckpointError where a folder can't be moved.
         """
+        return self._set_aside_after(global_step, "superseded")
+
+    def condemn_after(self, global_step: int) -> tuple[Path, ...]:
+        """The same for checkpoints that hold damage: nothing restores them, nothing prunes them, a person may look."""
+        return self._set_aside_after(global_step, "condemned")
+
+    def _set_aside_after(self, global_step: int, why: str) -> tuple[Path, ...]:
         later = [checkpoint.path for checkpoint in self.list() if checkpoint.global_step > global_step]
         try:
-            return tuple(self._set_aside(path, "superseded") for path in reversed(later))
+            return tuple(self._set_aside(path, why) for path in reversed(later))
         except OSError as error:
             raise self._not_written(self.root / SET_ASIDE, error) from error
 

@@ -13,6 +13,7 @@ from launcher.config import DatasetConfig, FreqConfig, RunConfig
 from launcher.errors import ConfigError
 from launcher.placement import describe_booking, gpus_needed
 from launcher.settings import settings_of, value_of
+from launcher.supervision_checks import find_contradictions
 
 ARGUMENTS_OF_OURS = frozenset(
     {
@@ -58,6 +59,7 @@ def find_problems(config: RunConfig) -> list[Problem]:
         *_gpus(config),
         *_servers(config),
         *_evaluation(config),
+        *(Problem(key=key, given=given, allowed=allowed) for key, given, allowed in find_contradictions(config)),
     ]
 
 

@@ -16,6 +16,7 @@
         ├── RewardError              the reward function raised or answered nonsense
         ├── TrainerError             the step loop: non-finite numbers, a lost process
         ├── CheckpointError          a checkpoint: torn, damaged, of another run, or not written
+        ├── StateError               a change of the run's state that is not legal: a defect of the launcher's own
         └── JournalError             a line of the metrics, ledger or events could not be written
 
 Each error says what happened and why, and `hint` says what to change: the key, file or value. Each survives
@@ -109,6 +110,10 @@ class TrainerError(RunError):
 
 class CheckpointError(RunError):
     """A checkpoint is torn, damaged, of another run, or could not be written."""
+
+
+class StateError(RunError):
+    """A change of the run's state that is not legal: a defect of the launcher's own."""
 
 
 class JournalError(RunError):

@@ -21,7 +21,10 @@ class ServerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """One server as its actor knows it. `weight_version` is None until the server has said one."""
+    """One server as its actor knows it. `weight_version` is None until the server has said one.
+
+    `lineage`: how many restores lay behind the trainer's weights when it got its own; None where nobody knows.
+    """
 
     name: str
     index: int
@@ -30,6 +33,7 @@ class ServerInfo:
     url: str = ""
     pid: int | None = None
     weight_version: int | None = None
+    lineage: int | None = None
     reason: str = ""
 
 
@@ -202,6 +206,56 @@ class TrainerEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedWeights:
+    """A whole Hugging Face folder that a server may start from."""
+
+    path: str
+    version: int
+    lineage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopFailure:
+    """Why the step loop ended with an error: the error's class, its message, and the step that it was at."""
+
+    kind: str
+    message: str
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerView:
+    """The trainer as whoever repairs it needs to see it.
+
+    `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
+    `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
+    `in_flight`: the requests that each is answering. `is_at_gate`: it waits for the HealthMonitor. `progress`: any
+    number that changes while it gets on. `weights`: the newest that stand in a folder.
+    """
+
+    pid: int
+    busy: str = ""
+    is_started: bool = False
+    is_loaded: bool = False
+    is_allowed: bool = False
+    is_running: bool = False
+    is_finished: bool = False
+    is_at_gate: bool = False
+    phase: str = "start"
+    progress: int = 0
+    lineage: int = 0
+    policy_version: int = 0
+    next_step: int = 0
+    total_steps: int = 0
+    longest_sequence: int = 0
+    failure: LoopFailure | None = None
+    weights: PublishedWeights | None = None
+    servers: tuple[ServerInfo, ...] = ()
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+    evals: tuple[EvalReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The trainer at one moment, as the driver shows it."""
 
@@ -235,3 +289,60 @@ class Outcome:
     last_step: int | None = None
     exit_code: int | None = None
     evals: Sequence[EvalReport] = field(default=())
+
+
+class Health(enum.StrEnum):
+    """UNKNOWN is never healthy, and never a reason to kill (P7)."""
+
+    HEALTHY = "HEALTHY"
+    SUSPECT = "SUSPECT"
+    DEAD = "DEAD"
+    UNKNOWN = "UNKNOWN"
+
+
+class Cause(enum.StrEnum):
+    """Why something failed (DESIGN.md §4)."""
+
+    SERVER_CRASH = "server_crash"
+    SERVER_HANG = "server_hang"
+    SERVER_OOM = "server_oom"
+    SERVER_STALE = "server_stale"
+    SERVER_CORRUPT = "server_corrupt"
+    SERVER_SLOW = "server_slow"
+    TRAINER_CRASH = "trainer_crash"
+    TRAINER_HANG = "trainer_hang"
+    TRAINER_OOM = "trainer_oom"
+    NONFINITE = "nonfinite"
+    REWARD_COLLAPSE = "reward_collapse"
+    VERIFIER_BROKEN = "verifier_broken"
+    CHECKPOINT_CORRUPT = "checkpoint_corrupt"
+    NODE_LOST = "node_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The health of one server or of the trainer, and why. `cause` where something is wrong that has a name."""
+
+    health: Health
+    reason: str
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something is wrong with what is learned, not with a process.
+
+    `onset_step` is the first step whose own figures show it, as estimated, not the step of the alarm; None where no
+    step was touched. `since` is when it was first seen, on the clock of whoever decides.
+    """
+
+    cause: Cause
+    subject: str
+    reason: str
+    since: float
+    onset_step: int | None = None
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+
+Overrides = Mapping[str, float | int | bool]
+"""Settings that differ from the configuration, by their dotted keys."""

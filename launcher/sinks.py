@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -31,6 +31,8 @@ HANGING_AFTER_S = 5.0
 MOST_QUEUED = 10_000
 LONGEST_ID = 128
 STEP_KEY = "global_step"
+ALERT = "alert"
+"""Key of a queued line that is an alert and no metric; no metric bears it, since theirs all have a slash."""
 
 
 def wandb_run_id(experiment_name: str, trial_name: str) -> str:
@@ -82,6 +84,15 @@ class WandbSink:
         except queue.Full:
             self._miss("WandB takes no lines any more")
 
+    def alert(self, title: str, text: str) -> None:
+        """Queue a message to the run's owner, as `wandb.alert` sends it: by mail or chat, as they have set it there."""
+        if self.mode == "disabled":
+            return
+        try:
+            self._queue.put_nowait({ALERT: (title, text)})
+        except queue.Full:
+            self._miss("WandB takes no lines any more")
+
     def finish(self) -> None:
         """Send what is queued and end wandb's process. Whatever hangs is ended."""
         if not self._thread.is_alive():
@@ -113,7 +124,11 @@ class WandbSink:
 
     def _send(self, run: Any, values: Mapping[str, object]) -> None:
         try:
-            run.log(values)
+            if ALERT in values:
+                title, text = cast(tuple[str, str], values[ALERT])
+                run.alert(title=title, text=text, wait_duration=0)
+            else:
+                run.log(values)
         except Exception as error:  # noqa: BLE001 - a metrics call must not end a run
             self._miss(_one_line(error))
 

@@ -8,6 +8,9 @@ Faults are switched on over HTTP: `POST /stand_in/fault {"kind": …, "path": "/
 nan_logprobs, short_logprobs, no_version, slow (answers after `seconds`). `times` null: until told otherwise.
 `GET /stand_in/state` tells what was asked.
 
+With `--truthful` it loads the model and its log-probs are those of the weights that it holds, at any temperature; so
+what asks whether a server has the right weights gets a true answer.
+
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.
 """
@@ -60,6 +63,8 @@ class StandIn:
         self.running = asyncio.Event()
         self.running.set()
         self.site: web.TCPSite | None = None
+        self.truthful = arguments.truthful
+        self.model = load_model(self.model_path) if self.truthful else None
 
     # ── SGLang's endpoints ──
 
@@ -113,6 +118,8 @@ class StandIn:
         longest = parameters["max_new_tokens"]
         length = draw.randint(max(1, min(parameters["min_new_tokens"], longest)), longest)
         tokens = [draw.randrange(2, self.vocab_size) for _ in range(length)]
+        if self.model is not None:
+            return tokens, logprobs_of(self.model, prompt, tokens)
         return tokens, [-3 * draw.random() for _ in tokens]
 
     def answer(self, tokens, logprobs, finish, version) -> dict:
@@ -171,6 +178,8 @@ class StandIn:
         if not (Path(body["model_path"]) / "config.json").is_file():
             return web.json_response({"success": False, "message": "no config.json"}, status=400)
         self.model_path = body["model_path"]
+        if self.truthful:
+            self.model = load_model(self.model_path)
         return self.updated(body)
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
@@ -282,6 +291,24 @@ def event(answer: dict) -> bytes:
     return b"data: " + json.dumps(answer).encode() + b"\n\n"
 
 
+def load_model(path: str):
+    """Torch is imported only here: a stand-in without a model starts ten times as fast."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def logprobs_of(model, prompt, tokens) -> list[float]:
+    import torch
+
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits
+    predicting = torch.log_softmax(logits[0, len(prompt) - 1 : -1], dim=-1)
+    return predicting.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+
+
 def vocab_size(model_path: Path) -> int:
     config = model_path / "config.json"
     return json.loads(config.read_text())["vocab_size"] if config.is_file() else 100
@@ -311,6 +338,7 @@ def main() -> None:
     parser.add_argument("--model-path", default="")
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--seconds-per-token", type=float, default=0.0)
+    parser.add_argument("--truthful", action="store_true")
     parser.add_argument("--tree", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
     arguments, _ = parser.parse_known_args()

@@ -1,20 +1,34 @@
-"""May this batch be trained on? The gate's decision, from what is known of the batch alone.
+"""May this batch be trained on? The gate's decision, from what is known of the batch and of those before it.
 
-A batch that a failure made must never reach the optimizer (P1). Each rule names what it saw, so that the journal
-can say why a batch was turned away.
+A batch that a failure made must never reach the optimizer (P1). Each rule names what it saw, so that the journal can
+say why a batch was turned away. The rules are of two kinds:
+
+    certain   no sound run breaks them: a reward or a token is missing, a number is not finite, the weights are others
+    compared  a sound run breaks them seldom: far from what is usual, which may also be a change of the policy itself.
+              They turn away `compared_rejections` batches in a row at most; a change that stays is for
+              launcher/policy/reward.py to judge
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from launcher.messages import RolloutBatch
+from launcher.config import GateConfig, RunConfig
+from launcher.messages import Cause, RolloutBatch
+from launcher.policy.canaries import CanaryScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What the gate is told of a batch. Counts are of completions, `weight_versions` those their tokens came from."""
+    """What the gate is told of a batch. Counts are of completions, `weight_versions` those their tokens came from.
+
+    `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
+    a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
+    None before. `canaries`: the known answers, as they were scored with this batch.
+    """
 
     policy_version: int
     weight_versions: tuple[int, ...]
@@ -23,37 +37,209 @@ class BatchReport:
     empty: int
     nonfinite_logprobs: int
     uneven_groups: int
+    global_step: int = -1
+    failed: int = 0
+    truncated: int = 0
+    blank: int = 0
+    mean_reward: float | None = None
+    low_reward: float | None = None
+    high_reward: float | None = None
+    logprob_distance: float | None = None
+    canaries: tuple[CanaryScore, ...] = ()
 
     @classmethod
-    def of(cls, batch: RolloutBatch, *, policy_version: int, n_samples: int) -> BatchReport:
+    def of(
+        cls,
+        batch: RolloutBatch,
+        *,
+        policy_version: int,
+        n_samples: int,
+        global_step: int = -1,
+        canaries: Sequence[CanaryScore] = (),
+    ) -> BatchReport:
         completions = [rollout.completion for rollout in batch.rollouts]
+        rewards = [r.reward for r in batch.rollouts if r.reward is not None and math.isfinite(r.reward)]
         return cls(
             policy_version=policy_version,
             weight_versions=batch.weight_versions,
             completions=len(completions),
-            without_reward=sum(r.reward is None or not math.isfinite(r.reward) for r in batch.rollouts),
+            without_reward=len(completions) - len(rewards),
             empty=sum(not c.token_ids for c in completions),
             nonfinite_logprobs=sum(not all(map(math.isfinite, c.logprobs)) for c in completions),
             uneven_groups=sum(len(group.rollouts) != n_samples for group in batch.groups),
+            global_step=global_step,
+            failed=batch.failed,
+            truncated=sum(c.finish_reason == "length" for c in completions),
+            blank=sum(bool(r.completion.token_ids) and not r.text.strip() for r in batch.rollouts),
+            mean_reward=fmean(rewards) if rewards else None,
+            low_reward=min(rewards, default=None),
+            high_reward=max(rewards, default=None),
+            canaries=tuple(canaries),
+        )
+
+    @property
+    def failed_share(self) -> float:
+        return _share(self.failed, self.failed + self.completions)
+
+    @property
+    def truncated_share(self) -> float:
+        return _share(self.truncated, self.completions)
+
+    @property
+    def blank_share(self) -> float:
+        return _share(self.blank, self.completions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The rules of one run. `is_exact`: server and trainer both compute in float32, so that their log-probs of the
+    same weights agree to 1e-7, and one stale version shows."""
+
+    settings: GateConfig
+    is_exact: bool
+    versions_behind: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Gate:
+        return cls(
+            settings=config.gate,
+            is_exact={config.sglang.dtype, config.actor.dtype} == {"float32"},
+            versions_behind=config.rollout.max_head_offpolicyness,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """The last steps of the run, as medians; `reward_range`: from the least to the greatest single reward in them.
+    `distance` is None before the first step whose distance is known."""
+
+    mean_reward: float
+    reward_range: float
+    truncated_share: float
+    blank_share: float
+    distance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
+    """`cause`: what the reason points to, where it points to something. `is_compared`: turned away only for being
+    far from what is usual."""
+
     admitted: bool
     reason: str
+    cause: Cause | None = None
+    is_compared: bool = False
 
 
-def admit(report: BatchReport) -> Admission:
-    """Admit a batch only if every completion is whole, scored, and from the weights being trained."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    reason: str
+    cause: Cause | None = None
+
+
+def admit(
+    report: BatchReport, gate: Gate | None = None, *, usual: Usual | None = None, compared_in_a_row: int = 0
+) -> Admission:
+    """Admit a batch only if every completion is whole, scored, and from the weights being trained.
+
+    Without a `gate` only what needs no settings is asked. `usual`: None as long as the run has too few steps to compare
+    with. `compared_in_a_row`: batches that comparison alone has turned away since the last step.
+    """
+    certain = [*_not_whole(report), *_wrong_weights(report, 0 if gate is None else gate.versions_behind)]
+    if gate is not None:
+        certain += [*_too_many(report, gate.settings), *_distant(report, gate, usual)]
+    if certain:
+        return _reject(certain)
+    if gate is not None and usual is not None and compared_in_a_row < gate.settings.compared_rejections:
+        unusual = _unusual(report, gate.settings, usual)
+        if unusual:
+            return _reject(unusual, is_compared=True)
+    return Admission(admitted=True, reason="whole, scored and current")
+
+
+def _reject(faults: Sequence[Fault], *, is_compared: bool = False) -> Admission:
+    causes = [fault.cause for fault in faults if fault.cause is not None]
+    return Admission(
+        admitted=False,
+        reason="; ".join(fault.reason for fault in faults),
+        cause=causes[0] if causes else None,
+        is_compared=is_compared,
+    )
+
+
+def _not_whole(report: BatchReport) -> list[Fault]:
+    unscored = sum(score.got is None for score in report.canaries)
     faults = {
         "no completions": report.completions == 0,
         f"{report.without_reward} completions without a reward": report.without_reward > 0,
         f"{report.empty} empty completions": report.empty > 0,
         f"{report.nonfinite_logprobs} completions with non-finite log-probs": report.nonfinite_logprobs > 0,
         f"{report.uneven_groups} groups that are not whole": report.uneven_groups > 0,
-        f"weight versions {list(report.weight_versions)}, not {report.policy_version}": bool(report.completions)
-        and report.weight_versions != (report.policy_version,),
+        f"{unscored} known answers without a reward": unscored > 0,
     }
-    seen = [fault for fault, found in faults.items() if found]
-    return Admission(admitted=not seen, reason="; ".join(seen) or "whole, scored and current")
+    return [Fault(reason=reason) for reason, found in faults.items() if found]
+
+
+def _wrong_weights(report: BatchReport, allowed_behind: int) -> list[Fault]:
+    """A version ahead of the trainer's is as wrong as an old one: it is from before a restore."""
+    behind = [report.policy_version - version for version in report.weight_versions]
+    if all(0 <= by <= allowed_behind for by in behind):
+        return []
+    wanted = f"{report.policy_version}" if allowed_behind == 0 else f"{allowed_behind} behind {report.policy_version}"
+    reason = f"weight versions {list(report.weight_versions)}, not {wanted}"
+    return [Fault(reason=reason, cause=Cause.SERVER_STALE)]
+
+
+def _too_many(report: BatchReport, settings: GateConfig) -> list[Fault]:
+    """Where most requests fail, those that come through are no sample of the policy: the short ones come through."""
+    if settings.max_failed_share is None or report.failed_share <= settings.max_failed_share:
+        return []
+    return [Fault(reason=f"{report.failed_share:.0%} of the requests failed (gate.max_failed_share)")]
+
+
+def _distant(report: BatchReport, gate: Gate, usual: Usual | None) -> list[Fault]:
+    """Another model than the trainer's made these tokens, whatever version it says. Written so that NaN is distant."""
+    limit = _distance_limit(report, gate, usual)
+    if report.logprob_distance is None or limit is None or report.logprob_distance <= limit:
+        return []
+    reason = (
+        f"the server's log-probs are {report.logprob_distance:.2g} from the trainer's, more than {limit:.2g} "
+        f"(gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'})"
+    )
+    return [Fault(reason=reason, cause=Cause.SERVER_CORRUPT)]
+
+
+def _distance_limit(report: BatchReport, gate: Gate, usual: Usual | None) -> float | None:
+    """None: switched off. Rounding grows with the model, so in bfloat16 the run's own distance widens the limit."""
+    settings = gate.settings
+    limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
+    if limit is None:
+        return None
+    if report.weight_versions != (report.policy_version,):
+        return max(limit, settings.distance_unknown)  # older weights by permission: the distance is theirs
+    if gate.is_exact:
+        return limit
+    known = None if usual is None else usual.distance
+    return max(limit, settings.distance_unknown if known is None else settings.distance_factor * known)
+
+
+def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fault]:
+    faults = []
+    if report.mean_reward is not None and settings.max_reward_jump is not None:
+        jump = abs(report.mean_reward - usual.mean_reward) / (usual.reward_range or 1.0)
+        if jump > settings.max_reward_jump:
+            reason = f"mean reward {report.mean_reward:.2f}, usually {usual.mean_reward:.2f} (gate.max_reward_jump)"
+            faults.append(Fault(reason=reason))
+    shares = (
+        ("cut at the token limit", report.truncated_share, usual.truncated_share),
+        ("blank", report.blank_share, usual.blank_share),
+    )
+    for name, share, before in shares:
+        if settings.max_share_jump is not None and share - before > settings.max_share_jump:
+            reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
+            faults.append(Fault(reason=reason, cause=Cause.SERVER_CORRUPT))
+    return faults
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

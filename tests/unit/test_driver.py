@@ -40,7 +40,7 @@ def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_
         yield
 
     monkeypatch.setattr(driver, "ray_cluster", breaks)
-    outcome = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run(None)
+    outcome = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run()
     assert outcome.word is word
     assert outcome.exit_code == exit_code
     assert reason in outcome.reason

@@ -14,7 +14,7 @@ from launcher import sinks
 from launcher.config import WandbConfig
 from launcher.run_paths import RunPaths
 from launcher.sinks import WandbSink, wandb_run_id
-from tests.unit.wandb_file import history, metric_steps, run_record
+from tests.unit.wandb_file import history, metric_steps, records, run_record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -95,6 +95,17 @@ def test_offline_keeps_every_line_over_global_step_across_a_restore(paths):
     run = run_record(file)
     assert (run.run_id, run.project, run.run_group, list(run.tags)) == ("exp_t0_train", "exp", "g", ["a"])
     assert (said, wandb.missed) == ([], 0)
+
+
+def test_an_alert_reaches_wandb_beside_the_metrics(paths):
+    wandb = sink(paths, mode="offline")
+    wandb.alert("incident 1 began: server_hang", "server-0: stopped for 3.1 s")
+    wandb.log(line(0, 0.1))
+    wandb.finish()
+    (alert,) = [r.alert for r in records(offline_file(paths)) if r.WhichOneof("record_type") == "alert"]
+    assert (alert.title, alert.text) == ("incident 1 began: server_hang", "server-0: stopped for 3.1 s")
+    assert list(history(offline_file(paths))) == [line(0, 0.1)]
+    assert wandb.missed == 0
 
 
 def test_without_a_key_it_says_so_once_and_goes_on_offline(paths):

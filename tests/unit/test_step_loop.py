@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from actors.checkpointing import Checkpointer
 from actors.policy_model import PolicyModel
 from actors.prompt_queue import PromptQueue
-from actors.step_loop import GrpoLoop
+from actors.step_loop import GrpoLoop, Stopped, no_gate
 from launcher.checkpoints import CheckpointStore
 from launcher.config import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RefConfig, RunConfig
 from launcher.errors import RolloutError, TrainerError
 from launcher.journal import Journal, read_lines
+from launcher.policy.admission import Admission
 from launcher.run_paths import RunPaths
 from tests.replay import Replay, prompts
 
@@ -30,7 +31,9 @@ SAMPLES = 3
 class Trial:
     """One launch of the loop over the folders of a trial."""
 
-    def __init__(self, root, *, steps=20, rollouts=None, resume=False, publish=lambda version: None, **settings):
+    def __init__(
+        self, root, *, steps=20, rollouts=None, resume=False, publish=lambda version: None, gate=no_gate, **settings
+    ):
         self.config = RunConfig(
             experiment_name="loop",
             seed=3,
@@ -62,6 +65,7 @@ class Trial:
             record=self.reports.append,
             journal=journal,
             attempt=1,
+            gate=gate,
         )
         if resume:
             newest = self.store.latest_whole().checkpoint
@@ -210,6 +214,60 @@ def test_a_full_disk_at_a_save_costs_the_checkpoint_and_not_the_run(tmp_path, mo
     assert trial.events("checkpoint.failed")[0]["global_step"] == 3
     assert [c.global_step for c in trial.store.list()] == [7, 8]
     assert not any(trial.store.root.glob(".staging*"))
+
+
+def test_a_batch_that_the_gate_turns_away_costs_its_rollouts_and_no_weights(tmp_path):
+    asked = []
+
+    def gate(batch, stats):
+        asked.append((batch.weight_versions, math.isfinite(stats.logprob_distance.mean)))
+        return Admission(admitted=len(asked) != 3, reason="the monitor says no")
+
+    trial = Trial(tmp_path, steps=5, gate=gate)
+    assert trial.run()
+    assert asked == [((0,), True), ((1,), True), ((2,), True), ((2,), True), ((3,), True), ((4,), True)]
+    assert [event["reason"] for event in trial.events("batch.rejected")] == ["the monitor says no"]
+    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+
+
+def test_a_loop_paused_at_the_gate_steps_on_as_if_nothing_had_been(tmp_path):
+    whole = Trial(tmp_path / "whole", steps=8)
+    whole.run()
+    trial = None
+    paused_at = iter([4])
+
+    def gate(batch, stats):
+        if batch.weight_versions == (4,) and next(paused_at, None):
+            trial.loop.request_stop(save=False)
+            raise Stopped
+        return Admission(admitted=True, reason="sound")
+
+    trial = Trial(tmp_path / "paused", steps=8, gate=gate)
+    assert not trial.run()
+    assert trial.loop.next_step == 4
+    assert [c.global_step for c in trial.store.list()] == [3]  # the rhythm's own: the pause saved nothing
+    assert not trial.run(), "it was not allowed to go on"
+    trial.loop.allow()
+    assert trial.run()
+    assert [r.prompt_ids for r in trial.reports] == [r.prompt_ids for r in whole.reports]
+    identical(trial.weights(), whole.weights())
+
+
+def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_process(tmp_path):
+    whole = Trial(tmp_path / "whole", steps=10)
+    whole.run()
+    trial = Trial(tmp_path / "back", steps=10)
+    first = trial.queue.state_dict()
+    assert trial.run()
+    checkpointer = trial.loop._checkpointer
+    trial.loop.restore(checkpointer.load_step(7, trial.model, trial.queue))
+    assert trial.run()
+    identical(trial.weights(), whole.weights())
+    trial.loop.restore(checkpointer.begin_anew(trial.model, trial.queue, first))
+    assert trial.run()
+    identical(trial.weights(), whole.weights())
+    steps = [r.global_step for r in trial.reports]
+    assert steps == [*range(10), 8, 9, *range(10)]
 
 
 def test_the_position_is_plain_json(tmp_path):

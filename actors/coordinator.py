@@ -1,0 +1,135 @@
+"""The Coordinator: observe → plan → perform → record, until the run has its word. The only writer of RunState.
+
+`Coordinator` is the plain class, with a `Hands` to see and act through; `CoordinatorActor` is the Ray actor around it.
+It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
+one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
+
+Consumes: `abort`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by: any of these;
+no action is waited for, each runs as a task with its own deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from actors.hands import Hands, Look
+from actors.run_history import RunHistory
+from launcher.config import RunConfig
+from launcher.errors import LauncherError
+from launcher.messages import Outcome, RunWord
+from launcher.policy.actions import Action
+from launcher.policy.observed import Observed
+from launcher.policy.recovery import plan
+from launcher.policy.run_state import ENDS
+
+TURN_S = 0.25
+"""Between two looks where nothing calls for one."""
+
+
+class Coordinator:
+    """Used on one asyncio loop. `clock` gives seconds that all processes of this host share."""
+
+    def __init__(
+        self, config: RunConfig, hands: Hands, history: RunHistory, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._hands = hands
+        self._history = history
+        self._clock = clock
+        self._under_way: dict[asyncio.Task[None], Action] = {}
+
+    async def run(self) -> Outcome:
+        """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
+        if self._history.was_begun:
+            self._history.adopt(f"a run that is {self._history.state}")
+        else:
+            self._history.begin()
+        await self._hands.begin()
+        try:
+            while self._history.state not in ENDS:
+                await self._wait(self.turn())
+            return self._outcome(self._hands.look())
+        finally:
+            await self._drop_tasks()
+            await self._hands.close()
+
+    def abort(self, reason: str) -> None:
+        """End the run, saving what there is. Asking twice changes nothing."""
+        self._history.asked_to_abort(reason)
+        self._hands.changed.set()
+
+    def turn(self) -> float | None:
+        """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
+        self._reap()
+        now = self._clock()
+        made = plan(self._observe(), self._history.attempts, self._config, now)
+        self._history.enter(made.state, made.reason)
+        for attempt in made.attempts:
+            self._history.attempted(attempt)
+        for action in made.actions:
+            self._history.begun(action)
+            self._under_way[asyncio.create_task(self._perform(action))] = action
+        return made.wake_at
+
+    def _observe(self) -> Observed:
+        look, history = self._hands.look(), self._history
+        return Observed(
+            state=history.state,
+            servers=look.servers,
+            trainer=look.trainer,
+            checkpoints=look.checkpoints,
+            memory=look.memory,
+            incident=look.incident,
+            under_way=tuple(self._under_way.values()),
+            tried=(*look.tried, *history.tried),
+            progress_at=look.progress_at,
+            abort_reason=history.abort_reason,
+            ending=history.ending,
+            is_stopped=look.is_stopped,
+        )
+
+    async def _perform(self, action: Action) -> None:
+        """To its end, however it ends; a failed one is due again, and the plan counts how often."""
+        started, deadline_s = self._clock(), self._hands.deadline_s(action)
+        try:
+            async with asyncio.timeout(deadline_s):
+                facts = await self._hands.perform(action)
+        except TimeoutError:
+            self._history.failed(action, f"not done within {deadline_s:g} s", self._clock() - started)
+        except LauncherError as error:
+            self._history.failed(action, error.message, self._clock() - started)
+        else:
+            self._history.done(action, facts, self._clock() - started)
+        finally:
+            self._hands.changed.set()
+
+    def _reap(self) -> None:
+        """Forget what has ended. An error that `_perform` did not expect is a defect, and raised here."""
+        for task in [task for task in self._under_way if task.done()]:
+            del self._under_way[task]
+            task.result()
+
+    async def _wait(self, wake_at: float | None) -> None:
+        left_s = TURN_S if wake_at is None else min(TURN_S, max(wake_at - self._clock(), 0.0))
+        try:
+            async with asyncio.timeout(left_s):
+                await self._hands.changed.wait()
+        except TimeoutError:
+            return
+        self._hands.changed.clear()
+
+    async def _drop_tasks(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _outcome(self, look: Look) -> Outcome:
+        last_step = look.trainer.next_step - 1
+        return Outcome(
+            word=RunWord(self._history.state),
+            reason=self._history.ending_reason,
+            last_step=last_step if last_step >= 0 else None,
+            evals=look.evals,
+        )

@@ -1,0 +1,79 @@
+"""The Coordinator as a Ray actor: finds the run's other actors by name, and adopts what lives.
+
+Ray restarts it with its constructor's arguments; whoever waits for its outcome asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import ray
+
+from actors.coordinator import Coordinator
+from actors.ray_life import die_with_raylet
+from actors.run_hands import RunHands
+from actors.run_history import RunHistory
+from actors.trainer import MONITOR
+from launcher.config import RunConfig
+from launcher.journal import Journal
+from launcher.messages import Outcome
+from launcher.run_paths import RunPaths
+
+COORDINATOR = "coordinator"
+TRAINER = "trainer"
+
+
+def server_names(config: RunConfig) -> list[str]:
+    return [f"server-{index}" for index in range(config.sglang.n_servers)]
+
+
+@ray.remote
+class CoordinatorActor:
+    """`run` once in each life; `abort` at any time."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        *,
+        has_monitor: bool,
+        on_gpu: bool = False,
+        shares_gpu: bool = False,
+    ) -> None:
+        die_with_raylet()
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._has_monitor = has_monitor
+        self._on_gpu = on_gpu
+        self._shares_gpu = shares_gpu
+        self._coordinator: Coordinator | None = None
+        self._running: asyncio.Task[Outcome] | None = None
+
+    async def run(self) -> Outcome:
+        """To the run's end. Raises UsageError where it can't begin."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._make().run())
+        return await asyncio.shield(self._running)
+
+    async def abort(self, reason: str) -> None:
+        if self._coordinator is not None:
+            self._coordinator.abort(reason)
+
+    def _make(self) -> Coordinator:
+        journal = Journal(self._paths.events, self._attempt, time.time)
+        history = RunHistory.read(journal, self._paths.events, self._attempt)
+        hands = RunHands(
+            self._config,
+            self._paths,
+            history,
+            servers={name: ray.get_actor(name) for name in server_names(self._config)},
+            trainer=ray.get_actor(TRAINER),
+            monitor=ray.get_actor(MONITOR) if self._has_monitor else None,
+            on_gpu=self._on_gpu,
+            shares_gpu=self._shares_gpu,
+        )
+        self._coordinator = Coordinator(self._config, hands, history)
+        return self._coordinator

@@ -1,0 +1,335 @@
+"""The HealthMonitor: what is healthy, which batch may be trained on, and what broke.
+
+    servers ─► ServerWatch each ─► verdicts ┐
+    metrics.jsonl ─► reward health ─────────┼─► view (pulled by the Coordinator)
+    known answers ─► canaries ──────────────┘
+    batch ─► admit ─► Admission (asked by the trainer before each optimizer step)
+
+`HealthMonitor` is the plain class, `HealthMonitorActor` the Ray actor around it. It waits for nobody: a server that
+hangs costs its own probe alone. What it must know after a restart stands in the run's files (actors/run_series.py);
+servers are told to it again, and adopted, with the Coordinator's next `watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+import ray
+
+from actors.alerts import Alerts
+from actors.monitor_view import MonitorView, ServerVerdict, Watched
+from actors.ray_life import die_with_raylet
+from actors.run_series import RunSeries
+from actors.server_watch import ServerWatch
+from actors.sglang_client import SGLangClient
+from launcher.config import RunConfig
+from launcher.journal import Journal
+from launcher.messages import Cause, Health, Incident, ServerInfo, Verdict
+from launcher.policy.admission import Admission, BatchReport, Gate, Usual, admit
+from launcher.policy.canaries import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
+from launcher.policy.reward import RewardVerdict, ServerFault, find_cause, judge_rewards
+from launcher.run_paths import RunPaths
+
+MOST_ROUNDS = 200
+OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
+
+
+class HealthMonitor:
+    """Used on one asyncio loop, where its client must have been made. `changed` is set when a verdict changes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        journal: Journal,
+        client: SGLangClient,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._client = client
+        self._clock = clock
+        self._gate = Gate.of(config)
+        self._series = RunSeries(paths)
+        self._rounds: list[CanaryRound] = _rounds_of(self._series)
+        self._watches: dict[str, ServerWatch] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._faults: dict[tuple[str, int], ServerFault] = {}
+        self._doubts: dict[str, str] = {}
+        self._blank: list[float] = []
+        self._incident: Incident | None = None
+        self._canary_said = bool(self._rounds)
+        self._rejected = 0
+        self._compared = 0
+        self._last_rejection = ""
+        self.changed = asyncio.Event()
+
+    # ── servers ──
+
+    def watch(self, targets: Sequence[Watched]) -> None:
+        """These are the servers now. Say it again often: counts in flight grow old. Another life, another watch."""
+        for target in targets:
+            known = self._watches.get(target.server.name)
+            if known is None or (known.server.generation, known.server.pid) != (
+                target.server.generation,
+                target.server.pid,
+            ):
+                self._begin(target.server)
+            self._watches[target.server.name].tell(waiting=target.waiting, task=target.task)
+        for name in self._watches.keys() - {target.server.name for target in targets}:
+            self._end(name)
+
+    def trust(self, name: str) -> None:
+        """It has answered a golden probe: what made its weights doubtful is mended."""
+        self._doubts.pop(name, None)
+
+    def pids(self) -> dict[str, dict[str, int]]:
+        """Of each watched server, by role."""
+        return {name: watch.pids() for name, watch in self._watches.items()}
+
+    def _begin(self, server: ServerInfo) -> None:
+        self._end(server.name)
+        self._doubts.pop(server.name, None)
+        watch = ServerWatch(server, self._config.health, self._client, on_change=self._heard, clock=self._clock)
+        self._watches[server.name] = watch
+        self._running[server.name] = asyncio.create_task(watch.run())
+
+    def _end(self, name: str) -> None:
+        self._watches.pop(name, None)
+        running = self._running.pop(name, None)
+        if running is not None:
+            running.cancel()
+
+    def _heard(self, server: ServerInfo, verdict: Verdict) -> None:
+        self._journal.record(
+            f"health.{verdict.health.lower()}",
+            subject=server.name,
+            reason=verdict.reason,
+            generation=server.generation,
+            cause=verdict.cause,
+            at=self._clock(),
+        )
+        if verdict.health is Health.DEAD and verdict.cause is not None:
+            self._note(server.name, verdict.cause)
+        self.changed.set()
+
+    def _note(self, name: str, cause: Cause) -> None:
+        step = self._series.next_step
+        self._faults[name, step] = ServerFault(name=name, cause=cause, since_step=step)
+
+    # ── the gate ──
+
+    def admit(self, report: BatchReport) -> Admission:
+        """May this batch be trained on? Also takes in what its known answers were scored."""
+        self._series.refresh()
+        if self._series.next_step > report.global_step >= 0:
+            self._series.restored(report.global_step - 1)  # it is about to repeat them, whatever the journal says yet
+        if report.canaries:
+            self.canaries(CanaryRound(step=report.global_step, scores=report.canaries))
+        self._judge()
+        decision = admit(report, self._gate, usual=self._usual(), compared_in_a_row=self._compared)
+        if decision.admitted and self._incident is not None:
+            decision = Admission(admitted=False, reason=self._incident.reason, cause=self._incident.cause)
+        self._count(report, decision)
+        return decision
+
+    def _count(self, report: BatchReport, decision: Admission) -> None:
+        if decision.admitted:
+            self._rejected = self._compared = 0
+            self._doubts.clear()
+            self._blank = [*self._blank, report.blank_share][-self._config.gate.usual_steps :]
+            return
+        self._rejected += 1
+        self._compared += decision.is_compared
+        self._last_rejection = decision.reason
+        if decision.cause in OF_WEIGHTS:
+            for name in self._watches:
+                self._doubts[name] = decision.reason
+                self._note(name, decision.cause)
+        self.changed.set()
+
+    def _usual(self) -> Usual | None:
+        settings = self._config.gate
+        last = self._series.steps[-settings.usual_steps :]
+        if len(last) < settings.usual_min_steps:
+            return None
+        low, high = min(s.point.low for s in last), max(s.point.high for s in last)
+        distances = [step.distance for step in last if math.isfinite(step.distance)]
+        truncated = [step.truncated_share for step in last if math.isfinite(step.truncated_share)]
+        return Usual(
+            mean_reward=median(step.point.mean for step in last),
+            reward_range=high - low,
+            truncated_share=median(truncated) if truncated else 1.0,
+            blank_share=median(self._blank) if self._blank else 0.0,
+            distance=median(distances) if distances else None,
+        )
+
+    # ── rewards ──
+
+    def canaries(self, scored: CanaryRound) -> None:
+        """Known answers, scored: with a batch, or again and again while training is paused for a broken verifier."""
+        self._rounds = [*self._rounds, scored][-MOST_ROUNDS:]
+        self._judge()
+
+    def restored(self, global_step: int) -> None:
+        """The trainer holds the weights of this step again."""
+        self._series.restored(global_step)
+        self._compared = 0
+        self._judge()
+
+    def _judge(self) -> None:
+        incident = find_cause(
+            self._rewards(), self._canary_verdict(), tuple(self._faults.values()), since=self._clock()
+        )
+        known = self._incident
+        if (
+            incident is not None
+            and known is not None
+            and (incident.cause, incident.subject)
+            == (
+                known.cause,
+                known.subject,
+            )
+        ):
+            incident = replace(incident, since=known.since, onset_step=known.onset_step)
+        if (incident is None) != (known is None) or (incident and known and incident.cause is not known.cause):
+            self._say(incident, known)
+            self.changed.set()
+        self._incident = incident
+        self._say_canaries()
+
+    def _say(self, incident: Incident | None, known: Incident | None) -> None:
+        if incident is None:
+            assert known is not None
+            self._journal.record("health.mended", subject=known.subject, reason=f"no longer: {known.reason}")
+            return
+        self._journal.record(
+            f"health.{incident.cause}",
+            subject=incident.subject,
+            reason=incident.reason,
+            global_step=incident.onset_step,
+            at=incident.since,
+            evidence=incident.evidence,
+        )
+
+    def _say_canaries(self) -> None:
+        """Kept for a successor: a verifier that errs now and then must not be acquitted by a restart of its judge."""
+        verdict = self._canary_verdict()
+        if verdict.is_broken != self._canary_said:
+            self._canary_said = verdict.is_broken
+            name = "canary.wrong" if verdict.is_broken else "canary.sound"
+            self._journal.record(name, subject="reward", reason=verdict.reason, global_step=verdict.onset_step)
+
+    def _rewards(self) -> RewardVerdict:
+        points = [p for p in self._series.points if not (math.isnan(p.low) and math.isnan(p.mean))]
+        return judge_rewards(points, self._config.reward_health, restored_step=self._series.restored_step)
+
+    def _canary_verdict(self) -> CanaryVerdict:
+        return judge_canaries(self._rounds, self._config.reward_health)
+
+    # ── what it says ──
+
+    def view(self) -> MonitorView:
+        if self._series.refresh():
+            self._judge()
+        return MonitorView(
+            servers=tuple(
+                ServerVerdict(
+                    name=name,
+                    generation=watch.server.generation,
+                    verdict=watch.verdict(),
+                    doubt=self._doubts.get(name, ""),
+                )
+                for name, watch in self._watches.items()
+            ),
+            rewards=self._rewards(),
+            canaries=self._canary_verdict(),
+            incident=self._incident,
+            rejected_in_a_row=self._rejected,
+            last_rejection=self._last_rejection if self._rejected else "",
+        )
+
+    async def close(self) -> None:
+        running = list(self._running.values())
+        for name in list(self._watches):
+            self._end(name)
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _rounds_of(series: RunSeries) -> list[CanaryRound]:
+    """What a predecessor last said of the verifier, if that was bad: as one round that accuses it still."""
+    said = series.accusing_canary
+    if said is None:
+        return []
+    step = said.get("global_step")
+    score = CanaryScore(name=f"before a restart of the monitor: {said.get('reason')}", expected=0.0, got=math.nan)
+    return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]
+
+
+@ray.remote(num_cpus=0)
+class HealthMonitorActor:
+    """`HealthMonitor` as an async Ray actor: it answers whatever its servers do. Nothing in `__init__` can fail."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
+        die_with_raylet()
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._monitor: HealthMonitor | None = None
+        self._alerts: Alerts | None = None
+
+    def _begun(self) -> HealthMonitor:
+        """Made on the first call, since an actor whose constructor raises is never restarted, and on its loop."""
+        if self._monitor is None:
+            journal = Journal(self._paths.events, self._attempt, time.time)
+            self._alerts = Alerts(self._config.alerts, run=f"{self._paths.experiment_name}/{self._paths.trial_name}")
+            self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient())
+        return self._monitor
+
+    async def watch(self, targets: Sequence[Watched]) -> MonitorView:
+        """Tell it the servers, and hear what it says of everything."""
+        monitor = self._begun()
+        monitor.watch(targets)
+        return monitor.view()
+
+    async def wait_changed(self, timeout_s: float) -> MonitorView:
+        """The view as soon as a verdict changes, at the latest after `timeout_s`."""
+        monitor = self._begun()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await monitor.changed.wait()
+        except TimeoutError:
+            return monitor.view()
+        monitor.changed.clear()
+        return monitor.view()
+
+    async def admit(self, report: BatchReport) -> Admission:
+        return self._begun().admit(report)
+
+    async def canaries(self, scored: CanaryRound) -> None:
+        self._begun().canaries(scored)
+
+    async def restored(self, global_step: int) -> None:
+        self._begun().restored(global_step)
+
+    async def trust(self, name: str) -> None:
+        self._begun().trust(name)
+
+    async def pids(self) -> dict[str, dict[str, int]]:
+        return self._begun().pids()
+
+    async def incident_began(self, number: int, title: str, reason: str) -> None:
+        self._begun()
+        assert self._alerts is not None
+        self._alerts.began(number, title, reason)
+
+    async def incident_ended(self, number: int, reason: str) -> None:
+        self._begun()
+        assert self._alerts is not None
+        self._alerts.ended(number, reason)

@@ -1,0 +1,190 @@
+"""What was seen around an incident, kept for a person: `incidents/<n>/` beside the run's logs.
+
+    server-<i>.log.tail    the last lines of each server's log; trainer.log.tail likewise
+    stacks/<name>.txt      what each living process was doing, by py-spy
+    memory.json            host, cgroup, GPUs, and each process
+    batch.json             the batch that was turned away, where there is one
+    incident.json          what happened, written first
+
+Everything has a bound in bytes and in seconds, and nothing here raises: evidence must never cost the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from actors.server_log import tail
+from launcher.hardware import cgroup_memory, find_hardware
+from launcher.journal import encode
+from launcher.messages import RolloutBatch
+from launcher.run_paths import RunPaths
+
+DEADLINE_S = 20.0
+DUMP_TIMEOUT_S = 8.0
+MOST_DUMPS = 16
+MOST_DUMP_BYTES = 256 * 1024
+MOST_LOG_BYTES = 64 * 1024
+MOST_BATCH_BYTES = 4 * 2**20
+MOST_FOLDERS = 200
+"""Of one run; beyond that an incident still stands in the journal, with its reason."""
+PY_SPY = Path(sys.executable).with_name("py-spy")
+
+log = logging.getLogger("incidents")
+
+
+async def collect(
+    paths: RunPaths,
+    number: int,
+    *,
+    facts: Mapping[str, object],
+    logs: Mapping[str, Path],
+    pids: Mapping[str, int],
+    batch: RolloutBatch | None = None,
+) -> Path | None:
+    """Gather what there is within DEADLINE_S. Returns the folder, None where none could be made. Never raises.
+
+    `logs` and `pids` by the name that the file gets. What fails leaves a line in `incident.json`'s `missing`.
+    """
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            folder = await asyncio.to_thread(_open_folder, paths, number)
+    except OSError as error:  # TimeoutError is one: a disk that hangs
+        log.warning("incident.no_folder number=%d reason=%r", number, error)
+        return None
+    missing: list[str] = []
+    parts = {
+        "incident": asyncio.to_thread(_write, folder / "incident.json", encode(facts)),
+        "logs": asyncio.to_thread(_write_logs, folder, logs),
+        "memory": asyncio.to_thread(_write_memory, folder, pids),
+        "batch": asyncio.to_thread(_write_batch, folder, batch),
+        "stacks": _dump_stacks(folder / "stacks", pids),
+    }
+    tasks = {asyncio.create_task(work): name for name, work in parts.items()}
+    _, late = await asyncio.wait(tasks, timeout=DEADLINE_S)
+    for task, name in tasks.items():
+        if task in late:
+            task.cancel()
+            missing.append(f"{name}: not done within {DEADLINE_S:g} s")
+        elif (failure := task.exception()) is not None:
+            missing.append(f"{name}: {type(failure).__name__}: {failure}")
+    if missing:
+        log.warning("incident.incomplete number=%d missing=%r", number, missing)
+        await asyncio.gather(
+            asyncio.to_thread(_write, folder / "missing.txt", "\n".join(missing).encode()), return_exceptions=True
+        )
+    return folder
+
+
+def _open_folder(paths: RunPaths, number: int) -> Path:
+    paths.incidents.mkdir(parents=True, exist_ok=True)
+    if sum(1 for _ in paths.incidents.iterdir()) >= MOST_FOLDERS:
+        raise OSError(f"{paths.incidents} has {MOST_FOLDERS} folders already")
+    folder = paths.incident(number)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _write_logs(folder: Path, logs: Mapping[str, Path]) -> None:
+    for name, path in logs.items():
+        text = tail(path, 0).encode(errors="replace")[-MOST_LOG_BYTES:]
+        (folder / f"{name}.log.tail").write_bytes(text)
+
+
+def _write_memory(folder: Path, pids: Mapping[str, int]) -> None:
+    found = find_hardware()
+    limit, used = cgroup_memory()
+    memory = {
+        "time": time.time(),
+        "host": {"total": found.memory, "free": found.memory_free},
+        "cgroup": {"limit": limit, "used": used},
+        "gpus": [{"name": gpu.name, "memory": gpu.memory, "free": gpu.free} for gpu in found.gpus],
+        "no_gpu": found.no_gpu,
+        "processes": {name: _process_memory(pid) for name, pid in pids.items()},
+    }
+    (folder / "memory.json").write_bytes(encode(memory))
+
+
+def _process_memory(pid: int) -> dict[str, object]:
+    try:
+        process = psutil.Process(pid)
+        memory = process.memory_info()
+        return {"pid": pid, "status": process.status(), "rss": memory.rss, "vms": memory.vms}
+    except psutil.Error as error:
+        return {"pid": pid, "error": type(error).__name__}
+
+
+def _write_batch(folder: Path, batch: RolloutBatch | None) -> None:
+    """Its groups one by one, as many as fit: half a JSON document is of no use to anybody."""
+    if batch is None:
+        return
+    groups: list[object] = []
+    room = MOST_BATCH_BYTES
+    for group in batch.groups:
+        shown = {
+            "prompt": group.prompt.id,
+            "record": dict(group.prompt.record),
+            "rollouts": [
+                {
+                    "text": rollout.text,
+                    "reward": rollout.reward,
+                    "server": rollout.completion.server,
+                    "weight_version": rollout.completion.weight_version,
+                    "finish_reason": rollout.completion.finish_reason,
+                    "token_ids": rollout.completion.token_ids,
+                    "logprobs": rollout.completion.logprobs,
+                }
+                for rollout in group.rollouts
+            ],
+        }
+        room -= len(encode(shown))
+        if room < 0:
+            break
+        groups.append(shown)
+    shown_of = f"{len(groups)} of {len(batch.groups)}"
+    content = {"groups_shown": shown_of, "failed": batch.failed, "retried": batch.retried, "groups": groups}
+    (folder / "batch.json").write_text(json.dumps(json.loads(encode(content)), indent=1))
+
+
+async def _dump_stacks(folder: Path, pids: Mapping[str, int]) -> None:
+    await asyncio.to_thread(folder.mkdir, exist_ok=True)
+    await asyncio.gather(*(_dump(folder / f"{name}.txt", pid) for name, pid in list(pids.items())[:MOST_DUMPS]))
+
+
+async def _dump(file: Path, pid: int) -> None:
+    """`--nonblocking`, so that no healthy process is stopped to be looked at; why it failed is written in its place."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            str(PY_SPY),
+            "dump",
+            "--nonblocking",
+            "--pid",
+            str(pid),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:  # not installed, or no room for a process
+        await asyncio.to_thread(_write, file, f"{PY_SPY}: {error}\n".encode())
+        return
+    try:
+        async with asyncio.timeout(DUMP_TIMEOUT_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        said = f"py-spy did not answer within {DUMP_TIMEOUT_S:g} s\n".encode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    await asyncio.to_thread(_write, file, said[:MOST_DUMP_BYTES])

@@ -1,0 +1,97 @@
+"""The HealthMonitor as the Coordinator's hands hold it: told the servers again and again, and its last word heard.
+
+A monitor that hangs or restarts delays nobody; its word grows old and is dropped, and unknown is never a reason to
+kill (P7). One that was restarted learns the servers from the next telling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actors.actor_calls import answer
+from actors.monitor_view import MonitorView, Watched
+from launcher.errors import LauncherError
+from launcher.messages import Cause, Health, Incident, Verdict
+from launcher.policy.canaries import CanaryRound
+
+ANSWER_S = 2.0
+LOOK_S = 0.25
+FRESH_S = 5.0
+
+
+class MonitorLink:
+    """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else."""
+
+    def __init__(self, actor: Any, *, targets: Callable[[], Sequence[Watched]], changed: asyncio.Event) -> None:
+        self._actor = actor
+        self._targets = targets
+        self._changed = changed
+        self._view: MonitorView | None = None
+        self._heard_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def incident(self) -> Incident | None:
+        view = self._fresh()
+        return None if view is None else view.incident
+
+    def verdict(self, name: str, generation: int) -> Verdict | None:
+        """On one life of one server; doubt of its weights is one too. None where nothing is known."""
+        view = self._fresh()
+        for server in () if view is None else view.servers:
+            if (server.name, server.generation) == (name, generation):
+                if server.doubt and server.verdict.health is not Health.DEAD:
+                    return Verdict(health=Health.SUSPECT, reason=server.doubt, cause=Cause.SERVER_STALE)
+                return server.verdict
+        return None
+
+    def _fresh(self) -> MonitorView | None:
+        return self._view if time.monotonic() - self._heard_at <= FRESH_S else None
+
+    def begin_looking(self) -> None:
+        self._task = asyncio.create_task(self._look_on())
+
+    async def trust(self, name: str) -> None:
+        """Its weights have been sent again, or proven."""
+        with contextlib.suppress(LauncherError):  # a monitor that has restarted doubts nobody
+            await answer(self._actor.trust.remote(name), within_s=ANSWER_S, of="the HealthMonitor")
+            await self._look()
+
+    async def restored(self, global_step: int) -> None:
+        with contextlib.suppress(LauncherError):  # it reads it from the journal too
+            await answer(self._actor.restored.remote(global_step), within_s=ANSWER_S, of="the HealthMonitor")
+            await self._look()
+
+    async def canaries(self, scored: CanaryRound) -> None:
+        await answer(self._actor.canaries.remote(scored), within_s=ANSWER_S, of="the HealthMonitor")
+
+    async def _look(self) -> None:
+        view: MonitorView = await answer(
+            self._actor.watch.remote(list(self._targets())), within_s=ANSWER_S, of="the HealthMonitor"
+        )
+        if _said(view) != _said(self._view):
+            self._changed.set()
+        self._view, self._heard_at = view, time.monotonic()
+
+    async def _look_on(self) -> None:
+        while True:
+            with contextlib.suppress(LauncherError):  # its word ages, and is dropped
+                await self._look()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _said(view: MonitorView | None) -> object:
+    """What of a view calls for a plan at once."""
+    if view is None:
+        return None
+    servers = tuple((s.name, s.generation, s.verdict.health, bool(s.doubt)) for s in view.servers)
+    return servers, view.incident and view.incident.cause

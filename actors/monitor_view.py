@@ -1,0 +1,41 @@
+"""What the HealthMonitor is told of servers, and what it says of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.messages import Incident, ServerInfo, Verdict
+from launcher.policy.canaries import CanaryVerdict
+from launcher.policy.reward import RewardVerdict
+from launcher.policy.watching import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """One server to watch: its life, its clients' requests in flight, and the long task that it was given."""
+
+    server: ServerInfo
+    waiting: int = 0
+    task: Task | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerVerdict:
+    """Of one life of one server. `doubt`: why its weights are not trusted; "" where they are."""
+
+    name: str
+    generation: int
+    verdict: Verdict
+    doubt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorView:
+    """All that the monitor says, as of now. `rejected_in_a_row`: batches since the last that was admitted."""
+
+    servers: tuple[ServerVerdict, ...]
+    rewards: RewardVerdict
+    canaries: CanaryVerdict
+    incident: Incident | None = None
+    rejected_in_a_row: int = 0
+    last_rejection: str = ""

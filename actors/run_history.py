@@ -1,0 +1,217 @@
+"""What was decided in this attempt so far: written to the journal as it happens, and read back from there.
+
+One function, `_take`, turns an event into knowledge, both when it is written and when a restarted Coordinator reads
+it again. So its memory can't differ from its predecessor's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.journal import Journal, read_lines
+from launcher.messages import Cause, RunWord
+from launcher.policy.actions import (
+    AbandonServer,
+    Action,
+    AdmitServer,
+    CondemnCheckpoints,
+    Halt,
+    LoadWeights,
+    PauseTrainer,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+)
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory import MemorySettings, Tried
+from launcher.policy.restart import Attempt, Rung
+from launcher.policy.run_state import ENDS, RunState
+
+EVENTS: Mapping[type[Action], tuple[str, str]] = {
+    PauseTrainer: ("trainer.pausing", "trainer.paused"),
+    ResumeTrainer: ("trainer.resuming", "trainer.resumed"),
+    RestartTrainer: ("trainer.restarting", "trainer.restarted"),
+    RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
+    CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
+    RestartServer: ("server.restarting", "server.restarted"),
+    AbandonServer: ("server.abandoning", "server.abandoned"),
+    LoadWeights: ("server.loading", "server.loaded"),
+    AdmitServer: ("server.probing", "server.ready"),
+    Halt: ("run.halting", "run.halted"),
+}
+"""The event that says that an action was begun, and the one that says that it was done."""
+
+ATTEMPT = "repair.begun"
+
+
+class RunHistory:
+    """`state` and all else here change only through the methods that write them down."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.attempts: list[Attempt] = []
+        self.state = RunState.INITIALIZING
+        self.state_reason = ""
+        self.lineage = 0
+        self.generations: dict[str, int] = {}
+        self.start_lineages: dict[str, int | None] = {}
+        self.overrides: dict[str, float | int | bool] = {}
+        self.damaged_checkpoints: set[int] = set()
+        self.abandoned: set[str] = set()
+        self.died: set[tuple[str, int]] = set()
+        self.tried: list[Tried] = []
+        self.abort_reason = ""
+        self.ending: RunWord | None = None
+        self.ending_reason = ""
+        self.was_begun = False
+
+    @classmethod
+    def read(cls, journal: Journal, path: Path, attempt: int) -> RunHistory:
+        """What the events of this attempt tell; nothing, where it has only begun. Raises JournalError."""
+        history = cls(journal)
+        for event in read_lines(path):
+            if event.get("attempt") == attempt:
+                history._take(event)
+        return history
+
+    # ── writing ──
+
+    def begin(self) -> None:
+        self._record("run.initializing", reason="servers and trainer are starting", pid=os.getpid())
+
+    def adopt(self, what: str) -> None:
+        self._record("coordinator.adopted", subject="coordinator", reason=what, pid=os.getpid())
+
+    def enter(self, state: RunState, reason: str) -> None:
+        """A change of state is written once; its last word is the driver's to write."""
+        if state is self.state:
+            return
+        if state in ENDS:
+            self.state = state
+            return
+        self._record(f"run.{state.lower()}", reason=reason, state=state)
+
+    def attempted(self, attempt: Attempt) -> None:
+        facts = dataclasses.asdict(attempt)
+        self._record(ATTEMPT, subject=facts.pop("subject"), reason=f"{attempt.cause}: {attempt.rung}", **facts)
+
+    def begun(self, action: Action) -> None:
+        facts = dataclasses.asdict(action)
+        if isinstance(action, RestoreTrainer):
+            facts["lineage"] = self.lineage + 1
+        self._record_action(EVENTS[type(action)][0], action, facts)
+
+    def done(self, action: Action, facts: Mapping[str, object], seconds: float) -> None:
+        self._record_action(EVENTS[type(action)][1], action, dataclasses.asdict(action) | dict(facts), seconds=seconds)
+
+    def failed(self, action: Action, reason: str, seconds: float) -> None:
+        facts = dataclasses.asdict(action) | {"reason": reason}
+        self._record_action(f"{EVENTS[type(action)][0]}_failed", action, facts, seconds=seconds)
+
+    def started_server(self, name: str, generation: int, weight_version: int, lineage: int | None) -> None:
+        self._record(
+            "server.starting", subject=name, generation=generation, weight_version=weight_version, lineage=lineage
+        )
+
+    def found_damaged(self, global_step: int, reason: str) -> None:
+        self._record("checkpoint.damaged", subject=f"step {global_step}", reason=reason, global_step=global_step)
+
+    def ran_out(self, subject: str, tried: Tried, reason: str) -> None:
+        self._record(
+            "memory.ran_out",
+            subject=subject,
+            reason=reason,
+            ran_out=tried.ran_out,
+            settings=dataclasses.asdict(tried.settings),
+        )
+
+    def asked_to_abort(self, reason: str) -> None:
+        if not self.abort_reason:
+            self._record("run.abort_asked", subject="user", reason=reason)
+
+    def event(self, name: str, *, subject: str, reason: str, **facts: object) -> None:
+        """Something that was seen, and that nothing here depends on."""
+        self._record(name, subject=subject, reason=reason, **facts)
+
+    def _record_action(self, event: str, action: Action, facts: dict[str, object], **more: object) -> None:
+        subject = str(facts.pop("name", "") or event.partition(".")[0])
+        self._record(event, subject=subject, reason=str(facts.pop("reason", "")), **facts, **more)
+
+    def _record(self, event: str, *, subject: str = "", reason: str = "", **facts: Any) -> None:
+        step = facts.pop("global_step", None)
+        line = self._journal.record(
+            event, subject=subject, reason=reason, global_step=step if isinstance(step, int) else None, **facts
+        )
+        self._take(line)
+
+    # ── understanding, the same now and after a restart ──
+
+    def _take(self, event: Mapping[str, object]) -> None:
+        name, subject = str(event.get("event", "")), str(event.get("subject", ""))
+        kind, _, what = name.partition(".")
+        if kind == "run" and what.upper() in RunState.__members__ and RunState(what.upper()) not in ENDS:
+            self.was_begun = True
+            self.state, self.state_reason = RunState(what.upper()), str(event.get("reason", ""))
+        match name:
+            case "repair.begun":
+                self.attempts.append(_attempt(event))
+            case "server.starting":
+                self.generations[subject] = int(_number(event, "generation"))
+                self.start_lineages[subject] = _optional(event, "lineage")
+            case "server.died":
+                self.died.add((subject, int(_number(event, "generation"))))
+            case "server.abandoned":
+                self.abandoned.add(subject)
+            case "server.restarting":
+                self._override(event)
+            case "trainer.restarting":
+                self._override(event)
+            case "trainer.restoring":
+                self.lineage = int(_number(event, "lineage"))
+            case "checkpoint.damaged":
+                self.damaged_checkpoints.add(int(_number(event, "global_step")))
+            case "memory.ran_out":
+                self.tried.append(_tried(event))
+            case "run.abort_asked":
+                self.abort_reason = str(event.get("reason", ""))
+            case "run.halting":
+                if self.ending is None:  # whoever begins it again after a restart no longer knows why it was begun
+                    self.ending = RunWord(str(event.get("word")))
+                    self.ending_reason = str(event.get("reason", ""))
+
+    def _override(self, event: Mapping[str, object]) -> None:
+        overrides = event.get("overrides")
+        if isinstance(overrides, Mapping):
+            self.overrides.update(overrides)
+
+
+def _attempt(event: Mapping[str, object]) -> Attempt:
+    return Attempt(
+        at=_number(event, "at"),
+        cause=Cause(str(event["cause"])),
+        subject=str(event["subject"]),
+        rung=Rung(str(event["rung"])),
+        onset_step=_optional(event, "onset_step"),
+        restored_step=_optional(event, "restored_step"),
+    )
+
+
+def _tried(event: Mapping[str, object]) -> Tried:
+    settings = event["settings"]
+    assert isinstance(settings, Mapping)
+    return Tried(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
+
+
+def _number(event: Mapping[str, object], key: str) -> float:
+    value = event.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _optional(event: Mapping[str, object], key: str) -> int | None:
+    value = event.get(key)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,129 @@
+"""The steps that stand, followed in the run's own files as they grow.
+
+Who reads them from disk needs nobody to tell it, and knows after a restart what its predecessor knew. A restore takes
+back the steps after it as soon as the journal says so, and not only when the first of them has been repeated: else
+the damage would be found again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.journal import LONGEST_LINE
+from launcher.policy.reward import RewardPoint
+from launcher.run_paths import RunPaths
+
+RESTORED = frozenset({"trainer.restored", "trainer.loaded"})
+CANARY_EVENTS = frozenset({"canary.wrong", "canary.sound"})
+REWARD = "grpo_actor/task_reward"
+MOST_STEPS = 2000
+"""Kept; more than any detector looks back."""
+
+
+class Tail:
+    """The whole lines that were appended to a file since the last `read`. What is torn or no object is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[Mapping[str, object]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                for line in iter(lambda: file.readline(LONGEST_LINE), b""):
+                    if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                        return  # still being written: from here again next time
+                    self._offset = file.tell()
+                    record = _parse(line)
+                    if record is not None:
+                        yield record
+        except OSError:
+            return  # not there yet, or not readable now: it is tried again
+
+
+def _parse(line: bytes) -> Mapping[str, object] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeen:
+    """What is needed of one committed step. NaN where its line did not say."""
+
+    point: RewardPoint
+    truncated_share: float
+    distance: float
+
+
+class RunSeries:
+    """`refresh` reads what is new; the rest is what stands as of then."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._metrics = Tail(paths.metrics)
+        self._events = Tail(paths.events)
+        self.steps: list[StepSeen] = []
+        self.restored_step: int | None = None
+        self.accusing_canary: Mapping[str, object] | None = None
+        self.refresh()
+
+    @property
+    def points(self) -> list[RewardPoint]:
+        return [step.point for step in self.steps]
+
+    @property
+    def next_step(self) -> int:
+        return self.steps[-1].point.step + 1 if self.steps else 0
+
+    def refresh(self) -> bool:
+        """True where something changed. Events first: a restore is written before the steps that follow it."""
+        before = (len(self.steps), self.next_step, self.restored_step)
+        for event in self._events.read():
+            self._take_event(event)
+        for line in self._metrics.read():
+            self._take_step(line)
+        del self.steps[:-MOST_STEPS]
+        return before != (len(self.steps), self.next_step, self.restored_step)
+
+    def restored(self, step: int) -> None:
+        """Steps after `step` stand no more."""
+        while self.steps and self.steps[-1].point.step > step:
+            self.steps.pop()
+        self.restored_step = step
+
+    def _take_event(self, event: Mapping[str, object]) -> None:
+        name, step = event.get("event"), event.get("global_step")
+        if name in RESTORED and isinstance(step, int):
+            self.restored(step)
+        elif name in CANARY_EVENTS:
+            self.accusing_canary = event if name == "canary.wrong" else None
+
+    def _take_step(self, line: Mapping[str, object]) -> None:
+        step = line.get("global_step")
+        if not isinstance(step, int):
+            return
+        while self.steps and self.steps[-1].point.step >= step:
+            self.steps.pop()
+        mean, low, high = (_number(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
+        self.steps.append(
+            StepSeen(
+                point=RewardPoint(step=step, mean=mean, low=low, high=high),
+                truncated_share=_number(line.get("grpo_actor/no_eos_ratios/avg")),
+                distance=_number(line.get("grpo_actor/logprob_distance/avg")),
+            )
+        )
+
+
+def _number(value: object) -> float:
+    """As journal.py writes it: NaN and the infinities are strings."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        return math.nan

@@ -1,0 +1,210 @@
+"""One server as the Coordinator's hands hold it: its actor, what it last said, and how its last life ended."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from actors.actor_calls import ActorAway, answer
+from actors.start_weights import StartWeights
+from launcher.errors import LauncherError, ServerError
+from launcher.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
+from launcher.policy.exit_cause import Finding, RanOut, find_server_cause
+from launcher.policy.observed import ServerFacts
+
+ANSWER_S = 3.0
+STOP_S = 30.0
+LOOK_S = 0.25
+UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
+SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and nobody has found fault")
+
+
+class ServerSlot:
+    """`generation` is the life that was ordered last; `died` hears of the end of one that nobody ordered."""
+
+    def __init__(
+        self, name: str, actor: Any, *, died: Callable[[ServerExit], None], changed: asyncio.Event, setup_s: float
+    ) -> None:
+        self.name = name
+        self.generation = -1
+        self.lineage: int | None = None
+        self.exit: ServerExit | None = None
+        self.progress_at: float | None = None
+        self.is_abandoned = False
+        self._actor = actor
+        self._died = died
+        self._changed = changed
+        self._setup_s = setup_s
+        self._info: ServerInfo | None = None
+        self._lost = ""
+        self._is_ordered = False
+        self._was_ready = False
+        self._asked, self._heard = 0, 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ── seeing ──
+
+    def begin_looking(self) -> None:
+        self._keep(self._look_on())
+
+    def adopt(self, generation: int, lineage: int | None) -> None:
+        """A life that an earlier Coordinator ordered."""
+        self.generation, self.lineage = generation, lineage
+        self._keep(self._watch(generation))
+
+    def expect(self) -> None:
+        """It is about to be started: that it does not run means nothing."""
+        self._is_ordered = True
+
+    @property
+    def info(self) -> ServerInfo | None:
+        """Of the life that was ordered last, with what is known of the lineage of its weights."""
+        if self._info is None or self._info.generation != self.generation:
+            return None
+        return dataclasses.replace(self._info, lineage=self.lineage)
+
+    async def refresh(self) -> None:
+        """Ask the actor. An answer that comes after that to a later question is dropped."""
+        self._asked += 1
+        number = self._asked
+        try:
+            info: ServerInfo = await answer(self._actor.info.remote(), within_s=ANSWER_S, of=self.name)
+        except ActorAway as error:
+            self._lost = error.message
+            return
+        if number > self._heard:
+            self._heard, self._lost, self._info = number, "", info
+
+    def facts(self, in_pool: ServerInfo | None, judged: Verdict | None, *, is_publishing: bool) -> ServerFacts:
+        """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this life.
+
+        `is_publishing`: one that was READY is STALE for as long as it loads the new weights, and that is no fault.
+        """
+        state, end = self._state(in_pool), self._end()
+        if not is_publishing:
+            self._was_ready = state is ServerState.READY
+        elif state is ServerState.STALE and self._was_ready:
+            state = ServerState.READY
+        is_mine = in_pool is not None and in_pool.generation == self.generation
+        weights = in_pool if is_mine else self.info
+        verdict = judged or (SERVES if state is ServerState.READY else UNKNOWN)
+        if end is not None:
+            verdict = Verdict(health=Health.DEAD, reason=end.reason, cause=end.cause)
+        return ServerFacts(
+            name=self.name,
+            state=state,
+            verdict=verdict,
+            weight_version=None if weights is None else weights.weight_version,
+            lineage=None if weights is None else weights.lineage,
+            ran_out=None if end is None else end.ran_out,
+            progress_at=self.progress_at,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Its life has ended, or is being ended."""
+        return self._is_ordered or self.is_abandoned or self._end() is not None
+
+    @property
+    def ran_out(self) -> RanOut | None:
+        end = self._end()
+        return None if end is None else end.ran_out
+
+    def _state(self, in_pool: ServerInfo | None) -> ServerState:
+        if self.is_abandoned:
+            return ServerState.FAILED
+        if self._end() is not None:
+            return ServerState.DEAD
+        info = self.info
+        if info is None or info.state is not ServerState.READY:
+            return ServerState.STARTING
+        if in_pool is None or in_pool.generation != self.generation:
+            return ServerState.STALE  # it has generated, and nobody has admitted it
+        return in_pool.state if in_pool.state in (ServerState.READY, ServerState.SUSPECT) else ServerState.STALE
+
+    def _end(self) -> Finding | None:
+        """How its life ended; None where it lives, or is being started."""
+        if self._is_ordered:
+            return None
+        if self.exit is not None and self.exit.generation == self.generation:
+            found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code)
+            return dataclasses.replace(found, reason=self.exit.reason)
+        if self._info is not None and self._info.generation < self.generation:
+            return Finding(cause=Cause.SERVER_CRASH, reason="its actor's process ended, and the server with it")
+        over = {ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED}
+        if self._info is not None and self._info.state in over:
+            found = find_server_cause(self._info.reason.split(" | "), None)
+            return dataclasses.replace(found, reason=self._info.reason or f"it is {self._info.state}")
+        return None
+
+    async def _look_on(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(LOOK_S)
+
+    async def _watch(self, generation: int) -> None:
+        """Hear of the end of one life as it happens. Where the actor dies, its next answer tells."""
+        try:
+            exit_: ServerExit = await answer(self._actor.wait_exit.remote(), within_s=float("inf"), of=self.name)
+        except LauncherError as error:
+            self._lost = error.message
+            self._changed.set()
+            return
+        if exit_.generation == self.generation == generation and not self._is_ordered:
+            self.exit = exit_
+            self._died(exit_)
+            self._changed.set()
+
+    # ── acting ──
+
+    async def start(self, generation: int, weights: StartWeights, overrides: Overrides) -> ServerInfo:
+        """End what there is, start another life, and wait until it has generated. Raises LauncherError."""
+        self._is_ordered = True
+        self.generation, self.lineage = generation, weights.lineage
+        try:
+            await self._until_it_answers()
+            await answer(self._actor.stop.remote(), within_s=STOP_S, of=self.name)
+            await answer(
+                self._actor.start.remote(
+                    generation=generation,
+                    model_path=weights.path,
+                    weight_version=weights.version,
+                    overrides=dict(overrides),
+                ),
+                within_s=STOP_S,
+                of=self.name,
+            )
+            self._keep(self._watch(generation))
+            info: ServerInfo = await answer(self._actor.wait_ready.remote(), within_s=self._setup_s, of=self.name)
+            return info
+        finally:
+            self._is_ordered = False
+            await self.refresh()
+
+    async def stop(self) -> None:
+        self._is_ordered = True
+        await answer(self._actor.stop.remote(), within_s=STOP_S, of=self.name)
+
+    async def _until_it_answers(self) -> None:
+        """An actor that died is being restarted by Ray; its calls fail until it is there."""
+        give_up_at = time.monotonic() + STOP_S
+        while True:
+            await self.refresh()
+            if not self._lost:
+                return
+            if time.monotonic() > give_up_at:
+                raise ServerError(f"the actor of {self.name} does not come back: {self._lost}")
+            await asyncio.sleep(LOOK_S)
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

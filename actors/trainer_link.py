@@ -1,0 +1,246 @@
+"""The trainer as the Coordinator's hands hold it: its actor, what it last said, the end of its process or of its loop.
+
+A process that ends is heard of by its pidfd, in milliseconds; Ray then starts an empty one under the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from actors.actor_calls import ActorAway, answer
+from actors.process_end import process_ended
+from actors.trainer_watch import TrainerWatch
+from launcher.config import HealthConfig
+from launcher.errors import LauncherError, TrainerError
+from launcher.messages import (
+    Cause,
+    Health,
+    Incident,
+    Overrides,
+    ServerInfo,
+    TrainerReady,
+    TrainerView,
+    Verdict,
+)
+from launcher.policy.canaries import CanaryRound
+from launcher.policy.exit_cause import find_trainer_cause
+from launcher.policy.observed import TrainerFacts
+
+ANSWER_S = 3.0
+LOOK_S = 0.25
+SOON_S = 0.05
+RESTART_S = 60.0
+NOTHING = TrainerView(pid=0)
+
+
+class TrainerLink:
+    """`ended` hears why a process ended."""
+
+    def __init__(
+        self, actor: Any, *, ended: Callable[[str], None], changed: asyncio.Event, health: HealthConfig
+    ) -> None:
+        self.view = NOTHING
+        self._viewed_at = float("-inf")
+        self._actor = actor
+        self._ended = ended
+        self._changed = changed
+        self._load_s = health.trainer_first_s
+        self._look_s = health.look_interval_s
+        self._life = TrainerWatch(health)
+        self._dead_pid = 0
+        self._watched_pid = 0
+        self._is_ordered = False
+        self._failed_since: float | None = None
+        self._asked, self._heard = 0, 0
+        self._run: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ── seeing ──
+
+    def begin_looking(self) -> None:
+        self._keep(self._look_on())
+        self._keep(self._look_at_it())
+
+    def expect(self) -> None:
+        """It is about to be started: that it is empty means nothing."""
+        self._is_ordered = True
+
+    def adopt(self) -> None:
+        """Wait for the end of a loop that an earlier Coordinator set going: a second `run` waits for the first."""
+        if self.view.is_allowed:
+            self._await_run()
+
+    async def refresh(self) -> None:
+        """Ask the actor. An answer that comes after that to a later question is dropped."""
+        self._asked += 1
+        number = self._asked
+        try:
+            view: TrainerView = await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer")
+        except ActorAway:
+            return
+        if number > self._heard:
+            self._heard, self._viewed_at, self.view = number, time.monotonic(), view
+            self._watch(view.pid)
+
+    def facts(self) -> TrainerFacts:
+        view, verdict = self.view, self._verdict()
+        failure = view.failure
+        found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
+        return TrainerFacts(
+            verdict=verdict,
+            is_loaded=view.is_loaded and verdict.health is not Health.DEAD,
+            is_paused=not (view.is_allowed or view.is_running),
+            policy_version=view.policy_version,
+            lineage=view.lineage,
+            next_step=view.next_step,
+            is_publishing=view.phase == "publish",
+            is_finished=view.is_finished and verdict.health is not Health.DEAD,
+            ran_out=None if found is None else found.ran_out,
+        )
+
+    def incident(self, now: float) -> Incident | None:
+        """Numbers that are not finite, found by the loop itself, which stands until it is restored."""
+        failure = self.view.failure
+        if failure is None or self._cause_of_failure() is not Cause.NONFINITE:
+            self._failed_since = None
+            return None
+        self._failed_since = now if self._failed_since is None else self._failed_since
+        return Incident(
+            cause=Cause.NONFINITE,
+            subject="trainer",
+            reason=failure.message,
+            since=self._failed_since,
+            onset_step=failure.global_step,
+        )
+
+    def _cause_of_failure(self) -> Cause | None:
+        failure = self.view.failure
+        if failure is None:
+            return None
+        return find_trainer_cause([f"{failure.kind}: {failure.message}".replace("\n", " ")], None).cause
+
+    def _verdict(self) -> Verdict:
+        view = self.view
+        if self._is_ordered or view.busy or view.pid == 0:
+            return Verdict(health=Health.UNKNOWN, reason=view.busy or "starting")
+        if view.pid == self._dead_pid or not view.is_started:
+            return Verdict(health=Health.DEAD, reason="its process ended", cause=Cause.TRAINER_CRASH)
+        cause = self._cause_of_failure()
+        if view.failure is not None and cause is not Cause.NONFINITE:
+            return Verdict(health=Health.DEAD, reason=view.failure.message, cause=cause)
+        return self._life.verdict()
+
+    async def _look_at_it(self) -> None:
+        """Beside the questions, so that one that is not answered is seen to be none."""
+        while True:
+            self._life.look(self.view, heard_at=self._viewed_at, is_asked=self._asked > self._heard)
+            await asyncio.sleep(self._look_s)
+
+    async def _look_on(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(LOOK_S)
+
+    def _watch(self, pid: int) -> None:
+        if pid != self._watched_pid:
+            self._watched_pid = pid
+            self._keep(self._wait_end(pid))
+
+    async def _wait_end(self, pid: int) -> None:
+        if await process_ended(pid):
+            self._dead_pid = pid
+            if not self._is_ordered:
+                self._ended(f"process {pid} ended")
+            self._changed.set()
+
+    # ── acting; each raises LauncherError ──
+
+    async def start(self, overrides: Overrides) -> TrainerReady:
+        """Have an empty process load everything; one that isn't empty is ended first, and Ray starts another."""
+        self._is_ordered = True
+        try:
+            await self._until_empty()
+            ready: TrainerReady = await self._ask(self._actor.start.remote(dict(overrides)), self._load_s)
+            return ready
+        finally:
+            self._is_ordered = False
+            await self.refresh()
+
+    async def restore(self, global_step: int, lineage: int) -> int:
+        next_step: int = await self._ask(self._actor.restore.remote(global_step, lineage), self._load_s)
+        return next_step
+
+    async def resume(self) -> None:
+        await self._ask(self._actor.allow.remote())
+        self._await_run()
+
+    async def pause(self, *, save: bool) -> None:
+        """Returns when the loop stands. Its deadline is the caller's."""
+        await self._ask(self._actor.pause.remote(save))
+        await self.refresh()
+        while self.view.is_running or self.view.is_allowed:
+            if self.view.pid == self._dead_pid:
+                raise TrainerError("the trainer's process ended before it stood still")
+            await asyncio.sleep(SOON_S)
+            await self.refresh()
+
+    async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
+        await self._ask(self._actor.set_servers.remote(list(servers)))
+
+    async def send_weights(self, server: ServerInfo, version: int, lineage: int, *, within_s: float) -> None:
+        await self._ask(self._actor.send_weights.remote(server, version, lineage), within_s)
+
+    async def admit(self, server: ServerInfo, *, within_s: float) -> float:
+        distance: float = await self._ask(self._actor.admit.remote(server), within_s)
+        return distance
+
+    async def score_canaries(self) -> CanaryRound:
+        scored: CanaryRound = await self._ask(self._actor.score_canaries.remote(), RESTART_S)
+        return scored
+
+    async def close_training(self) -> None:
+        await self._ask(self._actor.close.remote())
+
+    async def _ask(self, call: Any, within_s: float = ANSWER_S) -> Any:
+        return await answer(call, within_s=within_s, of="the trainer")
+
+    async def _until_empty(self) -> None:
+        give_up_at = time.monotonic() + RESTART_S
+        await self.refresh()
+        told = 0
+        while self.view.pid in (0, self._dead_pid) or self.view.is_started or self.view.busy:
+            stale = time.monotonic() - self._viewed_at > ANSWER_S
+            if self.view.pid not in (0, self._dead_pid, told) or (stale and told == 0):
+                told = self.view.pid
+                await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
+            if time.monotonic() > give_up_at:
+                raise TrainerError(f"no empty trainer process within {RESTART_S:g} s")
+            await asyncio.sleep(SOON_S)
+            await self.refresh()
+
+    def _await_run(self) -> None:
+        self._run = asyncio.create_task(self._wait_run(self._actor.run.remote()))
+
+    async def _wait_run(self, running: Any) -> None:
+        """However it ends, the view says how; this only says when."""
+        with contextlib.suppress(LauncherError):
+            await answer(running, within_s=float("inf"), of="the trainer")
+        await self.refresh()
+        self._changed.set()
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *([self._run] if self._run is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

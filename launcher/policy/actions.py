@@ -1,0 +1,110 @@
+"""What a plan can order: records that the Coordinator performs, tests compare and the journal prints.
+
+Each may be begun again after it failed, and must end by a deadline of its own, since nothing orders it again before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from launcher.messages import Overrides, RunWord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseTrainer:
+    """The step loop stops before its next optimizer step, and answers when it has."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTrainer:
+    """The step loop goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartTrainer:
+    """End the trainer's process, make sure that it is gone, start another; it waits, paused and with nothing loaded."""
+
+    reason: str
+    overrides: Overrides = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTrainer:
+    """Load the checkpoint of a step; -1: the weights that the run began with. The trainer stays paused.
+
+    Checkpoints of later steps are set aside. One that can't be loaded is reported as incomplete from then on.
+    """
+
+    global_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CondemnCheckpoints:
+    """Mark those of steps later than `after_step` as damaged; they stay where a person can look at them."""
+
+    after_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartServer:
+    """End a server's whole tree, make sure that it is gone, start another."""
+
+    name: str
+    reason: str
+    overrides: Overrides = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonServer:
+    """Mark it FAILED: the run goes on with the others."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadWeights:
+    """Send a server the trainer's newest weights; from then on each publish includes it.
+
+    `version` when it was ordered; `lineage`: how many restores lie behind them.
+    """
+
+    name: str
+    version: int
+    lineage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitServer:
+    """Ask a golden probe, and give the server traffic.
+
+    One whose answer is wrong stays STALE with no weight version, so that its weights are loaded again.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """End the run: stop everything in reverse order. After ERRORED what is sound is saved and the way on is said."""
+
+    reason: str
+    word: RunWord = RunWord.ERRORED
+
+
+Action = (
+    PauseTrainer
+    | ResumeTrainer
+    | RestartTrainer
+    | RestoreTrainer
+    | CondemnCheckpoints
+    | RestartServer
+    | AbandonServer
+    | LoadWeights
+    | AdmitServer
+    | Halt
+)

@@ -1,0 +1,91 @@
+"""Did the mean reward fall, and since when? A generalised likelihood ratio test against the run's own baseline.
+
+For each possible onset within the window, the mean since then is compared with the mean of the steps before it; the
+score is their difference in standard errors, and the alarm the largest score above the threshold (Willsky and Jones
+1976, "A generalized likelihood ratio approach"; Gaussian, one-sided, known variance). Against a CUSUM: no drift to
+choose, the size of the fall is estimated, the onset comes with the alarm, and a baseline that lies before each
+suspected onset is not dragged along by the fall, while it follows a run that learns.
+
+The noise is taken from differences of neighbouring steps, which a trend does not inflate. One step counts at most
+`outlier_clip` standard deviations, so that no single hard batch can raise an alarm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.config import RewardHealthConfig
+
+SMOOTHED_OVER = 3
+BELOW_BASELINE = 0.5  # standard deviations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """A fall of the mean from `before` to `after`, `score` standard errors deep. `onset` indexes the series given."""
+
+    onset: int
+    before: float
+    after: float
+    noise: float
+    score: float
+
+
+def find_fall(
+    means: Sequence[float], settings: RewardHealthConfig, *, reward_range: float, threshold: float
+) -> Fall | None:
+    """The most likely fall that lasts until the end of `means`, or None.
+
+    `means`: of the last `window_steps + baseline_steps` steps or fewer, oldest first; more would only be slower.
+    """
+    sums = list(itertools.accumulate(means, initial=0.0))
+    noise = estimate_noise(means, settings.noise_floor * reward_range)
+    lengths = range(1, min(settings.window_steps, len(means) - settings.warmup_steps) + 1)
+    falls = (_fall(means, sums, len(means) - n, noise, settings, threshold) for n in lengths)
+    likely = [fall for fall in falls if fall and fall.before - fall.after >= settings.fall_min_drop * reward_range]
+    if not likely:
+        return None
+    best = max(likely, key=lambda fall: fall.score)
+    return Fall(onset=_walk_back(means, best), before=best.before, after=best.after, noise=noise, score=best.score)
+
+
+def estimate_noise(means: Sequence[float], floor: float) -> float:
+    """Standard deviation of one step's mean: for normal noise E|x − y| = 2σ/√π, whatever the (slow) trend."""
+    if len(means) < 2:
+        return floor
+    differences = [abs(b - a) for a, b in itertools.pairwise(means)]
+    return max(floor, math.sqrt(math.pi) / 2 * sum(differences) / len(differences))
+
+
+def _fall(
+    means: Sequence[float],
+    sums: Sequence[float],
+    onset: int,
+    noise: float,
+    settings: RewardHealthConfig,
+    threshold: float,
+) -> Fall | None:
+    """The fall that began at `onset`, where it is deep enough. `sums[i]` is the sum of the first i means."""
+    n_after, n_before = len(means) - onset, min(settings.baseline_steps, onset)
+    before = (sums[onset] - sums[onset - n_before]) / n_before
+    after = (sums[-1] - sums[onset]) / n_after
+    error = noise * math.sqrt(1 / n_after + 1 / n_before)
+    if before - after <= threshold * error:
+        return None  # clipping only lessens the score: most onsets end here
+    clipped = sum(min(before - mean, settings.outlier_clip * noise) for mean in means[onset:])
+    score = clipped / n_after / error
+    return Fall(onset=onset, before=before, after=after, noise=noise, score=score) if score > threshold else None
+
+
+def _walk_back(means: Sequence[float], fall: Fall) -> int:
+    """The likeliest step of a slope is in its middle: go back to where the steps before were still at the baseline."""
+    onset = fall.onset
+    while onset > SMOOTHED_OVER:
+        smoothed = sum(means[onset - SMOOTHED_OVER : onset]) / SMOOTHED_OVER
+        if smoothed >= fall.before - BELOW_BASELINE * fall.noise:
+            break
+        onset -= 1
+    return onset

@@ -1,0 +1,126 @@
+"""Why did a process end? From its exit, the end of its log, and what the kernel's counters say; text in, cause out.
+
+The words are SGLang's (0.5.17: mem_cache/allocation.py, model_executor/pool_configurator.py, managers/*), torch's,
+Ray's and the kernel's own. Where memory ran out decides what has to give way, and at start-up and at run time the
+remedies are opposite (launcher/policy/memory.py).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.messages import Cause
+
+
+class RanOut(enum.StrEnum):
+    """Where memory ran out.
+
+    SERVER_POOL_TOO_SMALL: at start-up, no room was left for the KV cache. SERVER_POOL: at run time, the KV cache was
+    too small for what was asked. SERVER_DEVICE: an allocation failed beside the cache. HOST: the machine's memory, or
+    the cgroup's limit.
+    """
+
+    SERVER_POOL_TOO_SMALL = "server_pool_too_small"
+    SERVER_POOL = "server_pool"
+    SERVER_DEVICE = "server_device"
+    SERVER_HOST = "server_host"
+    TRAINER_DEVICE = "trainer_device"
+    TRAINER_HOST = "trainer_host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Why a process ended. `line` is the line of its log that says so, "" where only the exit does."""
+
+    cause: Cause
+    reason: str
+    line: str = ""
+    ran_out: RanOut | None = None
+
+
+POOL_TOO_SMALL = re.compile(r"increase --mem-fraction-static")
+POOL = re.compile(
+    r"[Oo]ut of memory\. Try to lower your batch size|alloc_req_slots runs out of memory"
+    r"|Out of memory even after retracting"
+)
+DEVICE = re.compile(r"torch(\.cuda)?\.OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+HOST = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|\bMemoryError\b|std::bad_alloc"
+    r"|ray\.exceptions\.OutOfMemoryError|node running low on memory|Out of memory: Killed process"
+    r"|Memory cgroup out of memory|No space left on device.*(/dev/shm|shm)"
+)
+HANG = re.compile(r"watchdog timeout")
+DAMAGED_WEIGHTS = re.compile(
+    r"SafetensorError|Error while deserializing header|Cannot find any model weights with|PytorchStreamReader failed"
+)
+SERVER_CRASH = re.compile(
+    r"(Scheduler|Detokenizer\w*|Tokenizer\w*|MultiTokenizerRouter|MultiDetokenizerRouter|DataParallelController)"
+    r" hit an exception|Cache flush failed after updating weights|Subprocess \S+ \(pid=\d+\) crashed"
+)
+NONFINITE = re.compile(r"TrainerError\b.*\bnot finite")
+
+
+Words = Sequence[tuple[re.Pattern[str], Cause, str, RanOut | None]]
+
+OF_A_SERVER: Words = (
+    (POOL_TOO_SMALL, Cause.SERVER_OOM, "no room for the KV cache at start-up", RanOut.SERVER_POOL_TOO_SMALL),
+    (POOL, Cause.SERVER_OOM, "the KV cache was too small", RanOut.SERVER_POOL),
+    (DEVICE, Cause.SERVER_OOM, "out of device memory", RanOut.SERVER_DEVICE),
+    (HOST, Cause.SERVER_OOM, "out of host memory", RanOut.SERVER_HOST),
+    (HANG, Cause.SERVER_HANG, "its own watchdog ended it", None),
+    (DAMAGED_WEIGHTS, Cause.SERVER_CORRUPT, "its weights can't be read", None),
+    (SERVER_CRASH, Cause.SERVER_CRASH, "an exception ended it", None),
+)
+OF_THE_TRAINER: Words = (
+    (DEVICE, Cause.TRAINER_OOM, "out of device memory", RanOut.TRAINER_DEVICE),
+    (HOST, Cause.TRAINER_OOM, "out of host memory", RanOut.TRAINER_HOST),
+    (NONFINITE, Cause.NONFINITE, "numbers that are not finite", None),
+)
+"""In this order: an allocator's message explains the exception that follows it, not the other way round."""
+
+
+def find_server_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> Finding:
+    """Why a server ended. `log_tail`: lines of this life only. `oom_kills`: processes that the kernel has killed for
+    memory in its lifetime."""
+    return _first_match(OF_A_SERVER, log_tail) or _by_exit(
+        exit_code, oom_kills, oom=(Cause.SERVER_OOM, RanOut.SERVER_HOST), else_cause=Cause.SERVER_CRASH
+    )
+
+
+def find_trainer_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> Finding:
+    """Why the trainer ended; arguments as above."""
+    return _first_match(OF_THE_TRAINER, log_tail) or _by_exit(
+        exit_code, oom_kills, oom=(Cause.TRAINER_OOM, RanOut.TRAINER_HOST), else_cause=Cause.TRAINER_CRASH
+    )
+
+
+def _first_match(words: Words, log_tail: Sequence[str]) -> Finding | None:
+    for pattern, cause, reason, ran_out in words:
+        for line in log_tail:
+            if pattern.search(line):
+                return Finding(cause=cause, reason=reason, line=line.strip(), ran_out=ran_out)
+    return None
+
+
+def _by_exit(exit_code: int | None, oom_kills: int, *, oom: tuple[Cause, RanOut], else_cause: Cause) -> Finding:
+    if oom_kills > 0 and _was_killed(exit_code):
+        cause, ran_out = oom
+        reason = f"{_say_exit(exit_code)}, and the kernel has killed for memory (oom_kill {oom_kills})"
+        return Finding(cause=cause, reason=reason, ran_out=ran_out)
+    return Finding(cause=else_cause, reason=_say_exit(exit_code))
+
+
+def _was_killed(exit_code: int | None) -> bool:
+    return exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def _say_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "ended, its exit code is not known"
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    names = {member.value: member.name for member in signal.Signals}
+    return f"ended by {names[number]}" if number in names else f"exited with {exit_code}"

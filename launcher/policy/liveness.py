@@ -1,0 +1,158 @@
+"""Is a server, is the trainer, alive? HEALTHY | SUSPECT | DEAD | UNKNOWN, with the reason.
+
+A process that has exited is dead, at once. A hang is condemned only when two of three witnesses agree:
+
+    process   stopped, or asleep though it has work
+    answer    a real generation of one token is overdue
+    tokens    requests wait and none of them gets a token
+
+Each alone errs: a busy server answers late, a long generation shows nothing for minutes, a process sleeps because
+its GPU works. The health endpoint is no witness (200 with a dead detokenizer, 503 under load). Without recent
+evidence the answer is UNKNOWN, which is never healthy and never a reason to kill (P7).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from launcher.config import HealthConfig
+from launcher.messages import Cause, Health, Verdict
+from launcher.policy.watching import ServerEvidence, Task
+
+VOTES_FOR_A_HANG = 2
+
+
+class Says(enum.Enum):
+    ALIVE = enum.auto()
+    STUCK = enum.auto()
+    NOTHING = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """What one witness says, with its reason where it says STUCK."""
+
+    says: Says
+    reason: str = ""
+
+
+SILENT = Vote(says=Says.NOTHING)
+ALIVE = Vote(says=Says.ALIVE)
+
+
+def judge_server(evidence: ServerEvidence | None, settings: HealthConfig, now: float) -> Verdict:
+    """The verdict on one life of one server; None: nothing is known of it."""
+    if evidence is None:
+        return Verdict(health=Health.UNKNOWN, reason="never looked at")
+    look = evidence.look
+    if look.exit_code is not None:
+        return Verdict(health=Health.DEAD, reason=f"exited with {look.exit_code}", cause=Cause.SERVER_CRASH)
+    if now - look.at > settings.proof_s:
+        return Verdict(health=Health.UNKNOWN, reason=f"not looked at for {now - look.at:.1f} s")
+    process = _process_vote(evidence, settings)
+    answer, tokens = _generation_votes(evidence, settings, now)
+    stuck = [vote for vote in (process, answer, tokens) if vote.says is Says.STUCK]
+    if len(stuck) >= VOTES_FOR_A_HANG:
+        return Verdict(health=Health.DEAD, reason=_join(stuck), cause=Cause.SERVER_HANG)
+    if process.says is Says.STUCK or (stuck and Says.ALIVE not in (answer.says, tokens.says)):
+        return Verdict(health=Health.SUSPECT, reason=_join(stuck))
+    return _alive_or_unknown(evidence, settings, now, busy=_join(stuck))
+
+
+def _process_vote(evidence: ServerEvidence, settings: HealthConfig) -> Vote:
+    if evidence.stopped_s >= settings.silence_s:
+        roles = ", ".join(sorted(evidence.stopped))
+        return Vote(says=Says.STUCK, reason=f"{roles} stopped for {evidence.stopped_s:.1f} s")
+    if evidence.frozen_s >= _silence_s(evidence, settings):
+        return Vote(says=Says.STUCK, reason=f"scheduler asleep for {evidence.frozen_s:.1f} s with work waiting")
+    return SILENT
+
+
+def _generation_votes(evidence: ServerEvidence, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
+    task = evidence.look.task
+    if task is not None:
+        return _votes_at_task(task, evidence, settings, now)
+    return _answer_vote(evidence, settings, now), _tokens_vote(evidence, settings, now)
+
+
+def _votes_at_task(task: Task, evidence: ServerEvidence, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
+    """A server at a long task owes no token before its deadline; but one that is stopped is not at its task."""
+    since = f"{task.name} for {now - task.since:.1f} s"
+    if now - task.since >= task.deadline_s:
+        late = Vote(says=Says.STUCK, reason=f"{since}, more than {task.deadline_s:g} s")
+        return late, Vote(says=Says.STUCK, reason="no token in all that time")
+    if evidence.stopped_s >= settings.silence_s:
+        return Vote(says=Says.STUCK, reason=since), SILENT
+    return SILENT, SILENT
+
+
+def _answer_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:
+    silence_s = _silence_s(evidence, settings)
+    if evidence.unanswered_s >= silence_s:
+        return Vote(says=Says.STUCK, reason=f"one-token generation unanswered for {evidence.unanswered_s:.1f} s")
+    return ALIVE if _is_within(silence_s, evidence.look.answered_at, now) else SILENT
+
+
+def _tokens_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:
+    silence_s = _silence_s(evidence, settings)
+    if evidence.dry_s >= silence_s:
+        waiting = evidence.look.waiting
+        return Vote(says=Says.STUCK, reason=f"{waiting} requests without a token for {evidence.dry_s:.1f} s")
+    # With nothing but a probe waiting, this witness is the same as the one before: it must wait longer to count.
+    if evidence.alone_s >= silence_s * settings.lone_probe_factor:
+        return Vote(says=Says.STUCK, reason=f"no token for anybody for {evidence.alone_s:.1f} s")
+    return ALIVE if _is_within(silence_s, evidence.token_at, now) else SILENT
+
+
+def _silence_s(evidence: ServerEvidence, settings: HealthConfig) -> float:
+    """The patience with this server: its own usual answer time tells how busy it is."""
+    usual_s = evidence.look.usual_answer_s or 0.0
+    return max(settings.silence_s, min(settings.silence_factor * usual_s, settings.silence_max_s))
+
+
+def _is_within(seconds: float, at: float | None, now: float) -> bool:
+    return at is not None and now - at <= seconds
+
+
+def _alive_or_unknown(evidence: ServerEvidence, settings: HealthConfig, now: float, *, busy: str) -> Verdict:
+    proof_at, task = evidence.proof_at, evidence.look.task
+    if proof_at is not None and _is_within(settings.proof_s, proof_at, now):
+        says = evidence.look.health_status
+        doubts = [busy, f"health endpoint says {says}" if says not in (None, 200) else ""]
+        reason = f"made a token {max(now - proof_at, 0.0):.1f} s ago"
+        return Verdict(health=Health.HEALTHY, reason="; ".join(filter(None, [reason, *doubts])))
+    if task is not None:
+        reason = f"{task.name} for {now - task.since:.1f} s of at most {task.deadline_s:g} s"
+    else:
+        reason = "no token seen yet" if proof_at is None else f"last token {now - proof_at:.1f} s ago"
+    return Verdict(health=Health.UNKNOWN, reason=reason)
+
+
+def _join(votes: Sequence[Vote]) -> str:
+    return "; ".join(vote.reason for vote in votes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Tokens per second of one server while requests wait: lately, and as it used to be (medians of its own)."""
+
+    lately: float
+    usual: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.usual / self.lately if self.lately > 0 else float("inf")
+
+
+def judge_pace(own: Pace, peers: Sequence[Pace], settings: HealthConfig) -> Verdict | None:
+    """A verdict on a server that lives but is slow, else None. Where all are slow it is the machine, not the server."""
+    if own.usual <= 0:
+        return None
+    others = median(peer.slowdown for peer in peers) if peers else 1.0
+    if own.slowdown < settings.slow_factor * max(others, 1.0):
+        return None
+    reason = f"{own.lately:.0f} tokens/s, usually {own.usual:.0f}"
+    return Verdict(health=Health.HEALTHY, reason=reason, cause=Cause.SERVER_SLOW)

@@ -1,0 +1,97 @@
+"""What the plan of recovery is made from, and what it is made of.
+
+Everything is what is seen now, of living processes and of the disk; nothing is the memory of an event. So a
+Coordinator that was killed knows after one look what its predecessor knew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.messages import Incident, RunWord, ServerState, Verdict
+from launcher.policy.actions import Action
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory import MemorySettings, Tried
+from launcher.policy.restart import Attempt
+from launcher.policy.restore import CheckpointFacts
+from launcher.policy.run_state import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """One server slot.
+
+    `lineage`: how many restores lay behind the trainer's weights when it got its own. After a restore the same
+    version numbers are used again for other weights, so a server that slept through one could pass for current.
+    `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
+    never completed before, with tokens of this server.
+    """
+
+    name: str
+    state: ServerState
+    verdict: Verdict
+    weight_version: int | None = None
+    lineage: int | None = None
+    ran_out: RanOut | None = None
+    progress_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFacts:
+    """The trainer.
+
+    `is_loaded`: its weights are those of a checkpoint, or the first ones, by order; a fresh process is not.
+    `is_paused`: the loop stands and has said so. `is_publishing`: from the optimizer step until every server has
+    confirmed the new version or has been given up; meanwhile versions differ by right.
+    """
+
+    verdict: Verdict
+    is_loaded: bool
+    is_paused: bool
+    policy_version: int
+    lineage: int
+    next_step: int
+    is_publishing: bool = False
+    is_finished: bool = False
+    ran_out: RanOut | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One look at the whole run.
+
+    `checkpoints`: those that this run may go back to. `incident`: found among the steps that stand
+    (launcher/policy/reward.py, or the trainer's report of non-finite numbers). `under_way`: actions ordered and not
+    yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
+    `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
+    `ending`: the word with which the run is being shut down. `is_stopped`: nothing of it is left running.
+    """
+
+    state: RunState
+    servers: tuple[ServerFacts, ...]
+    trainer: TrainerFacts
+    checkpoints: tuple[CheckpointFacts, ...]
+    memory: MemorySettings
+    incident: Incident | None = None
+    under_way: tuple[Action, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    progress_at: float | None = None
+    hold_reason: str = ""
+    abort_reason: str = ""
+    ending: RunWord | None = None
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do now, in order, and the state that follows.
+
+    `attempts` go into the history when the actions are begun. `wake_at`: when to look again at the latest, where
+    something waits for its time.
+    """
+
+    actions: tuple[Action, ...]
+    state: RunState
+    reason: str
+    attempts: tuple[Attempt, ...] = ()
+    wake_at: float | None = None

@@ -1,0 +1,127 @@
+"""What to do now: (what is observed, history, now) → ordered actions, next state, reason.
+
+    trainer   dead ─► restart ─► load a checkpoint ─► (paused) ─┐
+              damaged ─► pause ─► condemn, restore ─► (paused) ─┤
+              verifier broken ─► pause, wait, at last halt      │
+    servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
+
+Each plan holds only what can be done from here; what follows from its success is in the next plan, made from the
+next look. So the same look gives the same plan, an action that failed is simply due again (its budget in
+launcher/policy/restart.py), and faults during a repair need no cases of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.config import RunConfig
+from launcher.messages import Cause, Health, RunWord, ServerState
+from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.mend_servers import is_current, is_dead, mend_servers
+from launcher.policy.mend_trainer import damage_stands, mend_trainer
+from launcher.policy.observed import Observed, Plan
+from launcher.policy.plan_draft import Draft
+from launcher.policy.restart import Attempt
+from launcher.policy.run_state import ENDS, RunState, transition
+
+
+def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: float) -> Plan:
+    """The plan for one look. `history`: attempts so far, oldest first, on the same clock as `now`."""
+    if seen.state in ENDS:
+        return Plan(actions=(), state=seen.state, reason="the run has ended")
+    if seen.state is RunState.SHUTTING_DOWN or seen.ending is not None:
+        return _shut_down(seen)
+    if seen.abort_reason or seen.trainer.is_finished:
+        word = RunWord.FINISHED if seen.trainer.is_finished else RunWord.ABORTED
+        reason = "all steps are done" if seen.trainer.is_finished else seen.abort_reason
+        return _end(seen, Halt(reason=reason, word=word))
+    draft = Draft(seen=seen, history=history, config=config, now=now)
+    mend_trainer(draft)
+    mend_servers(draft)
+    _hold_or_resume(draft)
+    if draft.halt_reason:
+        return _end(seen, Halt(reason=draft.halt_reason))
+    return Plan(
+        actions=tuple(draft.actions),
+        state=transition(seen.state, _next_state(draft)),
+        reason="; ".join(draft.reasons) or "nothing to do",
+        attempts=tuple(draft.attempts),
+        wake_at=min(draft.wake_at, default=None),
+    )
+
+
+def _end(seen: Observed, halt: Halt) -> Plan:
+    state = transition(seen.state, RunState.SHUTTING_DOWN)
+    return Plan(actions=(halt,), state=state, reason=f"{halt.word}: {halt.reason}")
+
+
+def _shut_down(seen: Observed) -> Plan:
+    """Go on with it, also where whoever began it was killed; its word stands."""
+    word = seen.ending or RunWord.ERRORED
+    if seen.is_stopped:
+        shutting_down = transition(seen.state, RunState.SHUTTING_DOWN)
+        return Plan(actions=(), state=transition(shutting_down, RunState(word)), reason="everything has stopped")
+    halt = Halt(reason="the run was being shut down", word=word)
+    under_way = any(isinstance(action, Halt) for action in seen.under_way)
+    return Plan(actions=() if under_way else (halt,), state=RunState.SHUTTING_DOWN, reason=halt.reason)
+
+
+def _hold_or_resume(draft: Draft) -> None:
+    trainer, hold = draft.seen.trainer, draft.seen.hold_reason
+    if trainer.verdict.health is Health.DEAD or not trainer.is_loaded or _is_restoring(draft):
+        return
+    if hold and not trainer.is_paused:
+        draft.order(PauseTrainer(reason=hold))
+    if trainer.is_paused and not _why_paused(draft) and _can_serve(draft):
+        draft.order(ResumeTrainer(), reason="the trainer can go on")
+
+
+def _why_paused(draft: Draft) -> str:
+    """Why the trainer must not step now, beyond the want of a server; "" if it may."""
+    incident = draft.seen.incident
+    if draft.seen.hold_reason:
+        return draft.seen.hold_reason
+    if incident is not None and (
+        incident.cause is Cause.VERIFIER_BROKEN or damage_stands(incident, draft.seen.trainer)
+    ):
+        return incident.reason
+    return draft.restore_reason
+
+
+def _can_serve(draft: Draft) -> bool:
+    return any(
+        server.state is ServerState.READY and not is_dead(server) and is_current(server, draft.seen.trainer)
+        for server in draft.seen.servers
+    )
+
+
+def _is_restoring(draft: Draft) -> bool:
+    return draft.does(RestartTrainer) or draft.does(RestoreTrainer)
+
+
+def _next_state(draft: Draft) -> RunState:
+    """The state that says what is being done; while the trainer has not stepped yet, INITIALIZING."""
+    seen, trainer = draft.seen, draft.seen.trainer
+    steps = trainer.is_loaded and not trainer.is_paused and trainer.verdict.health is not Health.DEAD
+    if seen.state is RunState.INITIALIZING and not (steps and _can_serve(draft)):
+        return RunState.INITIALIZING
+    if _is_restoring(draft) or trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
+        state = RunState.RESTORING
+    elif _why_paused(draft):
+        state = RunState.PAUSED
+    elif _is_repairing(draft):
+        state = RunState.REPAIRING
+    elif trainer.is_paused:
+        state = seen.state if seen.state is not RunState.RUNNING else RunState.PAUSED
+    else:
+        state = RunState.RUNNING
+    # A first fault before the first step is met while everything starts anyway.
+    return RunState.INITIALIZING if seen.state is RunState.INITIALIZING and state is not RunState.RUNNING else state
+
+
+def _is_repairing(draft: Draft) -> bool:
+    settled = {ServerState.READY, ServerState.SUSPECT, ServerState.STOPPED, ServerState.FAILED}
+    return draft.does(RestartServer) or any(
+        server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)
+        for server in draft.seen.servers
+    )

@@ -1,0 +1,139 @@
+"""Which checkpoint to go back to: good, not latest (P4).
+
+A checkpoint of step g holds the weights after step g. Its weights are first seen at work in the rollouts of step
+g + 1, so a step whose *rewards* show damage accuses the checkpoint before it, while a step that was trained on false
+rewards only accuses its own. `first_damaged` knows the difference.
+
+    candidate ──(good_after_steps healthy steps after it)──► good        either ──(at or after the damage)──► condemned
+
+Where the onset is an estimate, a certificate given before it was known is not believed without asking how old the
+checkpoint is against it, less a margin; and of the old enough ones a certified one comes first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.config import RestoreConfig
+from launcher.messages import Cause, Incident
+from launcher.policy.restart import Attempt, Rung
+
+FIRST_WEIGHTS = -1
+"""The step of the weights that the run began with: always whole, always from before any onset."""
+
+SEEN_IN_THE_NEXT_STEP = frozenset({Cause.REWARD_COLLAPSE, Cause.NONFINITE})
+"""Causes that a step shows because the weights it began with are damaged."""
+
+
+KEPT_GOOD = 2
+
+ONSET_IS_EXACT = frozenset({Cause.VERIFIER_BROKEN})
+"""Known answers are scored at each step: the first wrong one is the first wrong step."""
+
+
+class CheckpointHealth(enum.StrEnum):
+    CANDIDATE = "candidate"
+    GOOD = "good"
+    CONDEMNED = "condemned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """What the choice needs of one checkpoint. `is_whole`: its manifest is valid, and nothing found it damaged."""
+
+    global_step: int
+    policy_version: int
+    health: CheckpointHealth
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The step to restore (FIRST_WEIGHTS: begin anew), or None where the run must halt."""
+
+    global_step: int | None
+    reason: str
+
+
+def certify(checkpoint: CheckpointFacts, healthy_until: int, settings: RestoreConfig) -> CheckpointHealth:
+    """The state of a checkpoint when every step up to `healthy_until` has been judged healthy."""
+    proven = healthy_until - checkpoint.global_step >= settings.good_after_steps
+    return CheckpointHealth.GOOD if proven and checkpoint.health is CheckpointHealth.CANDIDATE else checkpoint.health
+
+
+def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> frozenset[int]:
+    """The steps that retention must leave alone: the newest, and the newest good ones.
+
+    Young checkpoints are not certified yet: by age alone, retention would delete the last that is. Of the good ones
+    more than one stays, since a collapse that comes back goes further back.
+    """
+    standing = sorted(c.global_step for c in checkpoints if c.is_whole and c.health is not CheckpointHealth.CONDEMNED)
+    good = sorted(c.global_step for c in checkpoints if c.is_whole and c.health is CheckpointHealth.GOOD)
+    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:]])
+
+
+def first_damaged(incident: Incident) -> int | None:
+    """The first step whose checkpoint holds the damage; None where no weights were touched."""
+    if incident.onset_step is None:
+        return None
+    return incident.onset_step - 1 if incident.cause in SEEN_IN_THE_NEXT_STEP else incident.onset_step
+
+
+def choose(
+    checkpoints: Sequence[CheckpointFacts],
+    incident: Incident | None,
+    history: Sequence[Attempt],
+    settings: RestoreConfig,
+) -> Choice:
+    """The checkpoint to restore. Without an incident (the trainer merely died) the newest that stands.
+
+    `history`: earlier attempts; restores from a collapse at the same place make the choice more careful, and the
+    third (`same_place_collapses`) ends it.
+    """
+    damaged = first_damaged(incident) if incident else None
+    standing = [c for c in checkpoints if c.is_whole and c.health is not CheckpointHealth.CONDEMNED]
+    if incident is None or damaged is None:
+        newest = max((c.global_step for c in standing), default=FIRST_WEIGHTS)
+        return Choice(global_step=newest, reason=f"{_say(newest)} is the newest that stands")
+    restored_before = _restored_at_the_same_place(incident, history, settings)
+    times = len(restored_before) + 1
+    if times >= settings.same_place_collapses:
+        reason = f"{incident.cause} at about step {incident.onset_step}, {times} times: restoring does not help"
+        return Choice(global_step=None, reason=reason)
+    if incident.cause in ONSET_IS_EXACT:
+        return _newest(standing, until=damaged - 1, settings=settings)
+    # What was restored before it collapsed again is suspected itself.
+    trusted_until = min([damaged - 1 - settings.onset_margin_steps, *(step - 1 for step in restored_before)])
+    good = [c for c in standing if c.health is CheckpointHealth.GOOD and c.global_step <= trusted_until]
+    return _newest(good or standing, until=trusted_until, settings=settings)
+
+
+def _restored_at_the_same_place(incident: Incident, history: Sequence[Attempt], settings: RestoreConfig) -> list[int]:
+    """The steps to which earlier incidents of this cause, at this place, were restored."""
+    return [
+        attempt.restored_step
+        for attempt in history
+        if attempt.rung is Rung.RESTORE
+        and attempt.cause is incident.cause
+        and attempt.restored_step is not None
+        and attempt.onset_step is not None
+        and incident.onset_step is not None
+        and abs(attempt.onset_step - incident.onset_step) <= settings.same_place_steps
+    ]
+
+
+def _newest(checkpoints: Sequence[CheckpointFacts], *, until: int, settings: RestoreConfig) -> Choice:
+    trusted = [checkpoint for checkpoint in checkpoints if checkpoint.global_step <= until]
+    if trusted:
+        best = max(trusted, key=lambda checkpoint: checkpoint.global_step)
+        reason = f"{_say(best.global_step)} ({best.health}) is the newest that is trusted, up to step {until}"
+        return Choice(global_step=best.global_step, reason=reason)
+    if settings.begin_anew:
+        return Choice(global_step=FIRST_WEIGHTS, reason=f"no checkpoint stands up to step {until}")
+    return Choice(global_step=None, reason=f"no checkpoint stands up to step {until}, and restore.begin_anew is off")
+
+
+def _say(step: int) -> str:
+    return "the beginning" if step == FIRST_WEIGHTS else f"the checkpoint of step {step}"

@@ -1,0 +1,106 @@
+"""Is the trainer alive? Dead when its process has exited, or it makes no progress for many of its own steps.
+
+A trainer is not asked to generate, so there is no probe that tells the truth in seconds: a checkpoint or a large
+kernel may hold the interpreter for long. Only one that is stopped *and* doesn't answer is condemned early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from launcher.config import HealthConfig
+from launcher.messages import Cause, Health, Verdict
+from launcher.policy.watching import LONGEST_GAP, STOPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLook:
+    """What was seen of the trainer at one moment.
+
+    `state`: its state letter in /proc, None where it could not be seen. `cpu_s`: CPU seconds used. `pinged_at`: its
+    last answer; `ping_waits`: another has been asked for. `progress`: any number that changes while it gets on
+    (phases entered, completions received, micro-batches done). `waits_for`: what it waits for by order or for want
+    of a server, "" where it has work; meanwhile it owes no progress. `median_step_s`: of its own steps.
+    """
+
+    at: float
+    state: str | None
+    cpu_s: float = 0.0
+    exit_code: int | None = None
+    pinged_at: float | None = None
+    ping_waits: bool = False
+    progress: int = 0
+    waits_for: str = ""
+    median_step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerEvidence:
+    """One life of the trainer so far; seconds count as in launcher/policy/watching.py."""
+
+    look: TrainerLook
+    stopped_s: float = 0.0
+    unanswered_s: float = 0.0
+    idle_s: float = 0.0
+    progress_at: float | None = None
+
+
+def observe_trainer(evidence: TrainerEvidence, look: TrainerLook, settings: HealthConfig) -> TrainerEvidence:
+    """The evidence with one more look. For a new life begin with `TrainerEvidence(look=…)`."""
+    before = evidence.look
+    looked_s = min(max(look.at - before.at, 0.0), LONGEST_GAP * settings.look_interval_s)
+    is_stopped = look.state == STOPPED and look.cpu_s <= before.cpu_s
+    moved = look.progress != before.progress
+    return replace(
+        evidence,
+        look=look,
+        stopped_s=evidence.stopped_s + looked_s if is_stopped else 0.0,
+        unanswered_s=evidence.unanswered_s + looked_s
+        if look.ping_waits and look.pinged_at == before.pinged_at
+        else 0.0,
+        idle_s=0.0 if moved or look.waits_for else evidence.idle_s + looked_s,
+        progress_at=look.at if moved else evidence.progress_at,
+    )
+
+
+def judge_trainer(evidence: TrainerEvidence | None, settings: HealthConfig, now: float) -> Verdict:
+    """The verdict on one life of the trainer; None: nothing is known of it."""
+    if evidence is None:
+        return Verdict(health=Health.UNKNOWN, reason="never looked at")
+    look = evidence.look
+    if look.exit_code is not None:
+        return Verdict(health=Health.DEAD, reason=f"exited with {look.exit_code}", cause=Cause.TRAINER_CRASH)
+    if now - look.at > settings.proof_s:
+        return Verdict(health=Health.UNKNOWN, reason=f"not looked at for {now - look.at:.1f} s")
+    limit_s = progress_limit_s(look.median_step_s, settings)
+    is_stopped = evidence.stopped_s >= settings.trainer_silence_s
+    is_mute = evidence.unanswered_s >= settings.trainer_silence_s
+    seen = {
+        f"stopped for {evidence.stopped_s:.1f} s": is_stopped,
+        f"does not answer for {evidence.unanswered_s:.1f} s": is_mute,
+        f"no progress for {evidence.idle_s:.1f} s, more than {limit_s:.0f} s": evidence.idle_s >= limit_s,
+    }
+    reason = "; ".join(text for text, holds in seen.items() if holds)
+    if evidence.idle_s >= limit_s or (is_stopped and is_mute):
+        return Verdict(health=Health.DEAD, reason=reason, cause=Cause.TRAINER_HANG)
+    if reason:
+        return Verdict(health=Health.SUSPECT, reason=reason)
+    return _alive_or_unknown(evidence, settings, now)
+
+
+def progress_limit_s(median_step_s: float | None, settings: HealthConfig) -> float:
+    """For how long a trainer with work may show no progress."""
+    if median_step_s is None:
+        return settings.trainer_first_s
+    return max(settings.trainer_min_s, settings.trainer_factor * median_step_s)
+
+
+def _alive_or_unknown(evidence: TrainerEvidence, settings: HealthConfig, now: float) -> Verdict:
+    proofs = [at for at in (evidence.look.pinged_at, evidence.progress_at) if at is not None]
+    if not proofs:
+        return Verdict(health=Health.UNKNOWN, reason="has not answered yet")
+    age_s = max(now - max(proofs), 0.0)
+    if age_s > settings.proof_s:
+        return Verdict(health=Health.UNKNOWN, reason=f"last sign of life {age_s:.1f} s ago")
+    waits = f", waits for {evidence.look.waits_for}" if evidence.look.waits_for else ""
+    return Verdict(health=Health.HEALTHY, reason=f"sign of life {age_s:.1f} s ago{waits}")

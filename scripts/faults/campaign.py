@@ -1,0 +1,149 @@
+"""Bring about a list of faults on one live run, each when it is due, and write down what was done and when."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launcher.durable import make_folder
+from launcher.journal import append_line
+from launcher.run_paths import RunPaths
+from scripts.faults.copies import ENDS_SERVER, ENDS_TRAINER, Copies, last_copy
+from scripts.faults.files import whole_checkpoints
+from scripts.faults.find import NotLive, RunProcesses, look
+from scripts.faults.following import Following
+from scripts.faults.hands import HANDS, Case, Figures
+from scripts.faults.place import Place
+from scripts.faults.schedule import Choice, Fault, Moment, decide, in_order, is_due
+from scripts.faults.signals import Missed
+
+LOOK_S = 0.1
+COUNTED = ENDS_SERVER | ENDS_TRAINER | {"T4", "T5", "C7"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How an operator wants it done."""
+
+    seed: int
+    within_s: float
+    keep_one: bool = False
+    even_the_last: bool = False
+
+
+class Campaign:
+    """Runs the faults one after the other; `say` gets a line for each thing that happens."""
+
+    def __init__(
+        self, paths: RunPaths, rules: Rules, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._paths = paths
+        self._rules = rules
+        self._say = say
+        self._sleep = sleep
+        self._draw = random.Random(rules.seed)
+        self._following = Following(paths)
+        self._record = Place.of(paths).record
+        self._last_fault_at = 0.0
+        self._began = time.monotonic()
+
+    def run(self, faults: Sequence[Fault]) -> Counter[Choice]:
+        """Each fault's end counted: fired, refused or missed."""
+        make_folder(self._record.parent)
+        self._began = time.monotonic()
+        ends: Counter[Choice] = Counter()
+        for number, fault in enumerate(in_order(faults)):
+            ends[self._bring_about(number, fault)] += 1
+        return ends
+
+    def _bring_about(self, number: int, fault: Fault) -> Choice:
+        choice, reason, case = self._wait(fault)
+        if case is None:
+            self._write(number, fault, choice.value + "d" if choice is Choice.REFUSE else "missed", reason=reason)
+            return choice
+        began = {"began_at": time.time(), "began_monotonic": time.monotonic()}
+        self._write(number, fault, "begun", reason=reason, **began)
+        try:
+            figures: Figures = HANDS[fault.kind.id](case)
+        except Missed as missed:
+            self._write(number, fault, "missed", reason=str(missed), **began)
+            return Choice.MISS
+        finally:
+            self._last_fault_at = time.time()
+        self._write(number, fault, "fired", reason=reason, **began, **figures)
+        return Choice.FIRE
+
+    def _wait(self, fault: Fault) -> tuple[Choice, str, Case | None]:
+        """Until it is to be brought about, or never. The case is there if and only if it is."""
+        due_since: float | None = None
+        told = ""
+        while True:
+            moment, found = self._look(fault)
+            if due_since is None and is_due(fault, moment):
+                due_since = time.monotonic()
+            due_for_s = 0.0 if due_since is None else time.monotonic() - due_since
+            choice, reason = decide(fault, moment, due_for_s=due_for_s, within_s=self._rules.within_s)
+            if choice is Choice.FIRE and found is not None:
+                return choice, reason, self._case(fault, found)
+            if choice is not Choice.WAIT:
+                return choice, reason, None
+            if due_since is not None and reason != told:
+                told = reason
+                self._say(f"{fault}: waits, {reason}")
+            self._sleep(LOOK_S)
+
+    def _look(self, fault: Fault) -> tuple[Moment, RunProcesses | None]:
+        self._following.look()
+        elapsed_s, step = time.monotonic() - self._began, self._following.step
+        try:
+            found = look(self._paths)
+        except NotLive:
+            return Moment(elapsed_s=elapsed_s, step=step, run_is_live=False), None
+        recovering = self._following.recovering(fault.kind.role, found, since=self._last_fault_at)
+        moment = Moment(elapsed_s=elapsed_s, step=step, recovering=recovering)
+        if is_due(fault, moment) and not recovering:  # proving checkpoints whole costs their hashes
+            moment = Moment(elapsed_s=elapsed_s, step=step, last_copy=self.last_copy(fault, found))
+        return moment, found
+
+    def last_copy(self, fault: Fault, found: RunProcesses) -> str:
+        """Why it would end a last good copy; empty with --even-the-last."""
+        kind = fault.kind.id
+        if self._rules.even_the_last or kind not in COUNTED:
+            return ""
+        needed = 2 if kind == "T4" else 0 if kind in {"C1", "C2", "C3", "C7"} else 1
+        copies = Copies(
+            whole_checkpoints=len(whole_checkpoints(self._paths, enough=needed)) if needed else 0,
+            live_servers=len(self._following.ready_servers(found)),
+            raylets=len(found.raylets),
+        )
+        return last_copy(kind, copies, keep_one=self._rules.keep_one)
+
+    def _case(self, fault: Fault, found: RunProcesses) -> Case:
+        return Case(
+            paths=self._paths,
+            found=found,
+            options=fault.options,
+            ready=self._following.ready_servers(found),
+            draw=self._draw,
+            within_s=self._rules.within_s,
+            sleep=self._sleep,
+        )
+
+    def _write(self, number: int, fault: Fault, what: str, *, reason: str, **figures: object) -> None:
+        head = {
+            "time": time.time(),
+            "monotonic": time.monotonic(),
+            "fault": number,
+            "kind": fault.kind.id,
+            "what": what,
+            "asked": str(fault),
+            "seed": self._rules.seed,
+            "step": self._following.step,
+            "reason": reason,
+        }
+        append_line(self._record, head | figures, durable=True)
+        shown = " ".join(f"{key}={value}" for key, value in figures.items() if not key.startswith("began"))
+        self._say(f"{fault}: {what} after step {self._following.step} {shown or reason}")

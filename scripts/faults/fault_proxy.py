@@ -1,0 +1,129 @@
+"""A proxy in front of a server that spoils a seeded share of the generations passing through (fault C8).
+
+It can also delay loads of weights, and answer 503 to health as a server does that has too much to do (traps X-load,
+X-busy). What it doesn't spoil passes through unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+KINDS = ("reset", "500", "503", "truncated", "empty")
+LARGEST_REQUEST = 2**30
+EMPTY = (
+    b'data: {"index": 0, "text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "stop"}, '
+    b'"weight_version": "0", "output_token_logprobs": []}}\n\ndata: [DONE]\n\n'
+)
+"""A completed stream whose one completion holds no token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoil:
+    """`share` of the generations; `load_s` more for each load of weights; `busy`: 503 to health."""
+
+    share: float = 0.0
+    load_s: float = 0.0
+    busy: bool = False
+
+
+class FaultProxy:
+    """`async with FaultProxy(url, share=0.2, seed=1) as proxy:` serves at `proxy.url`; `proxy.fired` counts.
+
+    `spoil`, where given, is asked at each request in the place of `share`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        seed: int,
+        share: float = 0.0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        spoil: Callable[[], Spoil] | None = None,
+    ) -> None:
+        self._target = target
+        self._spoil = spoil or (lambda: Spoil(share=share))
+        self._random = random.Random(seed)
+        self._host = host
+        self._port = port
+        self.fired: Counter[str] = Counter()
+        self.requests = 0
+
+    async def __aenter__(self) -> FaultProxy:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        )
+        app = web.Application(client_max_size=LARGEST_REQUEST)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port).start()
+        self.url = f"http://{self._host}:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        kind = await self._choose(request.path)
+        if kind == "reset":
+            return self._reset(request)
+        if kind in {"500", "503"}:
+            return web.Response(status=int(kind), text="spoiled")
+        if kind == "empty":
+            return web.Response(body=EMPTY, content_type="text/event-stream")
+        headers = {k: v for k, v in request.headers.items() if k in {"Content-Type", "Authorization"}}
+        try:
+            async with self._session.request(
+                request.method, self._target + request.path_qs, data=await request.read(), headers=headers
+            ) as answer:
+                body = await answer.read()
+        except aiohttp.ClientError:
+            return self._reset(request)  # the server is gone, and so must be what stands in front of it
+        if kind == "truncated":
+            return await self._half(request, body)
+        return web.Response(status=answer.status, body=body, content_type=answer.content_type)
+
+    async def _choose(self, path: str) -> str | None:
+        spoil = self._spoil()
+        if path == "/generate":
+            return self._draw(spoil.share)
+        if path.startswith("/health") and spoil.busy:
+            self.fired["busy"] += 1
+            return "503"
+        if path.startswith("/update_weights") and spoil.load_s:
+            self.fired["slow load"] += 1
+            await asyncio.sleep(spoil.load_s)
+        return None
+
+    def _draw(self, share: float) -> str | None:
+        self.requests += 1
+        if self._random.random() >= share:
+            return None
+        kind = self._random.choice(KINDS)
+        self.fired[kind] += 1
+        return kind
+
+    @staticmethod
+    def _reset(request: web.Request) -> web.Response:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
+
+    @staticmethod
+    async def _half(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
+        if request.transport is not None:
+            request.transport.close()
+        return response

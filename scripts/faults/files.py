@@ -1,0 +1,85 @@
+"""Faults of the disk: a damaged checkpoint, and a filesystem without room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
+from launcher.errors import CheckpointError, UsageError
+from launcher.manifest import MANIFEST_NAME, list_files
+from launcher.run_paths import RunPaths
+
+SMALL_DISK_BYTES = 2 * 2**30
+CHUNK = 2**20
+
+
+def whole_checkpoints(paths: RunPaths, *, enough: int) -> list[Checkpoint]:
+    """The newest whole ones, proven by their hashes; stops when there are `enough`."""
+    store = CheckpointStore(paths.default_checkpoints)
+    found: list[Checkpoint] = []
+    for checkpoint in reversed(store.list()):
+        if len(found) >= enough:
+            break
+        if checkpoint.state is not CheckpointState.COMMITTED:
+            continue
+        with contextlib.suppress(CheckpointError):
+            store.verify(checkpoint)
+            found.append(checkpoint)
+    return found
+
+
+def damage(folder: Path, how: str) -> str:
+    """Damage a checkpoint; says what was done, exactly enough to undo a flip."""
+    if how == "manifest":
+        (folder / MANIFEST_NAME).unlink()
+        return f"{MANIFEST_NAME} was removed"
+    file = max(list_files(folder), key=lambda path: path.stat().st_size)
+    size = file.stat().st_size
+    if how == "torn":
+        os.truncate(file, size // 2)
+        return f"{file.name} was cut from {size} to {size // 2} bytes"
+    with file.open("r+b") as opened:
+        opened.seek(size // 2)
+        byte = opened.read(1)[0]
+        opened.seek(size // 2)
+        opened.write(bytes([byte ^ 1]))
+    return f"bit 0 of byte {size // 2} of {file.name} was flipped"
+
+
+def small_disk(folder: Path) -> str:
+    """Why the filesystem of `folder` must not be filled; empty where it may: it is small, and not the machine's own."""
+    usage, device = shutil.disk_usage(folder), folder.stat().st_dev
+    if device == Path("/").stat().st_dev:
+        return f"{folder} lies on the machine's own filesystem"
+    if usage.total > SMALL_DISK_BYTES:
+        return f"the filesystem of {folder} has {usage.total / 2**30:.0f} GiB, more than {SMALL_DISK_BYTES / 2**30:.0f}"
+    return ""
+
+
+def check_small_disk(folder: Path) -> None:
+    """Raises UsageError saying how to make one."""
+    if why := small_disk(folder):
+        raise UsageError(
+            f"T5 fills a disk, and {why}",
+            "before the run: mount -t tmpfs -o size=64m tmpfs <fileroot>/checkpoints, or give it a small fileroot",
+        )
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path, *, free_bytes: int) -> Iterator[int]:
+    """Within the block no more than `free_bytes` are free; yields the size of the file that takes the rest."""
+    check_small_disk(folder)
+    ballast = folder / f".ballast-{os.getpid()}"
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):  # full a little earlier than the filesystem said: what was wanted
+                while (room := shutil.disk_usage(folder).free - free_bytes) > 0:
+                    file.write(b"\0" * min(room, CHUNK))
+            size = os.fstat(file.fileno()).st_size
+        yield size
+    finally:
+        ballast.unlink(missing_ok=True)

@@ -1,0 +1,235 @@
+"""The processes of a live run, each proven to belong to it before it is named here.
+
+    .run.lock ─► driver: it holds that file open ─► its descendants: raylet, trainer, supervisors by their Ray titles
+    /proc     ─► guards: started with this run's own llm_server-<i>.log ─► their children, the servers
+
+A process is its pid and its start time (`process_tree.Process`); every signal checks both again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.process_tree import PROC, Process, children, descendants, identify, name
+from launcher.errors import UsageError
+from launcher.run_paths import RunPaths
+
+GUARD = "actors.process_guard"
+SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
+"""Their classes, of which Ray makes their titles."""
+TITLE = re.compile(r"ray::(\w+)")
+MEMORY_BACKED = Path("/dev/shm")
+
+
+class NotLive(UsageError):
+    """There is no such run on this machine now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One life of a server. `http` is its main process, `tree` that and all below it."""
+
+    index: int
+    http: Process
+    url: str
+    tree: tuple[Process, ...]
+
+    @property
+    def name(self) -> str:
+        return f"server-{self.index}"
+
+    def part(self, which: str) -> tuple[Process, ...]:
+        """Its processes of that name; empty where it has none."""
+        match which:
+            case "http":
+                return (self.http,)
+            case "tree":
+                return self.tree
+        return tuple(process for process in self.tree if title(process).startswith(f"sglang::{which}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcesses:
+    """What of a run lives on this machine now."""
+
+    driver: Process
+    raylets: tuple[Process, ...]
+    trainer: Process | None
+    supervisors: Mapping[str, Process]
+    servers: tuple[Server, ...]
+
+    def server(self, index: int) -> Server | None:
+        return next((server for server in self.servers if server.index == index), None)
+
+
+def look(paths: RunPaths) -> RunProcesses:
+    """Raises NotLive where no driver of this run lives here."""
+    driver = find_driver(paths)
+    tree = descendants(driver.pid)
+    actors: dict[str, Process] = {}
+    for process in tree:
+        if (match := TITLE.match(title(process))) and match[1] not in actors:
+            actors[match[1]] = process
+    trainer = actors.get("Trainer") or _trainer_elsewhere(paths)
+    return RunProcesses(
+        driver=driver,
+        raylets=tuple(process for process in tree if name(process) == "raylet"),
+        trainer=trainer,
+        supervisors={word: actors[cls] for cls, word in SUPERVISORS.items() if cls in actors},
+        servers=tuple(find_servers(paths)),
+    )
+
+
+def find_driver(paths: RunPaths) -> Process:
+    """The process that signed the run's lock and still holds it open. Raises NotLive."""
+    run = f"{paths.experiment_name}/{paths.trial_name} below {paths.fileroot}"
+    try:
+        signed = json.loads(paths.lock.read_text())
+        pid, host = int(signed["pid"]), str(signed["host"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotLive(f"no run {run}: {paths.lock} is not there or not signed", "see --fileroot and --run") from error
+    if host != socket.gethostname():
+        raise NotLive(f"{run} runs on {host}", "inject there: only processes of the same machine can be signalled")
+    process = identify(pid)
+    if process is None or not holds_open(process, paths.lock):
+        raise NotLive(f"{run} is not running: its driver (pid {pid}) has ended", "start it, then inject")
+    return process
+
+
+def live_runs(fileroot: Path) -> list[RunPaths]:
+    """Runs below `fileroot` whose driver lives."""
+    found = []
+    for lock in sorted(fileroot.glob("logs/*/*/*/.run.lock")):
+        user, experiment, trial = lock.parts[-4:-1]
+        paths = RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)
+        try:
+            find_driver(paths)
+        except NotLive:
+            continue
+        found.append(paths)
+    return found
+
+
+def _trainer_elsewhere(paths: RunPaths) -> Process | None:
+    """In a cluster that the run joined its workers aren't below the driver; the trainer holds its own log open."""
+    for process in _all():
+        match = TITLE.match(title(process))
+        if match and match[1] == "Trainer" and holds_open(process, paths.trainer_log):
+            return process
+    return None
+
+
+# ── servers ──
+
+
+def find_servers(paths: RunPaths) -> Iterator[Server]:
+    """Those whose guard says that it writes this run's logs, STARTING ones too."""
+    guards: dict[int, set[Process]] = {}
+    for process in _all():
+        words = command(process)
+        if GUARD in words and "--log" in words:
+            index = _index_of(words[words.index("--log") + 1], paths)
+            if index is not None:
+                guards.setdefault(index, set()).add(process)
+    for index, group in sorted(guards.items()):
+        if server := _server_below(index, group):
+            yield server
+
+
+def _index_of(log: str, paths: RunPaths) -> int | None:
+    match = re.fullmatch(r"llm_server-(\d+)\.log", Path(log).name)
+    return int(match[1]) if match and paths.server_log(int(match[1])) == Path(log) else None
+
+
+def _server_below(index: int, guards: set[Process]) -> Server | None:
+    """The guard's oldest child that isn't a guard; orphans that it adopted are younger."""
+    heads = [child for guard in guards for child in children(guard.pid) if child not in guards and not _is_guard(child)]
+    if not heads:
+        return None
+    http = min(heads, key=lambda head: (head.started, head.pid))
+    members = {process for guard in guards for process in descendants(guard.pid)}
+    tree = tuple(process for process in members if process not in guards and not _is_guard(process))
+    return Server(index=index, http=http, url=_url(command(http)), tree=tree)
+
+
+def _is_guard(process: Process) -> bool:
+    return GUARD in command(process)
+
+
+def _url(words: list[str]) -> str:
+    """Where it listens by its own arguments, of which the last count; empty where they don't say."""
+    said = {key: value for key, value in itertools.pairwise(words) if key in {"--host", "--port"}}
+    host = {"0.0.0.0": "127.0.0.1"}.get(said.get("--host", "127.0.0.1"), said.get("--host", "127.0.0.1"))
+    return f"http://{host}:{said['--port']}" if "--port" in said else ""
+
+
+# ── /proc ──
+
+
+def command(process: Process) -> list[str]:
+    """Its arguments; empty once it is gone."""
+    try:
+        return (PROC / str(process.pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def title(process: Process) -> str:
+    """The first word of its command, which Ray and SGLang overwrite with what it does."""
+    return (command(process) or [""])[0].strip()
+
+
+def environment(process: Process) -> dict[str, str]:
+    """As it was started; empty where it is gone or another user's."""
+    try:
+        data = (PROC / str(process.pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0"))
+    return {key: value for key, _, value in pairs}
+
+
+def holds_open(process: Process, path: Path) -> bool:
+    """Has it that very file open? Not where it is gone, or another user's."""
+    wanted = str(path.resolve())
+    for entry in (PROC / str(process.pid) / "fd").glob("*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # closed meanwhile
+            if str(entry.readlink()) == wanted:
+                return identify(process.pid) == process
+    return False
+
+
+def state(process: Process) -> str:
+    """One letter, proc(5); empty once it is gone."""
+    try:
+        fields = (PROC / str(process.pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return fields[0] if identify(process.pid) == process else ""
+
+
+def started_at(process: Process, *, now: float, since_boot: float) -> float:
+    """Unix seconds. `now` is unix time and `since_boot` CLOCK_BOOTTIME of the same moment."""
+    return now - since_boot + process.started / os.sysconf("SC_CLK_TCK")
+
+
+def _all() -> Iterator[Process]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (process := identify(int(entry.name))):
+            yield process
+
+
+def weights_folder(paths: RunPaths) -> Path:
+    """Where the trainer publishes weights as folders v<n>, as actors/training.py names it."""
+    digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
+    root = MEMORY_BACKED if os.access(MEMORY_BACKED, os.W_OK) else paths.logs
+    return root / f"grpo-weights-{digest}"

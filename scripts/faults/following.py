@@ -1,0 +1,100 @@
+"""How far a live run is, from its ledger and events alone: the last committed step, and who is recovering."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher.run_paths import RunPaths
+from scripts.faults.find import RunProcesses, started_at
+
+
+class Tail:
+    """The records that were appended to a file since the last look. A line still being written waits for its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[dict[str, object]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # torn by a crash of the run
+            if isinstance(record, dict):
+                yield record
+
+
+class Following:
+    """What a run has written so far, brought up to date by `look`. `committed_at` is unix seconds."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._ledger = Tail(paths.ledger)
+        self._events = Tail(paths.events)
+        self._ready: dict[str, int] = {}
+        self.step: int | None = None
+        self.steps = 0
+        self.committed_at = 0.0
+
+    def look(self) -> None:
+        for line in self._ledger.new():
+            if isinstance(step := line.get("global_step"), int):
+                self.step = step
+                self.steps += 1
+                self.committed_at = self._paths.ledger.stat().st_mtime
+        for event in self._events.new():
+            self._note(event)
+
+    def _note(self, event: Mapping[str, object]) -> None:
+        subject = str(event.get("subject", ""))
+        match event.get("event"), event.get("pid"):
+            case "server.ready", int(pid):
+                self._ready[subject] = pid
+            case "server.died" | "server.starting" | "server.restarting", _:
+                self._ready.pop(subject, None)
+
+    def is_ready(self, server: str, pid: int) -> bool:
+        """The run has said that this very life of the server is READY."""
+        return self._ready.get(server) == pid
+
+    def recovering(self, role: str, found: RunProcesses, *, since: float) -> str:
+        """Why `role` must be left alone: it is not there, or has not proven itself since `since` (unix seconds).
+
+        The proof is a step: one committed after the last fault, and after the trainer's process began. A server
+        needs no step of its own, since others may serve meanwhile; it must have been said READY.
+        """
+        if self.step is None:
+            return "the run has not committed a step yet"
+        if self.committed_at <= since:
+            return "no step was committed since the last fault"
+        match role:
+            case "trainer" if found.trainer is None:
+                return "the trainer has no process now"
+            case "trainer" if found.trainer and self.committed_at <= _began(found):
+                return f"the trainer (pid {found.trainer.pid}) has not committed a step yet"
+            case "server" if not self.ready_servers(found):
+                return "no server is READY now"
+            case "supervisor" if not found.supervisors:
+                return "neither health_monitor nor coordinator has a process now"
+        return ""
+
+    def ready_servers(self, found: RunProcesses) -> list[int]:
+        """Indices of the servers that live and were said READY in this life."""
+        return [server.index for server in found.servers if self.is_ready(server.name, server.http.pid)]
+
+
+def _began(found: RunProcesses) -> float:
+    assert found.trainer is not None
+    return started_at(found.trainer, now=time.time(), since_boot=time.clock_gettime(time.CLOCK_BOOTTIME))

@@ -1,0 +1,120 @@
+"""Kill the trainer at a named moment, proven: it is stopped first, looked at, and killed only if the moment is there.
+
+    rollout backward optimizer   by its Python stack (py-spy, without pausing it: it stands already)
+    publish save                 by the folder that is staged meanwhile
+    saved                        by the checkpoint that has just appeared
+
+A look takes about 0.1 s in which the trainer stands; between two looks it runs, shortly before the moment in small
+slices.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.process_tree import Process, identify
+from launcher.errors import UsageError
+from launcher.run_paths import RunPaths
+from scripts.faults.find import weights_folder
+from scripts.faults.signals import Missed, go_on, kill, stop
+
+STAGED = ".staging-"
+FRAMES = (
+    ("save", "save", "checkpointing.py"),
+    ("publish", "_publish", "training.py"),
+    ("optimizer", "commit", "policy_model.py"),
+    ("backward", "compute_gradients", "policy_model.py"),
+    ("rollout", "collect", "live_rollouts.py"),
+)
+"""The moment, and the function in whose frame the step loop's thread is then."""
+SLICES_S: Mapping[tuple[str, str], float] = {("backward", "optimizer"): 0.002, ("rollout", "backward"): 0.05}
+"""How long it runs until the next look, where (the moment it is in, the moment wanted) follow on each other."""
+SLICE_S = 0.2
+DUMP_TIMEOUT_S = 20.0
+POLL_S = 0.0005
+
+
+def moment_of(threads: Sequence[Mapping[str, Any]]) -> str:
+    """Which moment a dump of py-spy shows; empty for none of them."""
+    frames = {(frame["name"], Path(frame["filename"]).name) for thread in threads for frame in thread["frames"]}
+    return next((moment for moment, function, file in FRAMES if (function, file) in frames), "")
+
+
+def catch(process: Process, moment: str, paths: RunPaths, *, within_s: float, sleep: Callable[[float], None]) -> str:
+    """SIGKILL at that moment; returns what proved it. Raises Missed where it didn't come within that time."""
+    deadline = time.monotonic() + within_s
+    if moment in {"save", "saved", "publish"}:
+        return _catch_by_files(process, moment, paths, deadline)
+    return _catch_by_stack(process, moment, deadline, sleep)
+
+
+def _catch_by_stack(process: Process, moment: str, deadline: float, sleep: Callable[[float], None]) -> str:
+    seen = ""
+    while time.monotonic() < deadline:
+        sleep(SLICES_S.get((seen, moment), SLICE_S))
+        stop([process])
+        killed = False
+        try:
+            seen = moment_of(dump(process))
+            if seen == moment:
+                kill([process])
+                killed = True
+                return f"its stack was in {seen}"
+        finally:
+            if not killed:
+                go_on([process])
+    raise _missed(process, moment)
+
+
+def _catch_by_files(process: Process, moment: str, paths: RunPaths, deadline: float) -> str:
+    folder = weights_folder(paths) if moment == "publish" else paths.default_checkpoints
+    begin = {"save": STAGED, "saved": "epoch", "publish": ".v"}[moment]
+    before = set(_names(folder, begin))
+    while time.monotonic() < deadline and identify(process.pid) == process:
+        if new := set(_names(folder, begin)) - before:
+            stop([process])
+            if there := new & set(_names(folder, begin)):
+                kill([process])
+                return f"{min(there)} was there"
+            go_on([process])  # it was over before the process stood
+        time.sleep(POLL_S)
+    raise _missed(process, moment)
+
+
+def _missed(process: Process, moment: str) -> Missed:
+    why = "did not come in time" if identify(process.pid) == process else "did not come before it ended by itself"
+    return Missed(f"the moment {moment!r} {why}", "give it longer with --within")
+
+
+def _names(folder: Path, begin: str) -> list[str]:
+    try:
+        return [entry.name for entry in folder.iterdir() if entry.name.startswith(begin)]
+    except FileNotFoundError:
+        return []
+
+
+def dump(process: Process) -> list[dict[str, Any]]:
+    """The Python stacks of a process that stands. Raises Missed where they can't be read."""
+    words = [str(py_spy()), "dump", "--nonblocking", "--json", "--pid", str(process.pid)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
+        threads: list[dict[str, Any]] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise Missed("py-spy can't read the trainer's stack", "run it as the same user, or as root") from error
+    return threads
+
+
+def py_spy() -> Path:
+    """Raises UsageError where it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    if found is None:
+        raise UsageError("py-spy is not installed", "it is among this project's dependencies: install them")
+    return Path(found)

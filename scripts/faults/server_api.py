@@ -1,0 +1,125 @@
+"""Faults through a server's own API: stale and damaged weights, and requests that it has no memory for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.durable import make_folder
+from launcher.errors import UsageError
+from launcher.run_paths import RunPaths
+from scripts.faults.find import weights_folder
+from scripts.faults.signals import Missed
+
+TIMEOUT_S = 60.0
+SIGN_BYTE = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes of a number; the last of them, little-endian, begins with the sign."""
+
+
+def ask(url: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """One call. Raises Missed with what the server said."""
+    request = urllib.request.Request(
+        url + path,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return dict(json.load(answer))
+    except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
+        raise Missed(f"{url}{path}: {error}", "a server with an API key refuses strangers") from error
+
+
+def weight_version(url: str) -> str:
+    """As the server says it. Raises Missed."""
+    return str(ask(url, "/model_info").get("weight_version"))
+
+
+def load_weights(url: str, folder: str, *, version: str) -> None:
+    """What runs is aborted, so that it is asked again and comes from these weights. Raises Missed."""
+    body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": True}
+    if not ask(url, "/update_weights_from_disk", body).get("success"):
+        raise Missed(f"{url} refused the weights in {folder}", "see its log")
+
+
+def first_weights(paths: RunPaths) -> str:
+    """The model that the run's servers begin with. Raises UsageError."""
+    try:
+        return str(yaml.safe_load(paths.config.read_text())["sglang"]["model_path"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UsageError(f"{paths.config} can't be read: {error}", "it is written when the run starts") from error
+
+
+def damaged_weights(paths: RunPaths, to: Path, draw: Callable[[int], int]) -> str:
+    """Copy the newest published weights and turn all signs of one tensor; which one. Raises Missed.
+
+    `draw(n)` picks one of n.
+    """
+    versions = [p for p in weights_folder(paths).glob("v*") if p.is_dir()]
+    if not versions:
+        raise Missed(
+            f"no published weights in {weights_folder(paths)}", "C6 needs actor.weight_update_mode=disk and one step"
+        )
+    newest = max(versions, key=lambda folder: int(folder.name[1:]))
+    shutil.rmtree(to, ignore_errors=True)
+    make_folder(to.parent)
+    try:
+        shutil.copytree(newest, to)
+    except (OSError, shutil.Error) as error:
+        raise Missed(f"{newest} was removed while it was copied", "try again") from error
+    file = max(to.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    return f"{turn_signs(file, draw)} of {newest.name}"
+
+
+def turn_signs(file: Path, draw: Callable[[int], int]) -> str:
+    """Turn the signs of one matrix in a safetensors file, in place; its name.
+
+    Format: 8 bytes length of the header, the header in JSON with each tensor's offsets, the data.
+    """
+    with file.open("r+b") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+        names = sorted(
+            n for n, t in header.items() if n != "__metadata__" and t["dtype"] in SIGN_BYTE and len(t["shape"]) > 1
+        )
+        name: str = names[draw(len(names))]
+        begin, end = header[name]["data_offsets"]
+        opened.seek(8 + length + begin)
+        data = bytearray(opened.read(end - begin))
+        size = SIGN_BYTE[header[name]["dtype"]]
+        data[size - 1 :: size] = bytes(byte ^ 0x80 for byte in data[size - 1 :: size])
+        opened.seek(8 + length + begin)
+        opened.write(data)
+    return name
+
+
+def keep_busy(url: str, *, tokens: int, together: int, prompt: int, until: float, alive: Callable[[], bool]) -> int:
+    """Send generations of a stranger, `together` at a time, until the monotonic time or until it dies; how many."""
+    body = {
+        "input_ids": [1] * prompt,
+        "sampling_params": {"max_new_tokens": tokens, "min_new_tokens": tokens, "temperature": 1.0},
+        "return_logprob": True,
+    }
+
+    def one(_: int) -> int:
+        sent = 0
+        while time.monotonic() < until and alive():
+            sent += 1
+            try:
+                ask(url, "/generate", body, timeout_s=max(until - time.monotonic(), 1.0))
+            except Missed:
+                time.sleep(0.1)  # it is dying, which is what was wanted, or full
+        return sent
+
+    with ThreadPoolExecutor(together) as pool:
+        return sum(pool.map(one, range(together)))

@@ -1,0 +1,104 @@
+"""A reward function that can be broken while a run uses it (faults S1, S2, S3, T3, trap X-reward).
+
+    GRPO_REWARD_SWITCH=/some/where/switch.json python -m launcher … reward.fn=scripts.faults.switched_reward:reward
+
+It is `actors.reward:gsm8k_reward` as long as the file named by GRPO_REWARD_SWITCH isn't there. While it is, it holds
+one JSON object {"do": …, "share": 0.3, "stall_s": 5, "seed": 1}; `do` is one of
+
+    zero   0                     share   0 for a share of the completions, the same ones for the same seed
+    one    1                     huge    ±3e38 in turn: finite, but their spread is not
+    raise  raises                hang    never returns
+    stall  once in each process: stall_s seconds, then the true reward
+
+Each completion so treated appends a byte to `<file>.fired`, which is how a fault proves that it fired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.reward import gsm8k_reward
+
+VARIABLE = "GRPO_REWARD_SWITCH"
+FUNCTION = "scripts.faults.switched_reward:reward"
+HUGE = 3e38
+
+_stalled: set[int] = set()
+
+
+class Switched(Exception):
+    """The reward function was told to raise."""
+
+
+def reward(*, completion: str, answer: str, prompt_id: str, record: Mapping[str, object]) -> float:
+    """The true reward, or what the switch says."""
+    said, written = _switch()
+    if said is None:
+        return gsm8k_reward(completion=completion, answer=answer, prompt_id=prompt_id, record=record)
+    value = _broken(said, written, f"{prompt_id}\0{completion}")
+    if value is None:
+        return gsm8k_reward(completion=completion, answer=answer, prompt_id=prompt_id, record=record)
+    return value
+
+
+def fired(switch: Path) -> int:
+    """How many completions were treated so far."""
+    try:
+        return switch.with_name(switch.name + ".fired").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _switch() -> tuple[dict[str, Any] | None, int]:
+    """What the file says, and when it was written (ns)."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        return None, 0
+    try:
+        with Path(path).open() as file:
+            return json.load(file), os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None, 0
+
+
+def _broken(said: Mapping[str, Any], written: int, completion: str) -> float | None:
+    """None for the true reward."""
+    drawn = int.from_bytes(hashlib.sha256(f"{said['seed']}\0{completion}".encode()).digest()[:8]) / 2**64
+    match said["do"]:
+        case "share" | "huge" if drawn >= said["share"]:
+            return None
+        case "stall" if written in _stalled:
+            return None
+    _count()
+    match said["do"]:
+        case "zero" | "share":
+            return 0.0
+        case "one":
+            return 1.0
+        case "huge":
+            return HUGE if drawn < said["share"] / 2 else -HUGE
+        case "raise":
+            raise Switched("told to raise by the switch")
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "stall":
+            _stalled.add(written)
+            time.sleep(said["stall_s"])
+            return None
+    raise Switched(f"the switch says {said['do']!r}, which is nothing that this function does")
+
+
+def _count() -> None:
+    path = Path(os.environ[VARIABLE])
+    fd = os.open(path.with_name(path.name + ".fired"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(fd, b".")
+    finally:
+        os.close(fd)

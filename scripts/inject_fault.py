@@ -1,0 +1,149 @@
+"""Break a live run on purpose, from outside, to see it survive: `python -m scripts.inject_fault --help`.
+
+See docs/game_day.md. Exit codes: 0 every fault fired; 1 one of them did not (the run had ended, it didn't come in
+time, it would have ended a last copy); 2 the command is wrong, or this run can't have such a fault: nothing was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import LauncherError, UsageError
+from launcher.run_paths import RunPaths, login_name
+from scripts.faults.campaign import Campaign, Rules
+from scripts.faults.find import RunProcesses, find_driver, live_runs, look, title
+from scripts.faults.following import Following
+from scripts.faults.hands import lacking
+from scripts.faults.interposer import SETTINGS, interpose
+from scripts.faults.kinds import describe
+from scripts.faults.place import Place
+from scripts.faults.schedule import Choice, Fault, in_order, parse_fault, storm
+
+FIRED, NOT_ALL_FIRED, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    if given.list:
+        print(describe())
+        return FIRED
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a fault has changed is changed back
+    try:
+        if given.interpose:
+            return _interpose(given)
+        return _inject(given)
+    except KeyboardInterrupt:
+        print("interrupted: what was changed for a time is changed back", file=sys.stderr)
+        return INTERRUPTED
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.inject_fault", description="Break a live run on purpose, from outside."
+    )
+    parser.add_argument("faults", nargs="*", metavar="KIND[:option=value,…][@STEP|@+SECONDS]")
+    parser.add_argument("--list", action="store_true", help="all kinds with their options")
+    parser.add_argument("--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot of the run")
+    parser.add_argument("--run", metavar="EXPERIMENT/TRIAL", help="needed where several are live, and for --interpose")
+    parser.add_argument("--user", default=login_name(), help="who started the run")
+    parser.add_argument("--storm", metavar="'KIND[xN] …'", help="at steps drawn by --seed from --steps")
+    parser.add_argument("--steps", metavar="FIRST:LAST", help="of a storm")
+    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
+    parser.add_argument("--within", type=float, default=300.0, metavar="S", help="a due fault waits at most so long")
+    parser.add_argument("--keep-one", action="store_true", help="don't end the last server that generates")
+    parser.add_argument("--even-the-last", action="store_true", help="end last copies too")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and to whom; do nothing")
+    parser.add_argument(
+        "--interpose", action="store_true", help=f"stand before a run's servers; start it with {SETTINGS}"
+    )
+    return parser
+
+
+def _inject(given: argparse.Namespace) -> int:
+    faults = _faults(given)
+    paths = _paths(given)
+    found = look(paths)
+    for fault in faults:
+        lacking(fault.kind.id, paths, found)
+    rules = Rules(seed=given.seed, within_s=given.within, keep_one=given.keep_one, even_the_last=given.even_the_last)
+    campaign = Campaign(paths, rules, say=lambda line: print(line, flush=True))
+    if given.dry_run:
+        _show(paths, found, faults, campaign)
+        return FIRED
+    ends = campaign.run(faults)
+    print(f"{ends[Choice.FIRE]} of {len(faults)} fired; see {Place.of(paths).record}")
+    if ends[Choice.FIRE] == len(faults):
+        return FIRED
+    return WRONG if ends[Choice.REFUSE] == len(faults) else NOT_ALL_FIRED
+
+
+def _faults(given: argparse.Namespace) -> tuple[Fault, ...]:
+    faults = tuple(parse_fault(text) for text in given.faults)
+    if given.storm:
+        first, last = _steps(given.steps)
+        faults += storm(given.storm, first_step=first, last_step=last, seed=given.seed)
+    if not faults:
+        raise UsageError("no fault was named", "name one, e.g. C1, or see --list")
+    return faults
+
+
+def _steps(text: str | None) -> tuple[int, int]:
+    first, _, last = (text or "").partition(":")
+    if not first.isdigit() or not last.isdigit():
+        raise UsageError(f"--steps {text or '(not given)'} is no range of steps", "a storm needs e.g. --steps 20:180")
+    return int(first), int(last)
+
+
+def _paths(given: argparse.Namespace) -> RunPaths:
+    """The run that is named, or the only live one. Raises UsageError."""
+    if given.run:
+        paths = _named(given)
+        find_driver(paths)
+        return paths
+    live = live_runs(given.fileroot)
+    if len(live) != 1:
+        names = ", ".join(f"{paths.experiment_name}/{paths.trial_name}" for paths in live) or "none"
+        raise UsageError(f"live runs below {given.fileroot}: {names}", "name one with --run, or another --fileroot")
+    return live[0]
+
+
+def _named(given: argparse.Namespace) -> RunPaths:
+    experiment, _, trial = (given.run or "").partition("/")
+    if not experiment or not trial:
+        raise UsageError(f"--run {given.run or '(not given)'} names no run", "write --run EXPERIMENT/TRIAL")
+    return RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=experiment, trial_name=trial)
+
+
+def _interpose(given: argparse.Namespace) -> int:
+    asyncio.run(interpose(_named(given), given.seed))
+    return FIRED
+
+
+def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[Fault], campaign: Campaign) -> None:
+    following = Following(paths)
+    following.look()
+    print(f"run      {paths.experiment_name}/{paths.trial_name}, last committed step {following.step}")
+    print(f"driver   pid {found.driver.pid}")
+    for server in found.servers:
+        ready = "READY" if following.is_ready(server.name, server.http.pid) else "not READY"
+        parts = ", ".join(f"{process.pid} {title(process)[:24]}" for process in server.tree)
+        print(f"{server.name} {ready} at {server.url}: {parts}")
+    print(f"trainer  {'none' if found.trainer is None else f'pid {found.trainer.pid}'}")
+    for who, process in found.supervisors.items():
+        print(f"{who} pid {process.pid}")
+    for fault in in_order(faults):
+        against = campaign.last_copy(fault, found)
+        print(f"{fault}: {fault.kind.what}" + (f" — now it would be refused: {against}" if against else ""))
+    print(f"nothing was done; it would be written to {Place.of(paths).record}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

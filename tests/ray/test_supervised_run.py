@@ -1,0 +1,47 @@
+"""Who is killed, and what must go on: real driver, Coordinator and trainer, stand-in servers."""
+
+import pytest
+
+from tests.supervised_run import SupervisedRun
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_servers_and_coordinator_are_killed_and_the_trainer_is_not_touched(tmp_path):
+    with SupervisedRun(tmp_path, steps=30, servers=2) as run:
+        run.wait_steps(3)
+        first = run.server_pids()
+        run.kill(first["server-1"])
+        run.wait_until(lambda: run.server_pids()["server-1"] != first["server-1"], "server-1 is replaced")
+        second = run.server_pids()
+        assert second["server-0"] == first["server-0"]
+
+        steps = run.steps_done()
+        run.kill(run.coordinator_pids()[-1])
+        run.wait_until(lambda: run.events("coordinator.adopted"), "the Coordinator is back")
+        run.wait_steps(steps + 2)
+        assert run.server_pids() == second
+
+        run.kill(*second.values())
+        run.wait_until(lambda: not set(run.server_pids().values()) & set(second.values()), "both are replaced")
+        run.finish()
+        run.check_ledger()
+        assert len(run.trainer_pids()) == 1
+        assert [line["global_step"] for line in run.ledger()] == list(range(30)), "no step was taken twice"
+        died = run.events("server.died")
+        assert sorted(event["pid"] for event in died) == sorted([first["server-1"], *second.values()])
+
+
+def test_a_killed_trainer_is_restored_and_every_prompt_is_trained_on_once(tmp_path):
+    with SupervisedRun(tmp_path, steps=16, servers=1) as run:
+        run.wait_steps(7)
+        server = run.server_pids()
+        run.kill(run.trainer_pids()[-1])
+        run.wait_until(lambda: run.events("trainer.restarted"), "the trainer is back")
+        run.finish()
+        run.check_ledger()
+        assert run.server_pids() == server
+        assert len(set(run.trainer_pids())) == 2
+        steps = [line["global_step"] for line in run.ledger()]
+        assert steps.count(4) == 1, "what the checkpoint of step 4 holds was not trained on again"
+        assert [e["global_step"] for e in run.events("trainer.restored")] == [-1, 4]

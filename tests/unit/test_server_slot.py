@@ -1,0 +1,178 @@
+"""What the Coordinator is told of one server, from what its actor and the trainer's pool say."""
+
+import asyncio
+
+import pytest
+
+from actors.server_slot import ServerSlot
+from actors.start_weights import StartWeights
+from launcher.errors import ServerError
+from launcher.messages import Cause, Health, ServerExit, ServerInfo, ServerState, Verdict
+from launcher.policy.exit_cause import RanOut
+
+WEIGHTS = StartWeights(path="model", version=3, lineage=1)
+
+
+class Method:
+    """As Ray's: `.remote(…)` is awaitable."""
+
+    def __init__(self, call):
+        self.remote = call
+
+
+class FakeActor:
+    """A server's actor; `ready` is what `wait_ready` does, `end` ends its life."""
+
+    def __init__(self, ready=None):
+        self._ready = ready
+        self.state = ServerState.STOPPED
+        self.generation = -1
+        self.reason = ""
+        self.version = None
+        self.exited = asyncio.get_running_loop().create_future()
+        for name in ("info", "start", "stop", "wait_ready", "wait_exit"):
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _info(self):
+        return ServerInfo(
+            name="server-0",
+            index=0,
+            generation=self.generation,
+            state=self.state,
+            weight_version=self.version,
+            reason=self.reason,
+        )
+
+    async def _start(self, *, generation, model_path, weight_version, overrides):
+        self.generation, self.state = generation, ServerState.STARTING
+        self.version = weight_version
+
+    async def _stop(self):
+        self.state = ServerState.STOPPED
+
+    async def _wait_ready(self):
+        if self._ready is not None:
+            self.state, self.reason = ServerState.FAILED, self._ready.message
+            raise self._ready
+        self.state = ServerState.READY
+        return await self._info()
+
+    async def _wait_exit(self):
+        return await asyncio.shield(self.exited)
+
+    def end(self, reason, exit_code=-9):
+        self.state = ServerState.DEAD
+        self.exited.set_result(
+            ServerExit(
+                name="server-0",
+                generation=self.generation,
+                pid=7,
+                exit_code=exit_code,
+                reason=reason,
+                at=0.0,
+                monotonic=0.0,
+            )
+        )
+
+
+def scenario(play, *, ready=None):
+    """Play with a slot, its actor and the list of deaths that were told."""
+
+    async def run():
+        died = []
+        actor = FakeActor(ready)
+        slot = ServerSlot("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
+        try:
+            return await play(slot, actor, died)
+        finally:
+            await slot.close()
+
+    return asyncio.run(run())
+
+
+def in_pool(state, *, generation=0, version=3, lineage=1):
+    return ServerInfo(
+        name="server-0", index=0, generation=generation, state=state, weight_version=version, lineage=lineage
+    )
+
+
+def facts(slot, pool=None, judged=None, *, is_publishing=False):
+    return slot.facts(pool, judged, is_publishing=is_publishing)
+
+
+def test_a_started_server_is_stale_until_the_trainer_has_admitted_this_life():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        return (
+            facts(slot),
+            facts(slot, in_pool(ServerState.READY, generation=-1)),
+            facts(slot, in_pool(ServerState.READY)),
+        )
+
+    fresh, of_before, admitted = scenario(play)
+    assert (fresh.state, fresh.weight_version, fresh.lineage) == (ServerState.STALE, 3, 1)
+    assert of_before.state is ServerState.STALE
+    assert admitted.state is ServerState.READY
+
+
+def test_its_end_is_told_once_with_its_cause():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        actor.end("ended by itself: torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
+        while not died:
+            await asyncio.sleep(0)
+        return facts(slot, in_pool(ServerState.READY)), died
+
+    seen, died = scenario(play)
+    assert (seen.state, seen.verdict.cause, seen.ran_out) == (
+        ServerState.DEAD,
+        Cause.SERVER_OOM,
+        RanOut.SERVER_DEVICE,
+    )
+    assert len(died) == 1
+
+
+def test_an_actor_that_ray_started_anew_has_lost_its_server():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        actor.generation, actor.state = -1, ServerState.STOPPED
+        await slot.refresh()
+        return facts(slot, in_pool(ServerState.READY))
+
+    seen = scenario(play)
+    assert (seen.state, seen.verdict.health, seen.verdict.cause) == (
+        ServerState.DEAD,
+        Health.DEAD,
+        Cause.SERVER_CRASH,
+    )
+
+
+def test_one_that_does_not_become_ready_is_dead_with_what_its_log_said():
+    async def play(slot, actor, died):
+        with pytest.raises(ServerError):
+            await slot.start(0, WEIGHTS, {})
+        return facts(slot)
+
+    refused = ServerError("server-0 did not become ready: it ended: Please increase --mem-fraction-static")
+    seen = scenario(play, ready=refused)
+    assert (seen.state, seen.ran_out) == (ServerState.DEAD, RanOut.SERVER_POOL_TOO_SMALL)
+
+
+def test_loading_the_next_version_is_no_fault_of_one_that_was_ready():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        before = facts(slot, in_pool(ServerState.READY))
+        during = facts(slot, in_pool(ServerState.STALE), is_publishing=True)
+        after = facts(slot, in_pool(ServerState.STALE))
+        return [before.state, during.state, after.state]
+
+    assert scenario(play) == [ServerState.READY, ServerState.READY, ServerState.STALE]
+
+
+def test_a_verdict_of_the_monitor_counts_for_one_that_lives():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        hung = Verdict(health=Health.DEAD, reason="two of three", cause=Cause.SERVER_HANG)
+        return facts(slot, in_pool(ServerState.READY), hung).verdict.cause
+
+    assert scenario(play) is Cause.SERVER_HANG
