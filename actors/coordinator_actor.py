@@ -12,6 +12,7 @@ import ray
 
 from actors.coordinator import Coordinator
 from actors.ray_life import die_with_raylet
+from actors.run_eyes import RunEyes
 from actors.run_hands import RunHands
 from actors.run_history import RunHistory
 from actors.trainer import MONITOR
@@ -65,7 +66,7 @@ class CoordinatorActor:
     def _make(self) -> Coordinator:
         journal = Journal(self._paths.events, self._attempt, time.time)
         history = RunHistory.read(journal, self._paths.events, self._attempt)
-        hands = RunHands(
+        eyes = RunEyes(
             self._config,
             self._paths,
             history,
@@ -75,5 +76,6 @@ class CoordinatorActor:
             on_gpu=self._on_gpu,
             shares_gpu=self._shares_gpu,
         )
+        hands = RunHands(self._config, history, eyes, shares_gpu=self._shares_gpu)
         self._coordinator = Coordinator(self._config, hands, history)
         return self._coordinator

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -288,6 +289,7 @@ class HealthMonitorActor:
         """Made on the first call, since an actor whose constructor raises is never restarted, and on its loop."""
         if self._monitor is None:
             journal = Journal(self._paths.events, self._attempt, time.time)
+            journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
             self._alerts = Alerts(self._config.alerts, run=f"{self._paths.experiment_name}/{self._paths.trial_name}")
             self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient())
         return self._monitor

@@ -1,7 +1,6 @@
 """The Coordinator's hands on a real run: its server and trainer actors, its checkpoints, its folders of weights.
 
-What is seen is gathered by tasks that each wait for one actor, so that one that hangs delays nothing that is known of
-the others. Each action ends with a fresh look at what it changed: a plan made from an older one would order it again.
+Each action ends with a fresh look at what it changed: a plan made from an older one would order it again.
 """
 
 from __future__ import annotations
@@ -10,24 +9,18 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
 
 from actors.actor_calls import ActorAway
-from actors.checkpoint_facts import checkpoint_facts
 from actors.hands import Facts, Look
 from actors.monitor_link import MonitorLink
-from actors.monitor_view import Watched
-from actors.overrides import with_overrides
+from actors.run_eyes import MARGIN_S, RunEyes
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
 from actors.start_weights import StartWeights, first_weights, forget, keep_for
-from actors.trainer_link import TrainerLink
-from actors.watched_servers import WatchedServers
-from launcher.checkpoints import CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
-from launcher.messages import Cause, Incident, RunWord, ServerExit, ServerInfo, ServerState
+from launcher.messages import Cause, RunWord, ServerInfo, ServerState
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -41,57 +34,25 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.memory import MemorySettings, Tried
+from launcher.policy.memory import Tried
 from launcher.policy.mend_trainer import damage_stands
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, choose, first_damaged
-from launcher.run_paths import RunPaths
+from launcher.policy.restore import FIRST_WEIGHTS, choose
 
 STOP_S = 30.0
 VERIFIER_S = 2.0
 """Between two rounds of known answers while training is paused."""
-MARGIN_S = 15.0
-"""For what surrounds an action's own deadline: a call that waits, a process that ends."""
 
 
 class RunHands:
-    """`servers`, `trainer` and `monitor` are actors.
+    """`shares_gpu`: the servers and the trainer run on one GPU."""
 
-    `on_gpu`, `shares_gpu`: where the servers run, and whether the trainer runs there too.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        paths: RunPaths,
-        history: RunHistory,
-        *,
-        servers: Mapping[str, Any],
-        trainer: Any,
-        monitor: Any,
-        on_gpu: bool,
-        shares_gpu: bool,
-    ) -> None:
-        self.changed = asyncio.Event()
+    def __init__(self, config: RunConfig, history: RunHistory, eyes: RunEyes, *, shares_gpu: bool) -> None:
+        self.changed = eyes.changed
         self._config = config
         self._history = history
-        self._store = CheckpointStore(paths.default_checkpoints)
-        self._monitor = None if monitor is None else MonitorLink(monitor, targets=self._targets, changed=self.changed)
-        self._on_gpu = on_gpu
+        self._eyes = eyes
+        self._slots, self._trainer, self._monitor = eyes.slots, eyes.trainer, eyes.monitor
         self._shares_gpu = shares_gpu
-        setup_s = config.rollout.setup_timeout + MARGIN_S
-        self._slots = {
-            name: ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
-            for name, actor in servers.items()
-        }
-        self._watched = WatchedServers(self._slots, load_s=config.actor.weight_update_timeout)
-        self._trainer = TrainerLink(
-            trainer,
-            ended=self._trainer_ended,
-            changed=self.changed,
-            health=config.health,
-        )
-        self._next_step = 0
-        self._progress_at: float | None = None
         self._first: list[asyncio.Task[None]] = []
         self._unusable: UsageError | None = None
         self._is_stopped = False
@@ -100,17 +61,14 @@ class RunHands:
 
     async def begin(self) -> None:
         """Adopt, or start: a server that this attempt never started, a trainer that is empty and never was."""
-        await asyncio.gather(self._trainer.refresh(), *(slot.refresh() for slot in self._slots.values()))
+        await self._eyes.refresh()
         for name, slot in self._slots.items():
             slot.is_abandoned = name in self._history.abandoned
             if name in self._history.generations:
                 slot.adopt(self._history.generations[name], self._history.start_lineages[name])
         self._trainer.adopt()
-        self._trainer.begin_looking()
-        for slot in self._slots.values():
-            slot.begin_looking()
+        self._eyes.begin_looking()
         if self._monitor is not None:
-            self._monitor.begin_looking()
             self._first.append(asyncio.create_task(self._ask_the_verifier_again(self._monitor)))
         fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
         for slot in fresh:
@@ -156,76 +114,10 @@ class RunHands:
             **dataclasses.asdict(ready),
         )
 
-    # ── seeing ──
-
     def look(self) -> Look:
         if self._unusable is not None:
             raise self._unusable
-        now = time.monotonic()
-        trainer = self._trainer.facts()
-        incident = self._incident(now)
-        in_pool = {info.name: info for info in self._trainer.view.servers}
-        self._note_progress(trainer.next_step, in_pool, now)
-        damaged = first_damaged(incident) if incident is not None else None
-        healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
-        return Look(
-            servers=tuple(
-                slot.facts(
-                    in_pool.get(name),
-                    None if self._monitor is None else self._monitor.verdict(name, slot.generation),
-                    is_publishing=trainer.is_publishing,
-                )
-                for name, slot in self._slots.items()
-            ),
-            trainer=trainer,
-            checkpoints=self._checkpoints(healthy_until),
-            memory=self._memory(),
-            incident=incident,
-            progress_at=self._progress_at,
-            is_stopped=self._is_stopped,
-            evals=self._trainer.view.evals,
-        )
-
-    def _incident(self, now: float) -> Incident | None:
-        return self._trainer.incident(now) or (self._monitor.incident if self._monitor is not None else None)
-
-    def _targets(self) -> list[Watched]:
-        return self._watched.targets(self._trainer.view)
-
-    def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
-        """A step further than ever before, with the help of whoever is READY."""
-        if next_step <= self._next_step:
-            return
-        self._next_step, self._progress_at = next_step, now
-        for name, slot in self._slots.items():
-            if name in in_pool and in_pool[name].state is ServerState.READY:
-                slot.progress_at = now
-
-    def _checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        return checkpoint_facts(
-            self._store, self._history.damaged_checkpoints, healthy_until=healthy_until, settings=self._config.restore
-        )
-
-    def _memory(self) -> MemorySettings:
-        config = with_overrides(self._config, self._history.overrides)
-        longest = self._trainer.view.longest_sequence or config.gconfig.max_new_tokens
-        return MemorySettings.of(config, longest_sequence=longest, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
-
-    def _server_died(self, end: ServerExit) -> None:
-        if (end.name, end.generation) in self._history.died:
-            return  # told to the Coordinator before this one
-        self._history.event(
-            "server.died",
-            subject=end.name,
-            reason=end.reason,
-            pid=end.pid,
-            exit_code=end.exit_code,
-            generation=end.generation,
-            detected_after_s=time.monotonic() - end.monotonic,
-        )
-
-    def _trainer_ended(self, reason: str) -> None:
-        self._history.event("trainer.died", subject="trainer", reason=reason)
+        return self._eyes.look(is_stopped=self._is_stopped)
 
     # ── acting ──
 
@@ -250,7 +142,7 @@ class RunHands:
         try:
             return await self._do(action)
         finally:
-            await self._refresh()
+            await self._eyes.refresh()
 
     async def _do(self, action: Action) -> Facts:
         match action:
@@ -264,7 +156,7 @@ class RunHands:
             case RestoreTrainer(global_step=step):
                 return await self._restore(step)
             case CondemnCheckpoints(after_step=step):
-                aside = await asyncio.to_thread(self._store.condemn_after, step)
+                aside = await asyncio.to_thread(self._eyes.store.condemn_after, step)
                 return {"checkpoints": [path.name for path in aside]}
             case RestartServer(name=name):
                 return await self._restart_server(self._slots[name])
@@ -278,9 +170,6 @@ class RunHands:
                 await self._halt(word)
         return {}
 
-    async def _refresh(self) -> None:
-        await asyncio.gather(self._trainer.refresh(), *(slot.refresh() for slot in self._slots.values()))
-
     async def _restore(self, global_step: int) -> Facts:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
@@ -293,7 +182,9 @@ class RunHands:
 
     async def _restart_server(self, slot: ServerSlot) -> Facts:
         if slot.ran_out is not None:
-            self._history.ran_out(slot.name, Tried(ran_out=slot.ran_out, settings=self._memory()), "a server's end")
+            self._history.ran_out(
+                slot.name, Tried(ran_out=slot.ran_out, settings=self._eyes.memory()), "a server's end"
+            )
         await self._take_from_traffic(slot, ServerState.DEAD)
         info = await self._start_server(slot)
         return {"generation": slot.generation, "pid": info.pid, "weight_version": info.weight_version}
@@ -309,8 +200,8 @@ class RunHands:
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        step = choose(self._checkpoints(FIRST_WEIGHTS), None, (), self._config.restore).global_step
-        found = self._store.find(step) if step is not None else None
+        step = choose(self._eyes.checkpoints(FIRST_WEIGHTS), None, (), self._config.restore).global_step
+        found = self._eyes.store.find(step) if step is not None else None
         lineage = 1 if self._history.lineage == 0 else None
         return first_weights(found, self._config.sglang.model_path, lineage)
 
@@ -332,7 +223,7 @@ class RunHands:
         return info
 
     async def _load_weights(self, name: str, version: int, lineage: int) -> None:
-        self._watched.load_begins(name)
+        self._eyes.watched.load_begins(name)
         within_s = self._config.actor.weight_update_timeout
         await self._trainer.send_weights(self._living(name), version, lineage, within_s=within_s)
         if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
@@ -371,7 +262,7 @@ class RunHands:
 
     async def _save(self) -> None:
         view = self._trainer.view
-        incident = self._incident(time.monotonic())
+        incident = self._eyes.incident(time.monotonic())
         damaged = damage_stands(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)
@@ -384,9 +275,6 @@ class RunHands:
             self._history.event("actor.stop_failed", subject=subject, reason=str(error) or "no answer in time")
 
     async def close(self) -> None:
-        links: list[Callable[[], Awaitable[None]]] = [self._trainer.close, *(s.close for s in self._slots.values())]
-        if self._monitor is not None:
-            links.append(self._monitor.close)
         for task in self._first:
             task.cancel()
-        await asyncio.gather(*self._first, *(close() for close in links), return_exceptions=True)
+        await asyncio.gather(*self._first, self._eyes.close(), return_exceptions=True)

@@ -41,6 +41,7 @@ class ServerSlot:
         self._info: ServerInfo | None = None
         self._lost = ""
         self._is_ordered = False
+        self._ended_at: dict[int, float] = {}
         self._was_ready = False
         self._asked, self._heard = 0, 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,16 +154,19 @@ class ServerSlot:
             self._lost = error.message
             self._changed.set()
             return
-        if exit_.generation == self.generation == generation and not self._is_ordered:
+        generation = exit_.generation
+        if exit_.monotonic > self._ended_at.get(generation, float("inf")):
+            return  # told to end
+        self._died(exit_)  # also where the order to restart it came first, because somebody else had missed it
+        if generation == self.generation and not self._is_ordered:
             self.exit = exit_
-            self._died(exit_)
             self._changed.set()
 
     # ── acting ──
 
     async def start(self, generation: int, weights: StartWeights, overrides: Overrides) -> ServerInfo:
         """End what there is, start another life, and wait until it has generated. Raises LauncherError."""
-        self._is_ordered = True
+        self._order_end()
         self.generation, self.lineage = generation, weights.lineage
         try:
             await self._until_it_answers()
@@ -185,8 +189,12 @@ class ServerSlot:
             await self.refresh()
 
     async def stop(self) -> None:
-        self._is_ordered = True
+        self._order_end()
         await answer(self._actor.stop.remote(), within_s=STOP_S, of=self.name)
+
+    def _order_end(self) -> None:
+        self._is_ordered = True
+        self._ended_at.setdefault(self.generation, time.monotonic())
 
     async def _until_it_answers(self) -> None:
         """An actor that died is being restarted by Ray; its calls fail until it is there."""

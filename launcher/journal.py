@@ -240,10 +240,12 @@ class Journal:
     ) -> dict[str, object]:
         """Append one event, dotted (`server.died`), and return it as it was written.
 
+        `monotonic`, in seconds, is the clock that all processes of one host share, and nobody sets.
         `facts` are figures such as pid or exit_code. One that bears the name of a head field goes under `fact.<name>`.
         """
         head: dict[str, object] = {
             "time": self._clock(),
+            "monotonic": time.monotonic(),
             "event": event,
             "attempt": self._attempt,
             "subject": subject,

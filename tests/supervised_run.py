@@ -92,6 +92,9 @@ class SupervisedRun:
     def coordinator_pids(self) -> list[int]:
         return [e["pid"] for name in ("run.initializing", "coordinator.adopted") for e in self.events(name)]
 
+    def monitor_pids(self) -> list[int]:
+        return [event["pid"] for event in self.events("monitor.started")]
+
     # ── what a test does ──
 
     def wait_until(self, holds, what: str) -> None:
@@ -112,6 +115,14 @@ class SupervisedRun:
         """Its output, after it ended with 0."""
         said = self.process.communicate(timeout=DEADLINE_S)[0]
         assert self.process.returncode == 0, f"{said}\n{self.tail()}"
+        return said
+
+    def stop(self) -> str:
+        """End a run that has shown what it should, with Ctrl-C: its steps are those that it has taken."""
+        self.process.send_signal(signal.SIGINT)
+        said = self.process.communicate(timeout=DEADLINE_S)[0]
+        assert self.process.returncode == 130, f"{said}\n{self.tail()}"
+        self.steps = self.steps_done()
         return said
 
     def tail(self) -> str:

@@ -7,9 +7,9 @@ from tests.supervised_run import SupervisedRun
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_servers_and_coordinator_are_killed_and_the_trainer_is_not_touched(tmp_path):
-    with SupervisedRun(tmp_path, steps=30, servers=2) as run:
-        run.wait_steps(3)
+def test_servers_and_supervisors_are_killed_and_the_trainer_is_not_touched(tmp_path):
+    with SupervisedRun(tmp_path, steps=900, servers=2) as run:
+        run.wait_until(lambda: len(run.server_pids()) == 2, "both serve")
         first = run.server_pids()
         run.kill(first["server-1"])
         run.wait_until(lambda: run.server_pids()["server-1"] != first["server-1"], "server-1 is replaced")
@@ -20,14 +20,17 @@ def test_servers_and_coordinator_are_killed_and_the_trainer_is_not_touched(tmp_p
         run.kill(run.coordinator_pids()[-1])
         run.wait_until(lambda: run.events("coordinator.adopted"), "the Coordinator is back")
         run.wait_steps(steps + 2)
-        assert run.server_pids() == second
+        run.kill(run.monitor_pids()[-1])
+        run.wait_until(lambda: len(run.monitor_pids()) == 2, "the HealthMonitor is back")
+        run.wait_steps(run.steps_done() + 2)
+        assert run.server_pids() == second, "who watches may die without anybody else dying of it"
 
         run.kill(*second.values())
         run.wait_until(lambda: not set(run.server_pids().values()) & set(second.values()), "both are replaced")
-        run.finish()
+        run.stop()
         run.check_ledger()
         assert len(run.trainer_pids()) == 1
-        assert [line["global_step"] for line in run.ledger()] == list(range(30)), "no step was taken twice"
+        assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"
         died = run.events("server.died")
         assert sorted(event["pid"] for event in died) == sorted([first["server-1"], *second.values()])
 

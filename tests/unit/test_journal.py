@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -196,11 +197,13 @@ def test_a_line_log_keeps_a_bounded_number(tmp_path, monkeypatch, caplog):
 
 def test_an_event_says_when_who_and_why(file):
     journal = Journal(file, 2, lambda: 12.5)
+    before = time.monotonic()
     returned = journal.record(
         "server.died", subject="llm_server-0", reason="SIGKILL", global_step=7, incident=1, pid=42, detected_after_s=0.1
     )
     (line,) = read_lines(file)
     assert line == returned
+    assert before <= line.pop("monotonic") <= time.monotonic()
     assert line == {
         "time": 12.5,
         "event": "server.died",

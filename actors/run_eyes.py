@@ -1,0 +1,150 @@
+"""The Coordinator's eyes on a real run: its servers, its trainer, its monitor, its checkpoints.
+
+What is seen is gathered by tasks that each wait for one actor, so that one that hangs delays nothing that is known of
+the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from actors.checkpoint_facts import checkpoint_facts
+from actors.hands import Look
+from actors.monitor_link import MonitorLink
+from actors.monitor_view import Watched
+from actors.overrides import with_overrides
+from actors.run_history import RunHistory
+from actors.server_slot import ServerSlot
+from actors.trainer_link import TrainerLink
+from actors.watched_servers import WatchedServers
+from launcher.checkpoints import CheckpointStore
+from launcher.config import RunConfig
+from launcher.messages import Incident, ServerExit, ServerInfo, ServerState
+from launcher.policy.memory import MemorySettings
+from launcher.policy.restore import CheckpointFacts, first_damaged
+from launcher.run_paths import RunPaths
+
+MARGIN_S = 15.0
+"""For what surrounds a deadline of its own: a call that waits, a process that ends."""
+
+
+class RunEyes:
+    """`servers`, `trainer` and `monitor` are actors; `on_gpu`, `shares_gpu`: whether the servers are on one, and the
+    trainer with them. `changed` is set when what is seen should not wait for the next turn.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        history: RunHistory,
+        *,
+        servers: Mapping[str, Any],
+        trainer: Any,
+        monitor: Any,
+        on_gpu: bool,
+        shares_gpu: bool,
+    ) -> None:
+        self.changed = asyncio.Event()
+        self._config = config
+        self._history = history
+        self._on_gpu = on_gpu
+        self._shares_gpu = shares_gpu
+        self._next_step = 0
+        self._progress_at: float | None = None
+        setup_s = config.rollout.setup_timeout + MARGIN_S
+        self.slots = {
+            name: ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+            for name, actor in servers.items()
+        }
+        self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
+        self.trainer = TrainerLink(trainer, ended=self._trainer_ended, changed=self.changed, health=config.health)
+        self.monitor = None if monitor is None else MonitorLink(monitor, targets=self._targets, changed=self.changed)
+        self.store = CheckpointStore(paths.default_checkpoints)
+
+    async def refresh(self) -> None:
+        """Ask everybody anew, side by side."""
+        await asyncio.gather(self.trainer.refresh(), *(slot.refresh() for slot in self.slots.values()))
+
+    def begin_looking(self) -> None:
+        self.trainer.begin_looking()
+        for slot in self.slots.values():
+            slot.begin_looking()
+        if self.monitor is not None:
+            self.monitor.begin_looking()
+
+    def look(self, *, is_stopped: bool) -> Look:
+        now = time.monotonic()
+        trainer = self.trainer.facts()
+        incident = self.incident(now)
+        in_pool = {info.name: info for info in self.trainer.view.servers}
+        self._note_progress(trainer.next_step, in_pool, now)
+        damaged = first_damaged(incident) if incident is not None else None
+        healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
+        return Look(
+            servers=tuple(
+                slot.facts(
+                    in_pool.get(name),
+                    None if self.monitor is None else self.monitor.verdict(name, slot.generation),
+                    is_publishing=trainer.is_publishing,
+                )
+                for name, slot in self.slots.items()
+            ),
+            trainer=trainer,
+            checkpoints=self.checkpoints(healthy_until),
+            memory=self.memory(),
+            incident=incident,
+            progress_at=self._progress_at,
+            is_stopped=is_stopped,
+            evals=self.trainer.view.evals,
+        )
+
+    def incident(self, now: float) -> Incident | None:
+        return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
+
+    def checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
+        return checkpoint_facts(
+            self.store, self._history.damaged_checkpoints, healthy_until=healthy_until, settings=self._config.restore
+        )
+
+    def memory(self) -> MemorySettings:
+        config = with_overrides(self._config, self._history.overrides)
+        longest = self.trainer.view.longest_sequence or config.gconfig.max_new_tokens
+        return MemorySettings.of(config, longest_sequence=longest, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
+
+    async def close(self) -> None:
+        closing = [self.trainer.close(), *(slot.close() for slot in self.slots.values())]
+        if self.monitor is not None:
+            closing.append(self.monitor.close())
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    def _targets(self) -> list[Watched]:
+        return self.watched.targets(self.trainer.view)
+
+    def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
+        """A step further than ever before, with the help of whoever is READY."""
+        if next_step <= self._next_step:
+            return
+        self._next_step, self._progress_at = next_step, now
+        for name, slot in self.slots.items():
+            if name in in_pool and in_pool[name].state is ServerState.READY:
+                slot.progress_at = now
+
+    def _server_died(self, end: ServerExit) -> None:
+        if (end.name, end.generation) in self._history.died:
+            return  # told to the Coordinator before this one
+        self._history.event(
+            "server.died",
+            subject=end.name,
+            reason=end.reason,
+            pid=end.pid,
+            exit_code=end.exit_code,
+            generation=end.generation,
+            detected_after_s=time.monotonic() - end.monotonic,
+        )
+
+    def _trainer_ended(self, reason: str) -> None:
+        self._history.event("trainer.died", subject="trainer", reason=reason)
