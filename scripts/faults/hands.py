@@ -90,7 +90,7 @@ class Case:
 def crash_server(case: Case) -> Figures:
     server = case.server()
     part, processes = case.some_part(server)
-    return {"target": server.name, "part": part, "pids": signals.kill(processes)}
+    return {"target": server.name, "part": part, **signals.kill(processes)}
 
 
 def hang_server(case: Case) -> Figures:
@@ -174,7 +174,7 @@ def load_damaged_weights(case: Case) -> Figures:
 
 def crash_all_servers(case: Case) -> Figures:
     trees = [process for server in case.found.servers for process in server.tree]
-    return {"target": ", ".join(server.name for server in case.found.servers), "pids": signals.kill(trees)}
+    return {"target": ", ".join(server.name for server in case.found.servers), **signals.kill(trees)}
 
 
 def spoil_requests(case: Case) -> Figures:
@@ -217,7 +217,7 @@ def crash_trainer(case: Case) -> Figures:
     trainer, moment = case.trainer(), case.word("moment")
     if moment == ANY:
         case.sleep(case.draw.uniform(0.0, RANDOM_MOMENT_S))
-        return {"target": "trainer", "moment": moment, "doing": title(trainer), "pids": signals.kill([trainer])}
+        return {"target": "trainer", "moment": moment, "doing": title(trainer), **signals.kill([trainer])}
     proof = catch(trainer, moment, case.paths, within_s=case.within_s, sleep=case.sleep)
     return {"target": "trainer", "moment": moment, "proof": proof, "pids": [trainer.pid]}
 
@@ -234,7 +234,7 @@ def damage_checkpoint(case: Case) -> Figures:
     done = files.damage(newest.path, case.word("damage"))
     figures: Figures = {"target": str(newest), "damage": done}
     if case.word("then") == "kill":
-        figures["pids"] = signals.kill([trainer])
+        figures |= signals.kill([trainer])
     return figures
 
 
@@ -267,7 +267,7 @@ def crash_supervisor(case: Case) -> Figures:
     process = case.found.supervisors.get(who)
     if process is None:
         raise Missed(f"{who} has no process now", f"there are: {', '.join(case.found.supervisors) or 'none'}")
-    return {"target": who, "pids": signals.kill([process])}
+    return {"target": who, **signals.kill([process])}
 
 
 def end_driver(case: Case) -> Figures:
@@ -278,15 +278,17 @@ def end_driver(case: Case) -> Figures:
 
 
 def lose_node(case: Case) -> Figures:
-    return {"target": "raylet", "pids": signals.kill([case.draw.choice(case.found.raylets)])}
+    return {"target": "raylet", **signals.kill([case.draw.choice(case.found.raylets)])}
 
 
 def crash_while_recovering(case: Case) -> Figures:
     """Kill the trainer, and a server before the run can have got a trainer to step again."""
     server, trainer = case.server(), case.trainer()
-    pids = signals.kill([trainer])
+    first = signals.kill([trainer])
     case.sleep(case.draw.uniform(0.0, RECOVERY_BEGINS_S))
-    return {"target": f"trainer, {server.name}", "pids": pids + signals.kill(server.tree)}
+    second = signals.kill(server.tree)
+    pids = [pid for killed in (first, second) for pid in killed["pids"]]
+    return {"target": f"trainer, {server.name}", **first, "pids": pids}
 
 
 def long_generations(case: Case) -> Figures:

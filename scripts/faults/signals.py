@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from actors.process_tree import PROC, Process, identify, open_pidfd, send, wait_ended
 from launcher.errors import RunError
@@ -21,14 +22,15 @@ class Missed(RunError):
     """The fault could not be brought about; nothing of it is left behind."""
 
 
-def kill(processes: Sequence[Process]) -> list[int]:
-    """SIGKILL all, and wait for their ends; the pids that it reached. Raises Missed where that was none."""
+def kill(processes: Sequence[Process]) -> dict[str, Any]:
+    """SIGKILL all, and wait for their ends; whom it reached, and when. Raises Missed where that was none."""
+    at = time.monotonic()
     hit = [process for process in processes if send(process, signal.SIGKILL)]
     if not hit:
         raise Missed("the processes meant had ended before the signal", "try again")
     if not wait_ended(hit, ENDS_WITHIN_S):
         raise Missed(f"SIGKILL did not end all of {[p.pid for p in hit]} within {ENDS_WITHIN_S:g} s", "a kernel hang")
-    return [process.pid for process in hit]
+    return {"pids": [process.pid for process in hit], "signalled_monotonic": at}
 
 
 def stop(processes: Sequence[Process]) -> list[int]:

@@ -1,0 +1,88 @@
+"""What became of each fault: when it was noticed, when the run had got over it, what it cost. On one host's clock.
+
+Pure: the injector's record and the run's events and ledger in, one record for each fault that fired out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Line = Mapping[str, object]
+
+NOTICED: Mapping[str, frozenset[str]] = {
+    "server": frozenset({"server.died", "server.restarting", "health.dead", "health.suspect", "batch.rejected"}),
+    "trainer": frozenset({"trainer.died", "trainer.restarting"}),
+    "supervisor": frozenset({"coordinator.adopted", "monitor.started"}),
+    "reward": frozenset({"batch.rejected", "trainer.pausing"}),
+}
+"""Events that say that somebody noticed. A supervisor's death is noticed by Ray; its successor's first word says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Seconds since the fault; None: never. `taken_back`: committed steps that were trained again for it."""
+
+    kind: str
+    target: str
+    step: int | None
+    noticed_s: float | None
+    noticed_by: str
+    serves_s: float | None
+    next_step_s: float | None
+    taken_back: int
+
+
+def outcomes(record: Sequence[Line], events: Sequence[Line], commits: Sequence[tuple[float, int]]) -> list[Outcome]:
+    """`commits`: of each committed step the monotonic time and its number, in the order in which they came."""
+    fired = [line for line in record if line.get("what") == "fired"]
+    ends = [*map(_began, fired[1:]), float("inf")]
+    return [_outcome(line, until, events, commits) for line, until in zip(fired, ends, strict=False)]
+
+
+def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence[tuple[float, int]]) -> Outcome:
+    at, role = _began(line), role_of(str(line.get("kind")))
+    target = str(line.get("target", ""))
+    after = [event for event in events if _monotonic(event) >= at]
+    noticed = next((e for e in after if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
+    ready = next((e for e in after if e.get("event") == "server.ready" and str(e.get("subject")) in target), None)
+    later = [(when, step) for when, step in commits if when > at]
+    before = max((step for when, step in commits if when <= at), default=-1)
+    reached = [step for when, step in later if when < until]
+    again = sum(1 for step in reached if step <= before)
+    return Outcome(
+        kind=str(line.get("kind")),
+        target=target,
+        step=before if before >= 0 else None,
+        noticed_s=None if noticed is None else _monotonic(noticed) - at,
+        noticed_by="" if noticed is None else str(noticed.get("event")),
+        serves_s=_monotonic(ready) - at if role == "server" and ready is not None else None,
+        next_step_s=later[0][0] - at if later else None,
+        taken_back=again if role == "trainer" else 0,
+    )
+
+
+def role_of(kind: str) -> str:
+    """By the kind's letter: C and N servers, T and D the trainer, M supervisors, S rewards; T3 is poisoned rewards."""
+    if kind in {"T3"} or kind.startswith(("S", "X")):
+        return "reward"
+    return {"T": "trainer", "D": "trainer", "M": "supervisor"}.get(kind[:1], "server")
+
+
+def _concerns(event: Line, role: str, target: str) -> bool:
+    """A rejected batch names no server; it is the first sign of damaged weights."""
+    return role != "server" or event.get("event") == "batch.rejected" or str(event.get("subject")) in target
+
+
+def _began(line: Line) -> float:
+    """When the signal was sent; where none was, when it was begun."""
+    for key in ("signalled_monotonic", "began_monotonic"):
+        value = line.get(key)
+        if isinstance(value, int | float):
+            return float(value)
+    return _monotonic(line)
+
+
+def _monotonic(line: Line) -> float:
+    value = line.get("monotonic")
+    return float(value) if isinstance(value, int | float) else float("-inf")

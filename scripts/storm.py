@@ -1,0 +1,198 @@
+"""A whole run under a storm of faults, and what became of it: `python -m scripts.storm --seed 7`.
+
+Starts the experiment, breaks it on purpose from outside (docs/game_day.md) at steps drawn from the seed, and when it
+has ended says of each fault when it was noticed and got over, and of the run whether its ledger adds up. Exit codes:
+0 FINISHED and nothing lost, doubled or stale; 1 otherwise; 2 the command is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from launcher.audit import Audit, audit
+from launcher.compose import REPOSITORY, compose
+from launcher.errors import LauncherError
+from launcher.journal import read_lines, standing_lines
+from launcher.run_paths import RunPaths
+from launcher.run_records import read_records
+from scripts.faults.campaign import Campaign, Rules
+from scripts.faults.outcome import Outcome, outcomes
+from scripts.faults.place import Place
+from scripts.faults.schedule import Fault, storm
+from scripts.faults.switched_reward import FUNCTION, VARIABLE
+
+EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
+FIRST_STEP_S = 600.0
+END_S = 1800.0
+SETTLE = 0.9
+"""The last fault comes before so much of the run is over, so that it is got over within it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a storm left. `reward`: mean of the last ten steps that stand."""
+
+    seed: int
+    exit_code: int
+    asked: int
+    outcomes: Sequence[Outcome]
+    audit: Audit
+    reward: float
+    held_out: float | None
+    seconds: float
+
+    @property
+    def survived(self) -> bool:
+        return self.exit_code == 0 and not self.audit.problems and len(self.outcomes) == self.asked
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    fileroot = given.fileroot or Path(tempfile.mkdtemp(prefix="storm-"))
+    try:
+        result = weather(given, fileroot.resolve())
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(table(result))
+    if given.json is not None:
+        given.json.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
+    return 0 if result.survived else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scripts.storm", description="A whole run under a storm of faults.")
+    parser.add_argument("--faults", default=EVERYTHING, metavar="'KIND[xN] …'", help=f"default: {EVERYTHING}")
+    parser.add_argument("--seed", type=int, default=1, help="of the steps, the victims and the moments")
+    parser.add_argument("--fileroot", type=Path, help="where the run writes; default: a temporary folder")
+    parser.add_argument("--json", type=Path, help="write the result into this file")
+    parser.add_argument("--conf", default="arithmetic_cpu", help="the experiment")
+    parser.add_argument("overrides", nargs="*", help="settings, after sglang.n_servers=2")
+    return parser
+
+
+def weather(given: argparse.Namespace, fileroot: Path) -> Result:
+    """Run it, break it, read what it wrote. Raises UsageError."""
+    words = [f"conf={given.conf}", f"cluster.fileroot={fileroot}", f"reward.fn={FUNCTION}", "sglang.n_servers=2"]
+    words += given.overrides
+    config = compose(words)
+    paths = RunPaths.of(config)
+    last = int(SETTLE * (config.total_train_steps or 0)) - 1
+    faults = storm(given.faults, first_step=2, last_step=last, seed=given.seed)
+    began = time.monotonic()
+    with _run(words, fileroot) as process:
+        _until_it_steps(process, paths)
+        _break(paths, faults, given.seed)
+        exit_code = process.wait(END_S)
+    return read(paths, seed=given.seed, asked=len(faults), exit_code=exit_code, seconds=time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def _run(words: Sequence[str], fileroot: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The run, its output in `{fileroot}/console.log`; ended with the block if it has not ended."""
+    fileroot.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json")}
+    with (fileroot / "console.log").open("wb") as console:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words], cwd=REPOSITORY, env=environment, stdout=console, stderr=console
+        )
+        print(f"pid {process.pid}: python -m launcher {' '.join(words)}", flush=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _until_it_steps(process: subprocess.Popen[bytes], paths: RunPaths) -> None:
+    give_up_at = time.monotonic() + FIRST_STEP_S
+    while not paths.ledger.exists():
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            raise SystemExit(f"the run took no step: see {paths.fileroot / 'console.log'}")
+        time.sleep(0.1)
+
+
+def _break(paths: RunPaths, faults: Sequence[Fault], seed: int) -> None:
+    rules = Rules(seed=seed, within_s=300.0)
+    Campaign(paths, rules, say=lambda line: print(line, flush=True)).run(faults)
+
+
+def read(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
+    record, events = list(read_lines(Place.of(paths).record)), list(read_lines(paths.events))
+    metrics, ledger = list(read_lines(paths.metrics)), list(read_lines(paths.ledger))
+    started = [event for event in events if event.get("event") == "trainer.started"]
+    prompts = started[0].get("prompts") if started else None
+    evals = read_records(paths).evals
+    rewards = [r for line in standing_lines(metrics)[-10:] if isinstance(r := line.get("rollout/reward"), float)]
+    return Result(
+        seed=seed,
+        exit_code=exit_code,
+        asked=asked,
+        outcomes=outcomes(record, events, _commits(metrics, events)),
+        audit=audit(ledger, metrics, prompts=prompts if isinstance(prompts, int) else 0),
+        reward=fmean(rewards) if rewards else float("nan"),
+        held_out=evals[-1].sampled if evals else None,
+        seconds=seconds,
+    )
+
+
+def _commits(metrics: Sequence[dict[str, object]], events: Sequence[dict[str, object]]) -> list[tuple[float, int]]:
+    """Metrics bear unix time; the clock that nobody sets is read off the events, which bear both."""
+    apart = [
+        unix - monotonic
+        for event in events
+        if isinstance(unix := event.get("time"), float) and isinstance(monotonic := event.get("monotonic"), float)
+    ]
+    offset = median(apart) if apart else 0.0
+    return [
+        (when - offset, step)
+        for line in metrics
+        if isinstance(when := line.get("time"), float) and isinstance(step := line.get("global_step"), int)
+    ]
+
+
+def table(result: Result) -> str:
+    rows = [
+        f"| {o.kind} | {o.target} | {'' if o.step is None else o.step} | {_s(o.noticed_s)} {o.noticed_by} "
+        f"| {_s(o.serves_s)} | {_s(o.next_step_s)} | {o.taken_back} |"
+        for o in result.outcomes
+    ]
+    held_out = "" if result.held_out is None else f", held-out {result.held_out:.3f}"
+    verdict = "FINISHED, nothing lost" if result.survived else f"NOT SURVIVED (exit code {result.exit_code})"
+    found = result.audit
+    return "\n".join(
+        [
+            "",
+            "| fault | whom | after step | noticed | serves again | next step | steps taken back |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"{verdict}: seed {result.seed}, {len(result.outcomes)} of {result.asked} faults fired, "
+            f"{result.seconds:.0f} s, reward {result.reward:.3f}{held_out}",
+            f"ledger: {found.steps} steps stand, {found.taken_back} taken back, {found.prompts} prompts, "
+            f"{found.stale_steps} steps on stale tokens, log-probs at most {found.largest_distance:.1g} apart",
+            *(f"  {problem}" for problem in found.problems),
+        ]
+    )
+
+
+def _s(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
