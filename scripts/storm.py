@@ -184,8 +184,23 @@ def table(result: Result) -> str:
             f"ledger: {found.steps} steps stand, {found.taken_back} taken back, {found.prompts} prompts, "
             f"{found.stale_steps} steps on stale tokens, log-probs at most {found.largest_distance:.1g} apart",
             *(f"  {problem}" for problem in found.problems),
+            *_medians(result.outcomes),
         ]
     )
+
+
+def _medians(of: Sequence[Outcome]) -> Iterator[str]:
+    """The figures that are promised, over all faults that had one; a death is a process that was killed."""
+    killed = [o for o in of if o.kind in {"C1", "C7", "T1"}]
+    for what, seconds in {
+        "a kill in the journal": [o.died_s for o in killed],
+        "a hang noticed": [o.noticed_s for o in of if o.kind in {"C2", "T2"}],
+        "a server serves again": [o.serves_s for o in of],
+        "the next step": [o.next_step_s for o in of],
+    }.items():
+        known = [s for s in seconds if s is not None]
+        if known:
+            yield f"{what}: median {_s(median(known))}, at most {_s(max(known))} ({len(known)} of {len(seconds)})"
 
 
 def _s(seconds: float | None) -> str:

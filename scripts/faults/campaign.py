@@ -90,7 +90,7 @@ class Campaign:
                 return choice, reason, self._case(fault, found)
             if choice is not Choice.WAIT:
                 return choice, reason, None
-            if due_since is not None and reason != told:
+            if is_due(fault, moment) and reason != told:
                 told = reason
                 self._say(f"{fault}: waits, {reason}")
             self._sleep(LOOK_S)

@@ -21,13 +21,17 @@ NOTICED: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Seconds since the fault; None: never. `taken_back`: committed steps that were trained again for it."""
+    """Seconds since the fault; None: never. `died_s`: until the journal said that whom it hit had died.
+
+    `taken_back`: committed steps that were trained again for it.
+    """
 
     kind: str
     target: str
     step: int | None
     noticed_s: float | None
     noticed_by: str
+    died_s: float | None
     serves_s: float | None
     next_step_s: float | None
     taken_back: int
@@ -45,6 +49,7 @@ def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence
     target = str(line.get("target", ""))
     after = [event for event in events if _monotonic(event) >= at]
     noticed = next((e for e in after if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
+    died = next((e for e in after if str(e.get("event")).endswith(".died") and str(e.get("subject")) in target), None)
     ready = next((e for e in after if e.get("event") == "server.ready" and str(e.get("subject")) in target), None)
     later = [(when, step) for when, step in commits if when > at]
     before = max((step for when, step in commits if when <= at), default=-1)
@@ -56,6 +61,7 @@ def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence
         step=before if before >= 0 else None,
         noticed_s=None if noticed is None else _monotonic(noticed) - at,
         noticed_by="" if noticed is None else str(noticed.get("event")),
+        died_s=None if died is None else _monotonic(died) - at,
         serves_s=_monotonic(ready) - at if role == "server" and ready is not None else None,
         next_step_s=later[0][0] - at if later else None,
         taken_back=again if role == "trainer" else 0,

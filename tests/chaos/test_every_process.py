@@ -1,0 +1,93 @@
+"""P8 and P9: whichever process of a run is killed, the run goes on or ends within its deadline, and leaves nobody.
+
+`pytest tests/chaos/test_every_process.py --kills 30` makes the claim; without the option a few are tried.
+"""
+
+import random
+import re
+import time
+
+import psutil
+import pytest
+
+from tests.supervised_run import SupervisedRun
+
+pytestmark = pytest.mark.timeout(3600)
+
+GOES_ON_S = 120.0
+"""For a trainer or a server to be there again, and two steps; on a machine that does other things too."""
+LEAVES_S = 10.0
+STEPS = 4000
+
+
+def test_whichever_process_dies_the_run_goes_on_or_ends_and_leaves_nobody(tmp_path, kills):
+    draw, victims = random.Random(7), []
+    wanted = kills(5)
+    while len(victims) < wanted:
+        with SupervisedRun(tmp_path, steps=STEPS, servers=1) as run:
+            run.wait_steps(run.steps_done() + 2)
+            while len(victims) < wanted:
+                role, process = choose(run.family(), victims, draw)
+                victims.append(role)
+                print(f"kill {len(victims)}: {role} (pid {process.pid})", flush=True)
+                if not goes_on_without(run, process):
+                    break
+            else:
+                run.stop()
+            assert left_after(run, LEAVES_S) == [], f"after {victims[-1]} was killed\n{run.tail()}"
+        run.check_ledger(is_whole=False)
+
+
+def choose(family, victims, draw):
+    """A process of the role that was killed least often so far, so that each has its turn."""
+    roles = {}
+    for process in family:
+        roles.setdefault(role_of(process), []).append(process)
+    fewest = min(victims.count(role) for role in roles)
+    role = draw.choice(sorted(role for role in roles if victims.count(role) == fewest))
+    return role, draw.choice(roles[role])
+
+
+def role_of(process):
+    """What a person would call it, by its title or its command."""
+    words = process.cmdline()
+    text = " ".join(words)
+    for name, sign in {
+        "driver": "tests.supervised_run",
+        "stand-in": "tests.stand_in_server",
+        "guard": "actors.process_guard",
+        "reward worker": "reward_worker",
+        "gcs": "gcs_server",
+        "raylet": "raylet/raylet",
+    }.items():
+        if sign in text.replace(" --raylet", ""):
+            return name
+    if match := re.match(r"ray::(\w+)", text):
+        return match[1]
+    match = re.search(r"(\w+)\.py\b", text)
+    return match[1] if match else re.split(r"\W+", words[0] if words else process.name())[-1]
+
+
+def goes_on_without(run, process):
+    """False where the run ended. Fails where it does neither within the deadline."""
+    before = run.steps_done()
+    process.kill()
+    deadline = time.monotonic() + GOES_ON_S
+    while run.process.poll() is None:
+        if run.steps_done() >= before + 3:
+            return True
+        assert time.monotonic() < deadline, f"neither goes on nor ends\n{run.tail()}"
+        time.sleep(0.05)
+    return False
+
+
+def left_after(run, seconds):
+    """Whoever of the run still lives then."""
+    deadline = time.monotonic() + seconds
+    while (family := run.family()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [" ".join(process.cmdline())[:120] for process in family if alive(process)]
+
+
+def alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
