@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import ray
 
 from launcher.config import RunConfig
@@ -32,35 +33,68 @@ RAY_ENVIRONMENT = {
 }
 
 
+LOCAL_TRIES = 2
+
+VITAL = ("gcs_server", "raylet")
+"""Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
+
+
+class VitalProcesses:
+    """Those that this process has started; of a cluster that was joined, none."""
+
+    def __init__(self) -> None:
+        children = psutil.Process().children(recursive=True)
+        self._processes = {child: child.name() for child in children if child.name() in VITAL}
+
+    def lost(self) -> str:
+        """Which of them has ended; "" where all live. A zombie has: nobody may be left to collect it."""
+        for process, name in self._processes.items():
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    return name
+            except psutil.NoSuchProcess:
+                return name
+        return ""
+
+
 @contextmanager
-def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[None]:
+def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[VitalProcesses]:
     """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     local = config.cluster.address == "local"
     if local:  # Ray then turns its token authentication on by itself; RAY_AUTH_MODE is read too early to be set here
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_own_token(paths))
+    for tries_left in range(LOCAL_TRIES - 1 if local else 0, -1, -1):
+        try:
+            _connect(config, num_cpus=num_cpus, local=local)
+            break
+        except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
+            if tries_left:
+                ray.shutdown()  # what is on the disk's cache by now starts faster
+                continue
+            raise ResourceError(
+                f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
+                f"is this machine overloaded? Ray gives its own processes 30 s to start, and was asked {LOCAL_TRIES} times"
+                if local
+                else "start one there with `ray start --head`, or leave cluster.address=local",
+            ) from error
     try:
-        ray.init(
-            address=config.cluster.address,
-            namespace=f"{config.experiment_name}/{config.trial_name}",
-            include_dashboard=False if local else None,
-            num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
-            num_gpus=config.cluster.n_gpus_per_node if local else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
-        raise ResourceError(
-            f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
-            "is this machine overloaded? Ray gives its own processes 30 s to start"
-            if local
-            else "start one there with `ray start --head`, or leave cluster.address=local",
-        ) from error
-    try:
-        yield
+        yield VitalProcesses()
     finally:
         ray.shutdown()
+
+
+def _connect(config: RunConfig, *, num_cpus: float, local: bool) -> None:
+    ray.init(
+        address=config.cluster.address,
+        namespace=f"{config.experiment_name}/{config.trial_name}",
+        include_dashboard=False if local else None,
+        num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
+        num_gpus=config.cluster.n_gpus_per_node if local else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
 
 
 def _own_token(paths: RunPaths) -> Path:

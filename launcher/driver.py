@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.cluster import ray_cluster
+from actors.cluster import VitalProcesses, ray_cluster
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor, server_names
 from actors.dataset import load_records
 from actors.health_monitor import HealthMonitorActor
@@ -130,11 +130,11 @@ class Launch:
 
     def _supervised(self) -> Outcome:
         cpus = self._config.sglang.n_servers * self._config.sglang.num_cpus + self._config.actor.num_cpus
-        with ray_cluster(self._config, self._paths, num_cpus=cpus):
+        with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
             try:
-                return self._watch(self._create())
+                return self._watch(self._create(), vital)
             finally:
-                self._end_actors()
+                self._end_actors(is_reachable=not vital.lost())
 
     # ── create ──
 
@@ -171,12 +171,19 @@ class Launch:
 
     # ── watch ──
 
-    def _watch(self, coordinator: Any) -> Outcome:
-        """Show what goes on until the Coordinator has the run's word. One that died is asked again when it is back."""
+    def _watch(self, coordinator: Any, vital: VitalProcesses) -> Outcome:
+        """Show what goes on until the Coordinator has the run's word. One that died is asked again when it is back.
+
+        Raises RunError where Ray itself is gone, and nobody is left to restart anything.
+        """
         running = coordinator.run.remote()
         has_told = False
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
+            if lost := vital.lost():
+                raise RunError(
+                    f"Ray's own process {lost} ended, and with it all that it ran", "the same command goes on"
+                )
             self._show()
             if self._interrupts.asked:
                 if not has_told:
@@ -220,9 +227,12 @@ class Launch:
 
     # ── end ──
 
-    def _end_actors(self) -> None:
-        """The Coordinator first, so that nobody mends what is being ended; the guards end every server's tree."""
-        for actor in reversed(self._actors):
+    def _end_actors(self, *, is_reachable: bool) -> None:
+        """The Coordinator first, so that nobody mends what is being ended; the guards end every server's tree.
+
+        Without Ray's own processes the actors end themselves, and asking would wait for an answer that never comes.
+        """
+        for actor in reversed(self._actors if is_reachable else []):
             ray.kill(actor)
         self._journal.record("run.stopped", reason="actors ended")
 

@@ -148,6 +148,13 @@ class SupervisedRun:
         self.steps = self.steps_done()
         return self.said()
 
+    def wait_gone(self, seconds: float = 10.0) -> None:
+        """Until nobody of the run lives. Fails with their commands."""
+        give_up_at = time.monotonic() + seconds
+        while family := self.family():
+            assert time.monotonic() < give_up_at, [" ".join(process.cmdline())[:120] for process in family]
+            time.sleep(0.1)
+
     def tail(self) -> str:
         return "\n".join(str(event) for event in list(read_lines(self.paths.events))[-25:])
 

@@ -48,3 +48,15 @@ def test_a_killed_trainer_is_restored_and_every_prompt_is_trained_on_once(tmp_pa
         steps = [line["global_step"] for line in run.ledger()]
         assert steps.count(4) == 1, "what the checkpoint of step 4 holds was not trained on again"
         assert [e["global_step"] for e in run.events("trainer.restored")] == [-1, 4]
+
+
+@pytest.mark.parametrize("vital", ["raylet", "gcs_server"])
+def test_without_rays_own_processes_the_run_ends_in_a_word_and_leaves_nobody(tmp_path, vital):
+    with SupervisedRun(tmp_path, steps=900, servers=1) as run:
+        run.wait_steps(2)
+        (process,) = [process for process in run.family() if process.name() == vital]
+        process.kill()
+        run.process.wait(60)
+        assert run.process.returncode == 3, run.said()
+        assert f"Ray's own process {vital} ended" in run.said()
+        run.wait_gone()
