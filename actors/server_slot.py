@@ -11,8 +11,9 @@ from typing import Any
 from actors.actor_calls import ActorAway, answer
 from actors.start_weights import StartWeights
 from launcher.errors import LauncherError, ServerError
+from launcher.hardware import oom_kills
 from launcher.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
-from launcher.policy.exit_cause import Finding, RanOut, find_server_cause
+from launcher.policy.exit_cause import Finding, find_server_cause
 from launcher.policy.observed import ServerFacts
 
 ANSWER_S = 3.0
@@ -44,6 +45,7 @@ class ServerSlot:
         self._ended_at: dict[int, float] = {}
         self._was_ready = False
         self._asked, self._heard = 0, 0
+        self._oom_kills_before = oom_kills()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ── seeing ──
@@ -109,11 +111,6 @@ class ServerSlot:
         """Its life has ended, or is being ended."""
         return self._is_ordered or self.is_abandoned or self._end() is not None
 
-    @property
-    def ran_out(self) -> RanOut | None:
-        end = self._end()
-        return None if end is None else end.ran_out
-
     def _state(self, in_pool: ServerInfo | None) -> ServerState:
         if self.is_abandoned:
             return ServerState.FAILED
@@ -131,7 +128,8 @@ class ServerSlot:
         if self._is_ordered:
             return None
         if self.exit is not None and self.exit.generation == self.generation:
-            found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code)
+            killed = oom_kills() - self._oom_kills_before
+            found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code, oom_kills=killed)
             return dataclasses.replace(found, reason=self.exit.reason)
         if self._info is not None and self._info.generation < self.generation:
             return Finding(cause=Cause.SERVER_CRASH, reason="its actor's process ended, and the server with it")
@@ -167,6 +165,7 @@ class ServerSlot:
     async def start(self, generation: int, weights: StartWeights, overrides: Overrides) -> ServerInfo:
         """End what there is, start another life, and wait until it has generated. Raises LauncherError."""
         self._order_end()
+        self._oom_kills_before = oom_kills()
         self.generation, self.lineage = generation, weights.lineage
         try:
             await self._until_it_answers()

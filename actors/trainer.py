@@ -94,6 +94,10 @@ class Trainer:
         self._begun().set_servers(servers)
 
     @ray.method(concurrency_group="ctl")
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        self._begun().limit_rollouts(max_concurrent)
+
+    @ray.method(concurrency_group="ctl")
     def snapshot(self, since: int) -> Snapshot:
         return self._begun().snapshot(since)
 

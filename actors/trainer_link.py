@@ -193,6 +193,9 @@ class TrainerLink:
     async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         await self._ask(self._actor.set_servers.remote(list(servers)))
 
+    async def limit_rollouts(self, max_concurrent: int) -> None:
+        await self._ask(self._actor.limit_rollouts.remote(max_concurrent))
+
     async def send_weights(self, server: ServerInfo, version: int, lineage: int, *, within_s: float) -> None:
         await self._ask(self._actor.send_weights.remote(server, version, lineage), within_s)
 

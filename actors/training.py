@@ -254,6 +254,10 @@ class Training:
         """Tell the pool of rollouts which servers there are."""
         self._thread.call(self._pool.update(servers))
 
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        """At most so many prompts in flight from now on, also of the batch that is being collected."""
+        self._thread.call(self._pool.limit(max_concurrent * self._config.gconfig.n_samples))
+
     def snapshot(self, since: int) -> Snapshot:
         """What is going on, and the steps committed in this life from the `since`-th on."""
         loop = self._loop

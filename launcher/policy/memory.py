@@ -40,6 +40,18 @@ _FIELDS = {
     NEW_TOKENS: "max_new_tokens",
     SAMPLES: "n_samples",
 }
+KINDS: Mapping[str, type] = {
+    MEM_FRACTION: float,
+    POOL_TOKENS: int,
+    CONCURRENCY: int,
+    MICRO_BATCH: int,
+    CHECKPOINTING: bool,
+    NEW_TOKENS: int,
+    SAMPLES: int,
+}
+"""Of the value of each setting that may give way."""
+OF_SERVERS = frozenset({MEM_FRACTION, POOL_TOKENS})
+"""Settings that a server takes when it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
