@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.overrides import with_overrides
 from actors.run_history import RunHistory
 from launcher.config import RunConfig
 from launcher.errors import StorageError
 from launcher.memory_book import MemoryBook, Remembered
 from launcher.messages import Overrides
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory import CONCURRENCY, MemorySettings, Tried
+from launcher.policy.memory import CONCURRENCY, OF_SERVERS, MemorySettings, Tried
 from launcher.policy.observed import ServerFacts
 
 
@@ -53,13 +52,20 @@ class MemoryLadder:
 
     def settings(self, longest_sequence: int, overrides: Overrides | None = None) -> MemorySettings:
         """The settings in force, or as they were with `overrides`."""
-        config = with_overrides(self._config, self._history.overrides if overrides is None else overrides)
-        longest = longest_sequence or config.gconfig.max_new_tokens
-        return MemorySettings.of(config, longest_sequence=longest, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
+        configured = MemorySettings.of(
+            self._config,
+            longest_sequence=longest_sequence or self._config.gconfig.max_new_tokens,
+            on_gpu=self._on_gpu,
+            shares_gpu=self._shares_gpu,
+        )
+        return configured.changed(self._history.overrides if overrides is None else overrides)
 
     def as_due(self, facts: ServerFacts) -> ServerFacts:
         """Without `ran_out` where the settings under which it did are no longer in force."""
-        gave_way = self._history.started_with.get(facts.name, self._history.overrides) != self._history.overrides
+        began_with = self._history.started_with.get(facts.name, self._history.overrides)
+        gave_way = any(
+            began_with.get(key) != value for key, value in self._history.overrides.items() if key in OF_SERVERS
+        )
         return replace(facts, ran_out=None) if facts.ran_out is not None and gave_way else facts
 
     def ran_out(self, subject: str, where: RanOut, longest_sequence: int, rung: Overrides) -> None:

@@ -33,7 +33,8 @@ from launcher.policy.exit_cause import find_trainer_cause
 from launcher.policy.observed import TrainerFacts
 
 ANSWER_S = 3.0
-LOOK_S = 0.25
+LOOK_S = 0.5
+"""Between two questions to the trainer; its end, and that of its loop, are heard of at once."""
 SOON_S = 0.05
 RESTART_S = 60.0
 NOTHING = TrainerView(pid=0)

@@ -248,6 +248,7 @@ class HealthConfig:
 
     look_interval_s: float = setting(0.25, "between two looks at a process, its probes and its tokens", POSITIVE)
     probe_interval_s: float = setting(1.0, "between two generations of one token that ask a server for life", POSITIVE)
+    probe_busy_interval_s: float = setting(5.0, "the same while it makes tokens for others", POSITIVE)
     silence_s: float = setting(3.0, "without an answer, a token or CPU time: one of three votes for a hang", POSITIVE)
     silence_factor: float = setting(10.0, "or so many of its usual answer times, where that is longer", POSITIVE)
     silence_max_s: float = setting(60.0, "but not longer than this", DEADLINE)

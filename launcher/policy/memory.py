@@ -50,8 +50,10 @@ KINDS: Mapping[str, type] = {
     SAMPLES: int,
 }
 """Of the value of each setting that may give way."""
-OF_SERVERS = frozenset({MEM_FRACTION, POOL_TOKENS})
-"""Settings that a server takes when it starts."""
+OF_SERVERS = frozenset({MEM_FRACTION, POOL_TOKENS, CONCURRENCY, NEW_TOKENS, SAMPLES})
+"""Settings on which a server's memory depends."""
+AT_ITS_START = frozenset({MEM_FRACTION, POOL_TOKENS})
+"""Those that it takes when it starts; the others are the trainer's to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ def environment(schedule: Schedule) -> dict[str, str]:
 
 
 def run(config: RunConfig) -> int:
-    driver.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(SwitchedTrainer)  # type: ignore[call-overload]
+    driver.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(SwitchedTrainer)  # type: ignore
     return driver.run(config)
 
 
