@@ -62,10 +62,9 @@ class MemoryLadder:
 
     def as_due(self, facts: ServerFacts) -> ServerFacts:
         """Without `ran_out` where the settings under which it did are no longer in force."""
-        began_with = self._history.started_with.get(facts.name, self._history.overrides)
-        gave_way = any(
-            began_with.get(key) != value for key, value in self._history.overrides.items() if key in OF_SERVERS
-        )
+        now = self._history.overrides
+        began_with = self._history.started_with.get(facts.name, now)
+        gave_way = any(began_with.get(key) != now[key] for key in OF_SERVERS & now.keys())
         return replace(facts, ran_out=None) if facts.ran_out is not None and gave_way else facts
 
     def ran_out(self, subject: str, where: RanOut, longest_sequence: int, rung: Overrides) -> None:

@@ -48,7 +48,7 @@ class ServerSlot:
         self._ended_at: dict[int, float] = {}
         self._was_ready = False
         self._asked, self._heard = 0, 0
-        self._oom_kills_before = oom_kills()
+        self._oom_kills = (oom_kills(),) * 2  # at the two last looks before its end
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ── seeing ──
@@ -83,6 +83,8 @@ class ServerSlot:
             return
         if number > self._heard:
             self._heard, self._lost, self._info = number, "", info
+            if self.exit is None or self.exit.generation != self.generation:
+                self._oom_kills = (self._oom_kills[1], oom_kills())
 
     def facts(self, in_pool: ServerInfo | None, judged: Verdict | None, *, is_publishing: bool) -> ServerFacts:
         """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this life.
@@ -131,7 +133,7 @@ class ServerSlot:
         if self._is_ordered:
             return None
         if self.exit is not None and self.exit.generation == self.generation:
-            killed = oom_kills() - self._oom_kills_before
+            killed = oom_kills() - self._oom_kills[0]
             found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code, oom_kills=killed)
             return dataclasses.replace(found, reason=self.exit.reason)
         if self._info is not None and self._info.generation < self.generation:
@@ -169,7 +171,6 @@ class ServerSlot:
     async def start(self, generation: int, weights: StartWeights, overrides: Overrides) -> ServerInfo:
         """End what there is, start another life, and wait until it has generated. Raises LauncherError."""
         self._order_end()
-        self._oom_kills_before = oom_kills()
         self.generation, self.lineage = generation, weights.lineage
         try:
             await self._until_it_answers()

@@ -135,6 +135,26 @@ def _read(file: Path) -> str:
         return ""
 
 
+def memory_in_use() -> dict[str, tuple[float, float]]:
+    """Bytes used, and bytes there are, of the host and of each GPU of the node, whoever uses them."""
+    host = psutil.virtual_memory()
+    limit, used = cgroup_memory()
+    in_use = {"host memory": (used, limit) if limit < host.total else (host.total - host.available, host.total)}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver: no GPU
+        return in_use
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+            in_use[f"GPU {index} memory"] = (float(memory.used), float(memory.total))
+    except pynvml.NVMLError:  # as on a GPU that has fallen off the bus: the host's memory is still told
+        return in_use
+    finally:
+        pynvml.nvmlShutdown()
+    return in_use
+
+
 def _find_gpus() -> tuple[tuple[Gpu, ...], str]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, and why there is none."""
     try:
