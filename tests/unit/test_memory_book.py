@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from actors.overrides import with_overrides
 from launcher.config import RunConfig
 from launcher.errors import StorageError
 from launcher.hardware import Gpu, Hardware
@@ -94,5 +95,6 @@ def test_a_book_that_can_not_be_written_says_what_follows(tmp_path):
 
 
 def test_every_setting_of_the_ladder_has_its_kind():
-    assert {kind for kind in KINDS.values()} == {int, float, bool}
-    assert all(isinstance(getattr(RunConfig(), key.split(".")[0]), object) for key in KINDS)
+    values = {int: 5, float: 0.5, bool: True}
+    changed = with_overrides(config(), {key: values[kind] for key, kind in KINDS.items()})
+    assert changed.gconfig.n_samples == 5 and changed.sglang.mem_fraction_static == 0.5
