@@ -25,6 +25,7 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_process_group_cleanup_enabled": "1",
     "RAY_worker_niceness": "0",  # at Ray's 15, trainer and servers would yield to everything else
+    "RAY_task_events_report_interval_ms": "0",  # a record of each call, for a dashboard that isn't started
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1500",

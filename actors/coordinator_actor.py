@@ -11,6 +11,7 @@ import time
 import ray
 
 from actors.coordinator import Coordinator
+from actors.memory_ladder import MemoryLadder
 from actors.ray_life import die_with_raylet
 from actors.run_eyes import RunEyes
 from actors.run_hands import RunHands
@@ -18,6 +19,7 @@ from actors.run_history import RunHistory
 from actors.trainer import MONITOR
 from launcher.config import RunConfig
 from launcher.journal import Journal
+from launcher.memory_book import MemoryBook
 from launcher.messages import Outcome
 from launcher.run_paths import RunPaths
 
@@ -42,6 +44,7 @@ class CoordinatorActor:
         has_monitor: bool,
         on_gpu: bool = False,
         shares_gpu: bool = False,
+        book: MemoryBook | None = None,
     ) -> None:
         die_with_raylet()
         self._config = config
@@ -50,6 +53,7 @@ class CoordinatorActor:
         self._has_monitor = has_monitor
         self._on_gpu = on_gpu
         self._shares_gpu = shares_gpu
+        self._book = book
         self._coordinator: Coordinator | None = None
         self._running: asyncio.Task[Outcome] | None = None
 
@@ -66,6 +70,7 @@ class CoordinatorActor:
     def _make(self) -> Coordinator:
         journal = Journal(self._paths.events, self._attempt, time.time)
         history = RunHistory.read(journal, self._paths.events, self._attempt)
+        memory = MemoryLadder(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
         eyes = RunEyes(
             self._config,
             self._paths,
@@ -73,8 +78,7 @@ class CoordinatorActor:
             servers={name: ray.get_actor(name) for name in server_names(self._config)},
             trainer=ray.get_actor(TRAINER),
             monitor=ray.get_actor(MONITOR) if self._has_monitor else None,
-            on_gpu=self._on_gpu,
-            shares_gpu=self._shares_gpu,
+            memory=memory,
         )
         hands = RunHands(self._config, history, eyes, shares_gpu=self._shares_gpu)
         self._coordinator = Coordinator(self._config, hands, history)

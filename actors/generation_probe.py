@@ -41,10 +41,12 @@ class GenerationProbe:
     def usual_answer_s(self) -> float | None:
         return median(self._durations) if self._durations else None
 
-    def send_if_due(self) -> None:
-        """Every `probe_interval_s`; while one waits, another only after `silence_s`."""
+    def send_if_due(self, *, makes_tokens: bool = False) -> None:
+        """Every `probe_interval_s`, of a server that makes tokens for others every `probe_busy_interval_s`; while one
+        waits, another only after `silence_s`."""
         now = self._clock()
-        wait_s = self._settings.silence_s if self._running else self._settings.probe_interval_s
+        usual_s = self._settings.probe_busy_interval_s if makes_tokens else self._settings.probe_interval_s
+        wait_s = self._settings.silence_s if self._running else usual_s
         if len(self._running) >= MOST_AT_ONCE or (self._asked_at is not None and now - self._asked_at < wait_s):
             return
         self._asked_at = now

@@ -23,6 +23,7 @@ from statistics import median
 import ray
 
 from actors.alerts import Alerts
+from actors.memory_watch import MemoryWatch
 from actors.monitor_view import MonitorView, ServerVerdict, Watched
 from actors.ray_life import die_with_raylet
 from actors.run_series import RunSeries
@@ -69,12 +70,14 @@ class HealthMonitor:
         self._rejected = 0
         self._compared = 0
         self._last_rejection = ""
+        self._memory = MemoryWatch(config.memory, journal)
         self.changed = asyncio.Event()
 
     # ── servers ──
 
     def watch(self, targets: Sequence[Watched]) -> None:
         """These are the servers now. Say it again often: counts in flight grow old. Another life, another watch."""
+        self._memory.look_if_due()
         for target in targets:
             known = self._watches.get(target.server.name)
             if known is None or (known.server.generation, known.server.pid) != (

@@ -19,7 +19,7 @@ from launcher.messages import Cause, Health, Incident, Verdict
 from launcher.policy.canaries import CanaryRound
 
 ANSWER_S = 2.0
-LOOK_S = 0.25
+LOOK_S = 0.5
 FRESH_S = 5.0
 
 

@@ -174,7 +174,7 @@ class RolloutEngine:
             with attempt:
                 tally.retried += attempt.num > 1
                 missing = [index for index in range(n_samples) if index not in whole]
-                async with self._pool.lease(weight_version, avoid=last_server) as server:
+                async with self._pool.lease(weight_version, avoid=last_server, samples=len(missing)) as server:
                     last_server = server.name
                     samples = await self._client.generate_samples(
                         server.url,

@@ -13,9 +13,10 @@ from typing import Any
 
 from actors.checkpoint_facts import checkpoint_facts
 from actors.hands import Look
+from actors.last_words import LastWords
+from actors.memory_ladder import MemoryLadder
 from actors.monitor_link import MonitorLink
 from actors.monitor_view import Watched
-from actors.overrides import with_overrides
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
 from actors.trainer_link import TrainerLink
@@ -23,7 +24,8 @@ from actors.watched_servers import WatchedServers
 from launcher.checkpoints import CheckpointStore
 from launcher.config import RunConfig
 from launcher.messages import Incident, ServerExit, ServerInfo, ServerState
-from launcher.policy.memory import MemorySettings
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.observed import ServerFacts
 from launcher.policy.restore import CheckpointFacts, first_damaged
 from launcher.run_paths import RunPaths
 
@@ -32,8 +34,8 @@ MARGIN_S = 15.0
 
 
 class RunEyes:
-    """`servers`, `trainer` and `monitor` are actors; `on_gpu`, `shares_gpu`: whether the servers are on one, and the
-    trainer with them. `changed` is set when what is seen should not wait for the next turn.
+    """`servers`, `trainer` and `monitor` are actors. `changed` is set when what is seen should not wait for the next
+    turn.
     """
 
     def __init__(
@@ -45,14 +47,13 @@ class RunEyes:
         servers: Mapping[str, Any],
         trainer: Any,
         monitor: Any,
-        on_gpu: bool,
-        shares_gpu: bool,
+        memory: MemoryLadder,
     ) -> None:
         self.changed = asyncio.Event()
         self._config = config
         self._history = history
-        self._on_gpu = on_gpu
-        self._shares_gpu = shares_gpu
+        self.memory = memory
+        self._last_words = LastWords(lambda name: paths.server_log(int(name.rpartition("-")[2])))
         self._next_step = 0
         self._progress_at: float | None = None
         setup_s = config.rollout.setup_timeout + MARGIN_S
@@ -86,16 +87,12 @@ class RunEyes:
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Look(
             servers=tuple(
-                slot.facts(
-                    in_pool.get(name),
-                    None if self.monitor is None else self.monitor.verdict(name, slot.generation),
-                    is_publishing=trainer.is_publishing,
-                )
+                self.memory.as_due(self._seen(slot, in_pool.get(name), is_publishing=trainer.is_publishing))
                 for name, slot in self.slots.items()
             ),
             trainer=trainer,
             checkpoints=self.checkpoints(healthy_until),
-            memory=self.memory(),
+            memory=self.memory.settings(self.trainer.view.longest_sequence),
             incident=incident,
             progress_at=self._progress_at,
             is_stopped=is_stopped,
@@ -110,10 +107,13 @@ class RunEyes:
             self.store, self._history.damaged_checkpoints, healthy_until=healthy_until, settings=self._config.restore
         )
 
-    def memory(self) -> MemorySettings:
-        config = with_overrides(self._config, self._history.overrides)
-        longest = self.trainer.view.longest_sequence or config.gconfig.max_new_tokens
-        return MemorySettings.of(config, longest_sequence=longest, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
+    def ran_out(self, slot: ServerSlot) -> RanOut | None:
+        """Where memory ran out, if that ended this life."""
+        return self._seen(slot, None, is_publishing=False).ran_out
+
+    def _seen(self, slot: ServerSlot, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
+        judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
+        return self._last_words.explain(slot.facts(in_pool, judged, is_publishing=is_publishing), slot.generation)
 
     async def close(self) -> None:
         closing = [self.trainer.close(), *(slot.close() for slot in self.slots.values())]

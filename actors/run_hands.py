@@ -20,7 +20,7 @@ from actors.server_slot import ServerSlot
 from actors.start_weights import StartWeights, first_weights, forget, keep_for
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
-from launcher.messages import Cause, RunWord, ServerInfo, ServerState
+from launcher.messages import Cause, Overrides, RunWord, ServerInfo, ServerState
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -34,7 +34,6 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.memory import Tried
 from launcher.policy.mend_trainer import damage_stands
 from launcher.policy.restore import FIRST_WEIGHTS, choose
 
@@ -52,6 +51,7 @@ class RunHands:
         self._history = history
         self._eyes = eyes
         self._slots, self._trainer, self._monitor = eyes.slots, eyes.trainer, eyes.monitor
+        self._memory = eyes.memory
         self._shares_gpu = shares_gpu
         self._first: list[asyncio.Task[None]] = []
         self._unusable: UsageError | None = None
@@ -61,6 +61,7 @@ class RunHands:
 
     async def begin(self) -> None:
         """Adopt, or start: a server that this attempt never started, a trainer that is empty and never was."""
+        self._memory.begin()
         await self._eyes.refresh()
         for name, slot in self._slots.items():
             slot.is_abandoned = name in self._history.abandoned
@@ -105,7 +106,7 @@ class RunHands:
         if before:
             await asyncio.wait(before)
         started = time.monotonic()
-        ready = await self._trainer.start(self._history.overrides)
+        ready = await self._trainer.start(self._history.started_trainer())
         self._history.event(
             "trainer.started",
             subject="trainer",
@@ -150,16 +151,18 @@ class RunHands:
                 await self._trainer.pause(save=False)
             case ResumeTrainer():
                 await self._trainer.resume()
-            case RestartTrainer():
-                await self._trainer.start(self._history.overrides)
+            case RestartTrainer(overrides=rung):
+                if (where := self._trainer.facts().ran_out) is not None:
+                    self._memory.ran_out("trainer", where, self._trainer.view.longest_sequence, rung)
+                await self._trainer.start(self._history.started_trainer())
                 return {"pid": self._trainer.view.pid}
             case RestoreTrainer(global_step=step):
                 return await self._restore(step)
             case CondemnCheckpoints(after_step=step):
                 aside = await asyncio.to_thread(self._eyes.store.condemn_after, step)
                 return {"checkpoints": [path.name for path in aside]}
-            case RestartServer(name=name):
-                return await self._restart_server(self._slots[name])
+            case RestartServer(name=name, overrides=rung):
+                return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):
                 await self._abandon(self._slots[name])
             case LoadWeights(name=name, version=version, lineage=lineage):
@@ -180,20 +183,25 @@ class RunHands:
             await self._monitor.restored(global_step)
         return {"next_step": next_step, "lineage": self._history.lineage}
 
-    async def _restart_server(self, slot: ServerSlot) -> Facts:
-        if slot.ran_out is not None:
-            self._history.ran_out(
-                slot.name, Tried(ran_out=slot.ran_out, settings=self._eyes.memory()), "a server's end"
-            )
+    async def _restart_server(self, slot: ServerSlot, rung: Overrides) -> Facts:
+        if (where := self._eyes.ran_out(slot)) is not None:
+            self._memory.ran_out(slot.name, where, self._trainer.view.longest_sequence, rung)
+        await self._limit_rollouts()
         await self._take_from_traffic(slot, ServerState.DEAD)
         info = await self._start_server(slot)
         return {"generation": slot.generation, "pid": info.pid, "weight_version": info.weight_version}
 
+    async def _limit_rollouts(self) -> None:
+        """Before requests that wait for a server find one. A trainer that is away starts with the limit."""
+        if self._memory.concurrency is not None:
+            with contextlib.suppress(LauncherError):
+                await self._trainer.limit_rollouts(self._memory.concurrency)
+
     async def _start_server(self, slot: ServerSlot) -> ServerInfo:
         generation = self._history.generations.get(slot.name, -1) + 1
         weights = await asyncio.to_thread(self._start_weights, slot.name)
-        self._history.started_server(slot.name, generation, weights.version, weights.lineage)
-        return await slot.start(generation, weights, self._history.overrides)
+        overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
+        return await slot.start(generation, weights, overrides)
 
     def _start_weights(self, name: str) -> StartWeights:
         """The trainer's newest, where it has any; else the checkpoint that it is about to load, or the first ones."""

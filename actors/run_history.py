@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.journal import Journal, read_lines
-from launcher.messages import Cause, RunWord
+from launcher.memory_book import Remembered
+from launcher.messages import Cause, Overrides, RunWord
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -47,6 +48,7 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
 """The event that says that an action was begun, and the one that says that it was done."""
 
 ATTEMPT = "repair.begun"
+REMEMBERED = "memory.remembered"
 
 
 class RunHistory:
@@ -61,6 +63,7 @@ class RunHistory:
         self.generations: dict[str, int] = {}
         self.start_lineages: dict[str, int | None] = {}
         self.overrides: dict[str, float | int | bool] = {}
+        self.started_with: dict[str, Overrides] = {}
         self.damaged_checkpoints: set[int] = set()
         self.abandoned: set[str] = set()
         self.died: set[tuple[str, int]] = set()
@@ -113,10 +116,23 @@ class RunHistory:
         facts = dataclasses.asdict(action) | {"reason": reason}
         self._record_action(f"{EVENTS[type(action)][0]}_failed", action, facts, seconds=seconds)
 
-    def started_server(self, name: str, generation: int, weight_version: int, lineage: int | None) -> None:
+    def started_server(self, name: str, generation: int, weight_version: int, lineage: int | None) -> Overrides:
+        """Returns the settings that gave way so far, with which it is to start."""
+        overrides = dict(self.overrides)
         self._record(
-            "server.starting", subject=name, generation=generation, weight_version=weight_version, lineage=lineage
+            "server.starting",
+            subject=name,
+            generation=generation,
+            weight_version=weight_version,
+            lineage=lineage,
+            with_overrides=overrides,
         )
+        return overrides
+
+    def started_trainer(self) -> Overrides:
+        overrides = dict(self.overrides)
+        self._record("trainer.starting", subject="trainer", with_overrides=overrides)
+        return overrides
 
     def found_damaged(self, global_step: int, reason: str) -> None:
         self._record("checkpoint.damaged", subject=f"step {global_step}", reason=reason, global_step=global_step)
@@ -129,6 +145,11 @@ class RunHistory:
             ran_out=tried.ran_out,
             settings=dataclasses.asdict(tried.settings),
         )
+
+    def remembered(self, kept: Remembered, reason: str) -> None:
+        """What earlier attempts learnt on this host holds from the first start on."""
+        tried = [{"ran_out": one.ran_out, "settings": dataclasses.asdict(one.settings)} for one in kept.tried]
+        self._record(REMEMBERED, subject="memory", reason=reason, overrides=dict(kept.overrides), tried=tried)
 
     def asked_to_abort(self, reason: str) -> None:
         if not self.abort_reason:
@@ -160,7 +181,13 @@ class RunHistory:
         match name:
             case "repair.begun":
                 self.attempts.append(_attempt(event))
+            case "memory.remembered":
+                self._override(event)
+                self.tried += [_tried(one) for one in _list(event, "tried")]
+            case "trainer.starting":
+                self._started(subject, event)
             case "server.starting":
+                self._started(subject, event)
                 self.generations[subject] = int(_number(event, "generation"))
                 self.start_lineages[subject] = _optional(event, "lineage")
             case "server.died":
@@ -184,6 +211,10 @@ class RunHistory:
                     self.ending = RunWord(str(event.get("word")))
                     self.ending_reason = str(event.get("reason", ""))
 
+    def _started(self, subject: str, event: Mapping[str, object]) -> None:
+        overrides = event.get("with_overrides")
+        self.started_with[subject] = overrides if isinstance(overrides, Mapping) else {}
+
     def _override(self, event: Mapping[str, object]) -> None:
         overrides = event.get("overrides")
         if isinstance(overrides, Mapping):
@@ -205,6 +236,11 @@ def _tried(event: Mapping[str, object]) -> Tried:
     settings = event["settings"]
     assert isinstance(settings, Mapping)
     return Tried(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
+
+
+def _list(event: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    value = event.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _number(event: Mapping[str, object], key: str) -> float:

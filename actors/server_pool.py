@@ -35,6 +35,8 @@ class ServerPool:
         self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
         self._in_flight: dict[str, int] = {}
+        self._samples = 0
+        self._most_samples: int | None = None
         self.leases_ended = 0
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
         self._changed = asyncio.Condition()
@@ -81,25 +83,37 @@ class ServerPool:
             task.cancel()
         await asyncio.gather(*self._probing.values(), return_exceptions=True)
 
+    async def limit(self, most_samples: int) -> None:
+        """From now on at most so many samples are asked for at once; what is in flight goes on."""
+        async with self._changed:
+            self._most_samples = most_samples
+            self._changed.notify_all()
+
     @asynccontextmanager
-    async def lease(self, weight_version: int, *, avoid: str = "") -> AsyncIterator[ServerInfo]:
-        """The least busy READY server at `weight_version`, another than `avoid` where there is one.
+    async def lease(self, weight_version: int, *, avoid: str = "", samples: int = 1) -> AsyncIterator[ServerInfo]:
+        """The least busy READY server at `weight_version`, another than `avoid` where there is one, for a request of
+        so many samples.
 
         Raises RolloutError after `hold_timeout_s` without any.
         """
-        server = await self._acquire(weight_version, avoid)
-        self._in_flight[server.name] += 1
+        server = await self._acquire(weight_version, avoid, samples)
         try:
             yield server
         finally:
             self._in_flight[server.name] -= 1
+            self._samples -= samples
             self.leases_ended += 1
+            if self._most_samples is not None:
+                async with self._changed:
+                    self._changed.notify_all()
 
-    async def _acquire(self, weight_version: int, avoid: str) -> ServerInfo:
+    async def _acquire(self, weight_version: int, avoid: str, samples: int) -> ServerInfo:
         try:
             async with asyncio.timeout(self._hold_timeout_s), self._changed:
-                while (server := self._least_busy(weight_version, avoid)) is None:
+                while (server := self._least_busy(weight_version, avoid)) is None or not self._has_room(samples):
                     await self._changed.wait()
+                self._in_flight[server.name] += 1
+                self._samples += samples
                 return server
         except TimeoutError as error:
             raise RolloutError(
@@ -107,6 +121,10 @@ class ServerPool:
                 + (", ".join(f"{s.name} {s.state} v{s.weight_version} {s.reason}" for s in self.servers()) or "none"),
                 "look at llm_server-<i>.log; rollout.setup_timeout is how long rollouts wait for a server",
             ) from error
+
+    def _has_room(self, samples: int) -> bool:
+        """A request larger than the limit goes alone."""
+        return self._most_samples is None or self._samples == 0 or self._samples + samples <= self._most_samples
 
     def _least_busy(self, weight_version: int, avoid: str) -> ServerInfo | None:
         ready = [

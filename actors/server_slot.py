@@ -11,13 +11,17 @@ from typing import Any
 from actors.actor_calls import ActorAway, answer
 from actors.start_weights import StartWeights
 from launcher.errors import LauncherError, ServerError
+from launcher.hardware import oom_kills
 from launcher.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
-from launcher.policy.exit_cause import Finding, RanOut, find_server_cause
+from launcher.policy.exit_cause import Finding, find_server_cause
 from launcher.policy.observed import ServerFacts
 
 ANSWER_S = 3.0
 STOP_S = 30.0
 LOOK_S = 0.25
+LOOK_READY_S = 1.0
+"""Of a server that serves: its end is told by its own actor, in milliseconds, and each question costs two processes
+about 2 ms."""
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and nobody has found fault")
 
@@ -44,6 +48,7 @@ class ServerSlot:
         self._ended_at: dict[int, float] = {}
         self._was_ready = False
         self._asked, self._heard = 0, 0
+        self._oom_kills = (oom_kills(),) * 2  # at the two last looks before its end
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ── seeing ──
@@ -78,6 +83,8 @@ class ServerSlot:
             return
         if number > self._heard:
             self._heard, self._lost, self._info = number, "", info
+            if self.exit is None or self.exit.generation != self.generation:
+                self._oom_kills = (self._oom_kills[1], oom_kills())
 
     def facts(self, in_pool: ServerInfo | None, judged: Verdict | None, *, is_publishing: bool) -> ServerFacts:
         """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this life.
@@ -109,11 +116,6 @@ class ServerSlot:
         """Its life has ended, or is being ended."""
         return self._is_ordered or self.is_abandoned or self._end() is not None
 
-    @property
-    def ran_out(self) -> RanOut | None:
-        end = self._end()
-        return None if end is None else end.ran_out
-
     def _state(self, in_pool: ServerInfo | None) -> ServerState:
         if self.is_abandoned:
             return ServerState.FAILED
@@ -131,7 +133,8 @@ class ServerSlot:
         if self._is_ordered:
             return None
         if self.exit is not None and self.exit.generation == self.generation:
-            found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code)
+            killed = oom_kills() - self._oom_kills[0]
+            found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code, oom_kills=killed)
             return dataclasses.replace(found, reason=self.exit.reason)
         if self._info is not None and self._info.generation < self.generation:
             return Finding(cause=Cause.SERVER_CRASH, reason="its actor's process ended, and the server with it")
@@ -144,7 +147,8 @@ class ServerSlot:
     async def _look_on(self) -> None:
         while True:
             await self.refresh()
-            await asyncio.sleep(LOOK_S)
+            serves = self.info is not None and self.info.state is ServerState.READY and not self.is_over
+            await asyncio.sleep(LOOK_READY_S if serves and not self._lost else LOOK_S)
 
     async def _watch(self, generation: int) -> None:
         """Hear of the end of one life as it happens. Where the actor dies, its next answer tells."""

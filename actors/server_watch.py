@@ -104,8 +104,15 @@ class ServerWatch:
         )
         self._say_change(self.verdict())
         if self._task is None or not told:  # a server at a task owes no answer, and a load would abort the probe
-            self._probe.send_if_due()
+            self._probe.send_if_due(makes_tokens=self._makes_tokens(now))
         self._ask_when_in_doubt()
+
+    def _makes_tokens(self, now: float) -> bool:
+        """It has just now, and all of its processes run: then a probe would prove what is known, at the step's cost."""
+        seen = self._evidence
+        if seen is None or seen.token_at is None or seen.stopped_s > 0:
+            return False
+        return now - seen.token_at <= self._settings.probe_interval_s
 
     def _tokens(self) -> int | None:
         seen = None if self._tree is None else self._tree.tokens()

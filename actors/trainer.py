@@ -10,9 +10,10 @@ A process that Ray has started anew is empty, and says so, until it is told to `
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
@@ -94,6 +95,10 @@ class Trainer:
         self._begun().set_servers(servers)
 
     @ray.method(concurrency_group="ctl")
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        self._begun().limit_rollouts(max_concurrent)
+
+    @ray.method(concurrency_group="ctl")
     def snapshot(self, since: int) -> Snapshot:
         return self._begun().snapshot(since)
 
@@ -120,13 +125,18 @@ class Trainer:
         return self._training
 
 
+@functools.cache
+def _monitor() -> Any:
+    """Its handle outlives its restarts; looking it up each time costs a question to the cluster's store."""
+    return ray.get_actor(MONITOR)
+
+
 def ask_monitor(report: BatchReport) -> Admission:
     """One question to the HealthMonitor. Raises MonitorAway."""
     from actors.gate import MonitorAway
 
     try:
-        monitor = ray.get_actor(MONITOR)
-        answer = cast(Admission, ray.get(monitor.admit.remote(report), timeout=GATE_TIMEOUT_S))
+        answer = cast(Admission, ray.get(_monitor().admit.remote(report), timeout=GATE_TIMEOUT_S))
     except (RayActorError, GetTimeoutError, ValueError) as error:  # ValueError: no actor of that name
         raise MonitorAway(f"the HealthMonitor does not answer: {type(error).__name__}") from error
     return answer

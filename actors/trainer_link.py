@@ -6,7 +6,7 @@ A process that ends is heard of by its pidfd, in milliseconds; Ray then starts a
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +18,7 @@ from actors.process_end import process_ended
 from actors.trainer_watch import TrainerWatch
 from launcher.config import HealthConfig
 from launcher.errors import LauncherError, TrainerError
+from launcher.hardware import oom_kills
 from launcher.messages import (
     Cause,
     Health,
@@ -29,11 +30,12 @@ from launcher.messages import (
     Verdict,
 )
 from launcher.policy.canaries import CanaryRound
-from launcher.policy.exit_cause import find_trainer_cause
+from launcher.policy.exit_cause import Finding, find_trainer_cause
 from launcher.policy.observed import TrainerFacts
 
 ANSWER_S = 3.0
-LOOK_S = 0.25
+LOOK_S = 0.5
+"""Between two questions to the trainer; its end, and that of its loop, are heard of at once."""
 SOON_S = 0.05
 RESTART_S = 60.0
 NOTHING = TrainerView(pid=0)
@@ -54,6 +56,8 @@ class TrainerLink:
         self._look_s = health.look_interval_s
         self._life = TrainerWatch(health)
         self._dead_pid = 0
+        self._last_words: Finding | None = None
+        self._oom_kills = (oom_kills(),) * 2
         self._watched_pid = 0
         self._is_ordered = False
         self._failed_since: float | None = None
@@ -86,12 +90,16 @@ class TrainerLink:
             return
         if number > self._heard:
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
+            if view.is_started:
+                self._oom_kills = (self._oom_kills[1], oom_kills())
             self._watch(view.pid)
 
     def facts(self) -> TrainerFacts:
         view, verdict = self.view, self._verdict()
         failure = view.failure
         found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
+        if view.pid == self._dead_pid or not view.is_started:
+            found = self._last_words
         return TrainerFacts(
             verdict=verdict,
             is_loaded=view.is_loaded and verdict.health is not Health.DEAD,
@@ -130,6 +138,9 @@ class TrainerLink:
         if self._is_ordered or view.busy or view.pid == 0:
             return Verdict(health=Health.UNKNOWN, reason=view.busy or "starting")
         if view.pid == self._dead_pid or not view.is_started:
+            said = self._last_words
+            if said is not None:
+                return Verdict(health=Health.DEAD, reason=said.reason, cause=said.cause)
             return Verdict(health=Health.DEAD, reason="its process ended", cause=Cause.TRAINER_CRASH)
         cause = self._cause_of_failure()
         if view.failure is not None and cause is not Cause.NONFINITE:
@@ -155,6 +166,8 @@ class TrainerLink:
     async def _wait_end(self, pid: int) -> None:
         if await process_ended(pid):
             self._dead_pid = pid
+            if (killed := oom_kills() - self._oom_kills[0]) > 0:
+                self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
             if not self._is_ordered:
                 self._ended(f"process {pid} ended")
             self._changed.set()
@@ -166,8 +179,12 @@ class TrainerLink:
         self._is_ordered = True
         try:
             await self._until_empty()
+            self._last_words = None
             ready: TrainerReady = await self._ask(self._actor.start.remote(dict(overrides)), self._load_s)
             return ready
+        except LauncherError as error:
+            self._note_end(find_trainer_cause([error.message], None))
+            raise
         finally:
             self._is_ordered = False
             await self.refresh()
@@ -192,6 +209,9 @@ class TrainerLink:
 
     async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         await self._ask(self._actor.set_servers.remote(list(servers)))
+
+    async def limit_rollouts(self, max_concurrent: int) -> None:
+        await self._ask(self._actor.limit_rollouts.remote(max_concurrent))
 
     async def send_weights(self, server: ServerInfo, version: int, lineage: int, *, within_s: float) -> None:
         await self._ask(self._actor.send_weights.remote(server, version, lineage), within_s)
@@ -229,10 +249,17 @@ class TrainerLink:
 
     async def _wait_run(self, running: Any) -> None:
         """However it ends, the view says how; this only says when."""
-        with contextlib.suppress(LauncherError):
+        try:
             await answer(running, within_s=float("inf"), of="the trainer")
+        except LauncherError as error:  # Ray says what it ended a process for
+            self._note_end(find_trainer_cause(str(error.__cause__).splitlines(), None))
         await self.refresh()
         self._changed.set()
+
+    def _note_end(self, found: Finding) -> None:
+        """Only what tells more than that it ended."""
+        if found.ran_out is not None:
+            self._last_words = found
 
     def _keep(self, work: Any) -> None:
         task = asyncio.create_task(work)

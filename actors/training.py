@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from actors.canaries import make_canaries, pick, score_canaries
@@ -42,7 +43,7 @@ from launcher.messages import (
     TrainerView,
 )
 from launcher.policy.admission import Admission, BatchReport
-from launcher.policy.canaries import CanaryRound
+from launcher.policy.canaries import CanaryRound, CanaryScore
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_paths import RunPaths
 
@@ -92,6 +93,7 @@ class Training:
         scored = list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
         self._canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
+        self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._gate = None if ask is None else MonitorGate(ask, away=self._monitor_away)
         self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
@@ -254,6 +256,10 @@ class Training:
         """Tell the pool of rollouts which servers there are."""
         self._thread.call(self._pool.update(servers))
 
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        """At most so many prompts in flight from now on, also of the batch that is being collected."""
+        self._thread.call(self._pool.limit(max_concurrent * self._config.gconfig.n_samples))
+
     def snapshot(self, since: int) -> Snapshot:
         """What is going on, and the steps committed in this life from the `since`-th on."""
         loop = self._loop
@@ -299,7 +305,12 @@ class Training:
             decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
         )
         self._rollouts = LiveRollouts(
-            self._thread, engine, config=config, prompts=self._data.prompts, held_out=self._data.held_out
+            self._thread,
+            engine,
+            config=config,
+            prompts=self._data.prompts,
+            held_out=self._data.held_out,
+            collected=self._begin_canaries,
         )
         on_disk = config.actor.weight_update_mode == "disk"
         dtype = torch_dtype(config.sglang.dtype)
@@ -352,15 +363,26 @@ class Training:
             policy_version=self._loop.policy_version,
             n_samples=self._config.gconfig.n_samples,
             global_step=self._loop.next_step,
-            canaries=self.score_canaries().scores,
+            canaries=self._scored_canaries(),
         )
         return self._gate(dataclasses.replace(report, logprob_distance=stats.logprob_distance.mean))
 
     def score_canaries(self) -> CanaryRound:
         """Ask the live reward function for answers that are known."""
         step = self._loop.next_step
-        chosen = pick(self._canaries, self._config.gate.canaries, step)
-        return CanaryRound(step=step, scores=self._thread.call(score_canaries(chosen, self._reward)))
+        return CanaryRound(step=step, scores=self._submit_canaries().result())
+
+    def _submit_canaries(self) -> Future[tuple[CanaryScore, ...]]:
+        chosen = pick(self._canaries, self._config.gate.canaries, self._loop.next_step)
+        return self._thread.submit(score_canaries(chosen, self._reward))
+
+    def _begin_canaries(self) -> None:
+        """With the batch, so that they are scored while it is trained on."""
+        self._scoring = self._submit_canaries()
+
+    def _scored_canaries(self) -> tuple[CanaryScore, ...]:
+        scoring, self._scoring = self._scoring or self._submit_canaries(), None
+        return scoring.result()
 
     def _monitor_away(self, why: str) -> None:
         event = "gate.waiting" if why else "gate.answered"

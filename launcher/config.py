@@ -248,6 +248,7 @@ class HealthConfig:
 
     look_interval_s: float = setting(0.25, "between two looks at a process, its probes and its tokens", POSITIVE)
     probe_interval_s: float = setting(1.0, "between two generations of one token that ask a server for life", POSITIVE)
+    probe_busy_interval_s: float = setting(5.0, "the same while it makes tokens for others", POSITIVE)
     silence_s: float = setting(3.0, "without an answer, a token or CPU time: one of three votes for a hang", POSITIVE)
     silence_factor: float = setting(10.0, "or so many of its usual answer times, where that is longer", POSITIVE)
     silence_max_s: float = setting(60.0, "but not longer than this", DEADLINE)
@@ -355,6 +356,8 @@ class MemoryConfig:
     change_learning: bool = setting(False, "then max_new_tokens and n_samples too, which changes what is learned")
     min_new_tokens: int = setting(64, "max_new_tokens is halved down to it", COUNT)
     warn_before_s: float = setting(600.0, "a rise that reaches the limit within so long is reported", POSITIVE)
+    sample_interval_s: float = setting(10.0, "between two looks at how much memory is used", POSITIVE)
+    remember: bool = setting(True, "what gave way is kept below cluster.fileroot, and used by the next attempt")
 
 
 @dataclass

@@ -33,6 +33,7 @@ from launcher.event_lines import EventTail
 from launcher.hardware import device_for, find_hardware
 from launcher.interrupts import Interrupts
 from launcher.journal import Journal
+from launcher.memory_book import MemoryBook
 from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
 from launcher.resume import already_finished, resume_point
 from launcher.run_paths import RunLock, RunPaths
@@ -160,6 +161,7 @@ class Launch:
             has_monitor=True,
             on_gpu=self._on_gpu(config.sglang.device),
             shares_gpu=self._on_gpu(config.sglang.device) and self._on_gpu(config.actor.device),
+            book=MemoryBook.of(config, self._paths.fileroot, self._hardware),
         )
 
     def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:

@@ -31,7 +31,11 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "checkpoint.condemned": lambda e: f"checkpoints condemned: {e.get('checkpoints')}",
     "checkpoint.failed": lambda e: f"no checkpoint was saved: {e.get('reason')}",
     "coordinator.adopted": lambda e: f"the Coordinator was restarted, and goes on with {e.get('reason')}",
-    "memory.ran_out": lambda e: f"{e.get('subject')} ran out of memory: {e.get('ran_out')}",
+    "memory.ran_out": lambda e: f"{e.get('subject')} ran out of memory ({e.get('ran_out')}): {e.get('reason')}",
+    "memory.remembered": lambda e: f"memory ran out here before, so this attempt begins with {e.get('reason')}",
+    "memory.book_damaged": lambda e: f"what this host had learnt about memory is lost: {e.get('reason')}",
+    "memory.not_kept": lambda e: f"the next attempt will not know this: {e.get('reason')}",
+    "memory.rising": lambda e: f"{e.get('subject')}: {e.get('reason')}",
     "run.halting": lambda e: f"the run is being ended, {e.get('word')}: {e.get('reason')}",
 }
 

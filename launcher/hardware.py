@@ -20,6 +20,7 @@ from launcher.placement import gpus_needed
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
+VMSTAT = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,8 @@ def device_for(setting: str, hardware: Hardware) -> str:
 
 
 def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[float, float]:
-    """(limit, used) in bytes of the tightest memory cgroup around this process; (inf, 0) without one.
+    """(limit, used) in bytes of the tightest memory cgroup around this process; (inf, 0) without one. Cached files,
+    which make room for whoever needs it, are not used.
 
     Version 2 (`memory.max`, any ancestor may be the tightest) and version 1 (`memory.limit_in_bytes`).
     """
@@ -94,7 +96,8 @@ def _limits_v2(root: Path, own: Path) -> Iterator[tuple[float, float]]:
     while folder.is_relative_to(root):
         limit = _read(folder / "memory.max")
         if limit.isdigit():
-            yield float(limit), float(_read(folder / "memory.current") or 0)
+            used = float(_read(folder / "memory.current") or 0)
+            yield float(limit), used - _cached(folder, "inactive_file", "active_file")
         folder = folder.parent
 
 
@@ -102,7 +105,27 @@ def _limit_v1(root: Path) -> Iterator[tuple[float, float]]:
     folder = root / "memory"
     limit = _read(folder / "memory.limit_in_bytes")
     if limit.isdigit():
-        yield float(limit), float(_read(folder / "memory.usage_in_bytes") or 0)
+        used = float(_read(folder / "memory.usage_in_bytes") or 0)
+        yield float(limit), used - _cached(folder, "total_inactive_file", "total_active_file")
+
+
+def _cached(folder: Path, *names: str) -> float:
+    """Files that the kernel keeps in memory for as long as nobody needs the room; counted as used by a cgroup."""
+    return sum(_counters(folder / "memory.stat").get(name, 0) for name in names)
+
+
+def oom_kills(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP, vmstat: Path = VMSTAT) -> int:
+    """Processes that the kernel has killed for want of memory so far: in this cgroup, else on the host."""
+    lines = _read(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    counts = (root / path.strip("/") / "memory.events", root / "memory" / "memory.oom_control", vmstat)
+    return next((counted["oom_kill"] for file in counts if "oom_kill" in (counted := _counters(file))), 0)
+
+
+def _counters(file: Path) -> dict[str, int]:
+    """Of lines like `oom_kill 3`."""
+    words = (line.split() for line in _read(file).splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _read(file: Path) -> str:
@@ -110,6 +133,26 @@ def _read(file: Path) -> str:
         return file.read_text().strip()
     except OSError:  # not mounted, or of the other cgroup version: then it limits nothing
         return ""
+
+
+def memory_in_use() -> dict[str, tuple[float, float]]:
+    """Bytes used, and bytes there are, of the host and of each GPU of the node, whoever uses them."""
+    host = psutil.virtual_memory()
+    limit, used = cgroup_memory()
+    in_use = {"host memory": (used, limit) if limit < host.total else (host.total - host.available, host.total)}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver: no GPU
+        return in_use
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+            in_use[f"GPU {index} memory"] = (float(memory.used), float(memory.total))
+    except pynvml.NVMLError:  # as on a GPU that has fallen off the bus: the host's memory is still told
+        return in_use
+    finally:
+        pynvml.nvmlShutdown()
+    return in_use
 
 
 def _find_gpus() -> tuple[tuple[Gpu, ...], str]:

@@ -11,6 +11,8 @@ nan_logprobs, short_logprobs, no_version, slow (answers after `seconds`). `times
 With `--truthful` it loads the model and its log-probs are those of the weights that it holds, at any temperature; so
 what asks whether a server has the right weights gets a true answer.
 
+With `--out-of-memory-above N` or `--too-small-below N` it ends at its start where `--max-total-tokens` is more or less.
+
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.
 """
@@ -321,6 +323,17 @@ def start_tree() -> None:
     subprocess.run([sys.executable, "-S", "-c", daemon], check=True, env={})
 
 
+def fits_or_exits(arguments: argparse.Namespace) -> None:
+    """A machine with room for some sizes of the token pool only; said in SGLang's and torch's words."""
+    tokens, most, least = arguments.max_total_tokens, arguments.out_of_memory_above, arguments.too_small_below
+    if most is not None and tokens > most:
+        print("RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:")
+        sys.exit(1)
+    if least is not None and tokens < least:
+        print("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.")
+        sys.exit(1)
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     stand_in = StandIn(arguments)
     runner = web.AppRunner(stand_in.application(), access_log=None)
@@ -341,7 +354,11 @@ def main() -> None:
     parser.add_argument("--truthful", action="store_true")
     parser.add_argument("--tree", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
+    parser.add_argument("--max-total-tokens", type=int, default=0)
+    parser.add_argument("--out-of-memory-above", type=int)
+    parser.add_argument("--too-small-below", type=int)
     arguments, _ = parser.parse_known_args()
+    fits_or_exits(arguments)
     if arguments.die_at_start:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", flush=True)
         sys.exit(9)

@@ -40,6 +40,20 @@ _FIELDS = {
     NEW_TOKENS: "max_new_tokens",
     SAMPLES: "n_samples",
 }
+KINDS: Mapping[str, type] = {
+    MEM_FRACTION: float,
+    POOL_TOKENS: int,
+    CONCURRENCY: int,
+    MICRO_BATCH: int,
+    CHECKPOINTING: bool,
+    NEW_TOKENS: int,
+    SAMPLES: int,
+}
+"""Of the value of each setting that may give way."""
+OF_SERVERS = frozenset({MEM_FRACTION, POOL_TOKENS, CONCURRENCY, NEW_TOKENS, SAMPLES})
+"""Settings on which a server's memory depends."""
+AT_ITS_START = frozenset({MEM_FRACTION, POOL_TOKENS})
+"""Those that it takes when it starts; the others are the trainer's to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from launcher.messages import Cause, Health, Incident
-from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartTrainer, RestoreTrainer
+from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
+from launcher.policy.memory import AT_ITS_START
 from launcher.policy.observed import TrainerFacts
 from launcher.policy.plan_draft import Draft
 from launcher.policy.restart import Rung
@@ -47,6 +48,9 @@ def _restart(draft: Draft) -> None:
         draft.order(
             RestartTrainer(reason=reason, overrides=overrides), attempt=draft.attempt(cause, TRAINER, Rung.RESTORE)
         )
+        if AT_ITS_START & overrides.keys():  # a server holds what it took until it is started anew
+            for server in draft.seen.servers:
+                draft.order(RestartServer(name=server.name, reason=f"it makes room for the trainer: {rung_reason}"))
 
 
 def _load(draft: Draft) -> None:

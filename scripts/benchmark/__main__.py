@@ -54,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
     settings.add_argument("--steps", type=int, default=15, help="steps of each run")
     publish = add("publish", measure_publish, "new weights to the server: from a folder and over the wire")
     publish.add_argument("--publishes", type=int, default=60, help="of each way")
+    supervision = add("supervision", measure_supervision, "steps with supervision against steps without, in one run")
+    supervision.add_argument("--pairs", type=int, default=34, help="of blocks, one with and one without")
+    supervision.add_argument("--block", type=int, default=6, help="steps of a block, of which the first doesn't count")
+    supervision.add_argument("--seed", type=int, default=0, help="of the order within the pairs")
     start = add("start", measure_start, "from the command to the first optimizer step")
     start.add_argument("--times", type=int, default=5, help="commands")
     return top
@@ -86,6 +90,14 @@ def measure_publish(arguments: argparse.Namespace) -> dict[str, object]:
     from scripts.benchmark.publish import measure, report
 
     return report(measure(configuration(arguments), publishes=arguments.publishes))
+
+
+def measure_supervision(arguments: argparse.Namespace) -> dict[str, object]:
+    from scripts.benchmark.supervision import WARM_UP, measure, report
+    from scripts.benchmark.switched_run import Schedule
+
+    schedule = Schedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
+    return report(measure(arguments.overrides, schedule))
 
 
 def measure_start(arguments: argparse.Namespace) -> dict[str, object]:

@@ -36,14 +36,18 @@ def run_experiment(
     *,
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[str, str], None] | None = None,
+    module: str = "launcher",
 ) -> Run:
-    """Run to the end. `on_line(mark, line)` is called as each line comes. Raises RuntimeError where the run fails."""
+    """Run `python -m module` to the end. `on_line(mark, line)` is called as each line comes.
+
+    Raises RuntimeError where the run fails.
+    """
     words = [PRESET, f"cluster.fileroot={fileroot}", *overrides]
     mark = f"{MARK}={uuid.uuid4().hex}"
     began = time.time()
     said: list[tuple[float, str]] = []
     with subprocess.Popen(
-        [sys.executable, "-m", "launcher", *words],
+        [sys.executable, "-m", module, *words],
         cwd=REPOSITORY,
         env={**os.environ, **(environment or {}), **dict([mark.split("=")])},
         stdout=subprocess.PIPE,

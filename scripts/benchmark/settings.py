@@ -38,7 +38,7 @@ def one_run(variant: str, steps: int) -> list[StepTime]:
     settings = [word for word in words if not word.partition("=")[0].isupper()]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         # the end of the epoch is far: a learning rate schedule is not what is measured
-        overrides = [f"total_train_steps={steps}", "~valid_dataset", *settings]
+        overrides = [f"total_train_steps={steps}", "evaluator.freq_steps=100000", *settings]
         run = run_experiment(Path(folder), overrides, environment=environment)
         return read_step_times(run.paths)
 

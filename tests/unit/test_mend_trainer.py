@@ -9,6 +9,7 @@ from launcher.policy.restart import Rung
 from launcher.policy.run_state import RunState
 from tests.unit.looks import (
     CONFIG,
+    MEMORY,
     T_CRASHED,
     T_OUT_OF_MEMORY,
     UNKNOWN,
@@ -65,6 +66,18 @@ def test_a_trainer_out_of_memory_starts_one_rung_down():
     lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
     made = decide(observed(trainer=lost))
     assert made.actions[0].overrides == {"actor.mb_spec.max_tokens_per_mb": CONFIG.actor.mb_spec.max_tokens_per_mb // 2}
+
+
+def test_servers_that_share_its_gpu_are_started_anew_to_make_room():
+    """Their share is taken when they start: a smaller one in the settings alone frees nothing."""
+    nothing_left = dataclasses.replace(
+        MEMORY, max_tokens_per_mb=MEMORY.longest_sequence, gradient_checkpointing=True, on_gpu=True, shares_gpu=True
+    )
+    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
+    seen = dataclasses.replace(observed(server(0), server(1), trainer=lost), memory=nothing_left)
+    made = decide(seen)
+    assert kinds(made) == [RestartTrainer, RestartServer, RestartServer]
+    assert made.actions[0].overrides.keys() == {"sglang.mem_fraction_static"}
 
 
 def test_a_trainer_that_dies_again_and_again_halts():

@@ -124,3 +124,48 @@ def test_a_lease_is_given_back_when_its_request_fails():
         return await leased(servers, 0)
 
     assert asyncio.run(scenario()) == "server-0"
+
+
+def test_a_limit_holds_requests_back_until_others_have_ended():
+    """Also those that were waiting for a server when it was set."""
+
+    async def scenario():
+        servers = pool()
+        order = []
+
+        async def ask(name, samples, ends):
+            async with servers.lease(0, samples=samples):
+                order.append(name)
+                await ends.wait()
+
+        first, second, third = (asyncio.Event() for _ in range(3))
+        tasks = [asyncio.create_task(ask(*one)) for one in (("a", 4, first), ("b", 4, second), ("c", 20, third))]
+        await asyncio.sleep(0)
+        await servers.limit(8)
+        await servers.update([server("server-0", 0)])
+        while len(order) < 2:
+            await asyncio.sleep(0)
+        first.set()
+        second.set()
+        third.set()
+        await asyncio.gather(*tasks)
+        return order, servers.in_flight()
+
+    order, in_flight = asyncio.run(scenario())
+    assert order == ["a", "b", "c"], "what is larger than the limit goes alone"
+    assert in_flight == {"server-0": 0}
+
+
+def test_a_lower_limit_lets_fewer_in():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0)])
+        await servers.limit(4)
+        async with servers.lease(0, samples=4):
+            waiting = asyncio.create_task(leased(servers, 0, samples=1))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+        return await waiting
+
+    assert asyncio.run(scenario()) == "server-0"

@@ -1,0 +1,123 @@
+"""What supervision costs: blocks of steps with it and without it, in pairs, in one run (switched_run.py).
+
+A step lasts from one line of metrics.jsonl to the next, so that everything is in it. The first step of a block is in
+none: within it supervision is switched. The learning rate is next to nothing, so that steps stay equal work.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+from launcher.journal import read_lines
+from scripts.benchmark.experiment import run_experiment
+from scripts.benchmark.ratios import CONFIDENCE, DRAWS, Ratio, quantile, spread
+from scripts.benchmark.switched_run import DONE, Schedule, environment
+
+WARM_UP = 20
+"""Steps before the first block."""
+SAME_WORK = (
+    "actor.optimizer.lr=1e-9",
+    "evaluator.freq_steps=100000",
+    "recover.freq_steps=100000",
+)
+Line = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Seconds of each step; `cpu_s` of each process and `gate_s` of the trainer, per step."""
+
+    is_on: bool
+    step_s: tuple[float, ...]
+    gate_s: float
+    cpu_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Pairs of (on, off)."""
+
+    pairs: Sequence[tuple[Block, Block]]
+
+
+def measure(overrides: Sequence[str], schedule: Schedule) -> Measured:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        run = run_experiment(
+            Path(folder),
+            [*SAME_WORK, f"total_train_steps={schedule.steps}", *overrides],
+            environment=environment(schedule),
+            module="scripts.benchmark.switched_run",
+        )
+        return pair_up(read_lines(run.paths.metrics), read_lines(run.paths.logs / DONE), schedule)
+
+
+def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: Schedule) -> Measured:
+    """`metrics` are lines of metrics.jsonl, `switched` those that the switch wrote, one where each block begins and
+    one where the last ends. Raises ValueError where a block is not whole."""
+    lasted = {
+        int(str(line["global_step"])): float(str(line["time"])) - float(str(before["time"]))
+        for before, line in pairwise(metrics)
+    }
+    blocks = []
+    for number, (begun, ended) in enumerate(pairwise(switched)):
+        first = schedule.first + number * schedule.block
+        if begun["step"] != first or ended["step"] != first + schedule.block:
+            raise ValueError(f"block {number} goes from step {begun['step']} to {ended['step']}: steps were repeated")
+        blocks.append(
+            Block(
+                is_on=bool(begun["on"]),
+                step_s=tuple(lasted[step] for step in range(first + 1, first + schedule.block)),
+                gate_s=float(str(ended["gate_s"])) / schedule.block,
+                cpu_s=_used(begun, ended, schedule.block),
+            )
+        )
+    pairs = [tuple(sorted(pair, key=lambda b: not b.is_on)) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
+    return Measured(pairs=[(on, off) for on, off in pairs])
+
+
+def _used(begun: Line, ended: Line, steps: int) -> dict[str, float]:
+    before, after = begun["cpu_s"], ended["cpu_s"]
+    assert isinstance(before, Mapping) and isinstance(after, Mapping)
+    return {name: (after[name] - before[name]) / steps for name in after}
+
+
+def mean_ratio(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
+    """The sum of the first over the sum of the second, and its interval by drawing pairs again: what is rare and dear
+    counts as much as it costs, which a median would hide."""
+    draw = random.Random(seed)
+    drawn = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    tail = (1 - CONFIDENCE) / 2
+    return Ratio(value=_ratio(pairs), low=quantile(drawn, tail), high=quantile(drawn, 1 - tail))
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return fmean(on for on, _ in pairs) / fmean(off for _, off in pairs)
+
+
+def report(measured: Measured) -> dict[str, object]:
+    on, off = ([pair[side] for pair in measured.pairs] for side in (0, 1))
+    step_s = [[fmean(block.step_s) for block in blocks] for blocks in (on, off)]
+    middle = [[median(block.step_s) for block in blocks] for blocks in (on, off)]
+    all_time = mean_ratio(list(zip(*step_s, strict=True)))
+    typical = mean_ratio(list(zip(*middle, strict=True)))
+    print(f"{len(measured.pairs)} pairs of {len(on[0].step_s)} steps a block; step on {spread(step_s[0], ' s', 3)}")
+    print(f"{'':46} off {spread(step_s[1], ' s', 3)}")
+    print(f"on ÷ off, all time:          {all_time}")
+    print(f"on ÷ off, medians of blocks: {typical}")
+    print(f"gate: {1000 * fmean(block.gate_s for block in on):.1f} ms of a step")
+    print("processor time, ms of a step  on      off     more")
+    cpu = {name: [1000 * fmean(block.cpu_s[name] for block in blocks) for blocks in (on, off)] for name in on[0].cpu_s}
+    for name, (with_it, without) in cpu.items():
+        print(f"  {name:24} {with_it:8.1f} {without:8.1f} {with_it - without:8.1f}")
+    return {
+        "ratio": asdict(all_time),
+        "ratio_of_medians": asdict(typical),
+        "cpu_ms": cpu,
+        "pairs": [[asdict(block) for block in pair] for pair in measured.pairs],
+    }

@@ -1,0 +1,139 @@
+"""A run whose supervision is off in some blocks of steps: `python -m scripts.benchmark.switched_run [settings]`.
+
+On: everything as always. Off: HealthMonitor and Coordinator are stopped by SIGSTOP, so that they neither look, probe,
+ask nor decide, and the trainer neither scores known answers nor asks the gate. Whatever else there is, servers,
+records, screen, is the same in both. The trainer itself switches, after a step is written down, by the number of the
+next one. What is switched and which processor time was used by then goes into a file, line by line.
+
+For measuring alone: nothing protects a run in an off block. The schedule comes by an environment variable, since it
+is no setting of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import psutil
+import ray
+
+from actors.step_loop import GrpoLoop, no_gate
+from actors.trainer import Trainer
+from launcher import driver
+from launcher.compose import compose
+from launcher.config import RunConfig
+from launcher.journal import append_line
+from launcher.messages import Overrides, RolloutBatch, StepReport, TrainerReady
+from launcher.policy.admission import Admission
+from launcher.run_paths import RunPaths
+from scripts.faults.find import look
+
+SCHEDULE = "GRPO_BENCHMARK_SUPERVISION"
+DONE = "supervision.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Steps before `first` and after the last pair are supervised; each pair is a block on and a block off, in an
+    order drawn by `seed`."""
+
+    first: int
+    block: int
+    pairs: int
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.first + 2 * self.block * self.pairs + 1
+
+    def block_of(self, step: int) -> int | None:
+        """Its number, two to a pair."""
+        number = (step - self.first) // self.block
+        return number if 0 <= number < 2 * self.pairs else None
+
+    def is_on(self, step: int) -> bool:
+        number = self.block_of(step)
+        if number is None:
+            return True
+        on_first = random.Random(f"{self.seed} {number // 2}").random() < 0.5
+        return (number % 2 == 0) is on_first
+
+
+def processor_seconds(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
+    used = {name: process.cpu_times() for name, process in processes.items()}
+    return {name: times.user + times.system for name, times in used.items()}
+
+
+class Switch:
+    """Wraps what a loop asks and writes; lives in the trainer's process."""
+
+    def __init__(self, loop: GrpoLoop, paths: RunPaths, schedule: Schedule) -> None:
+        self._gate, self._record = loop._gate, loop._record
+        loop._gate, loop._record = self.ask, self.write
+        self._loop = loop
+        self._paths = paths
+        self._schedule = schedule
+        self._is_on = True
+        self._gate_s = 0.0
+        self._processes: dict[str, psutil.Process] = {}
+
+    def ask(self, batch: RolloutBatch, stats: object) -> Admission:
+        if not self._is_on:
+            return no_gate(batch, stats)  # type: ignore[arg-type]  # handed through
+        began = time.perf_counter()
+        admission = self._gate(batch, stats)  # type: ignore[arg-type]
+        self._gate_s += time.perf_counter() - began
+        return admission
+
+    def write(self, report: StepReport) -> None:
+        self._record(report)
+        step = report.global_step + 1
+        if self._schedule.block_of(step) == self._schedule.block_of(step - 1):
+            return
+        is_on = self._schedule.is_on(step)
+        processes = self._processes = self._processes or self._find()
+        for name in ("health_monitor", "coordinator"):
+            processes[name].send_signal(signal.SIGCONT if is_on else signal.SIGSTOP)
+        line = {"step": step, "on": is_on, "gate_s": self._gate_s, "cpu_s": processor_seconds(processes)}
+        append_line(self._paths.logs / DONE, line)
+        self._is_on, self._gate_s = is_on, 0.0
+
+    def _find(self) -> dict[str, psutil.Process]:
+        found = look(self._paths)
+        pids = {name: process.pid for name, process in found.supervisors.items()}
+        pids |= {"trainer": os.getpid(), "driver": found.driver.pid}
+        for server in found.servers:
+            for part in ("http", "scheduler", "detokenizer"):
+                pids[f"{server.name} {part}"] = server.part(part)[0].pid
+        return {name: psutil.Process(pid) for name, pid in pids.items()}
+
+
+class SwitchedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
+    def start(self, overrides: Overrides) -> TrainerReady:
+        ready: TrainerReady = super().start(overrides)
+        Switch(self._training._loop, self._paths, Schedule(**json.loads(os.environ[SCHEDULE])))
+        return ready
+
+    start.__ray_concurrency_group__ = "train"  # type: ignore[attr-defined]  # as the method that it takes the place of
+
+
+def environment(schedule: Schedule) -> dict[str, str]:
+    return {SCHEDULE: json.dumps(asdict(schedule))}
+
+
+def run(config: RunConfig) -> int:
+    driver.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(SwitchedTrainer)  # type: ignore
+    return driver.run(config)
+
+
+if __name__ == "__main__":
+    from scripts.benchmark import switched_run  # by its name, so that Ray's workers find the class
+
+    sys.exit(switched_run.run(compose(sys.argv[1:])))

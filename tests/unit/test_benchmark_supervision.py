@@ -1,0 +1,60 @@
+"""The arithmetic of supervision's price: which steps are with it, which blocks make a pair, what the ratio says."""
+
+import pytest
+
+from scripts.benchmark.supervision import mean_ratio, pair_up
+from scripts.benchmark.switched_run import Schedule
+
+SCHEDULE = Schedule(first=10, block=4, pairs=20)
+
+
+def test_each_pair_has_a_block_of_either_kind_and_both_orders_are_drawn():
+    firsts = set()
+    for pair in range(SCHEDULE.pairs):
+        steps = [SCHEDULE.first + 8 * pair + i for i in range(8)]
+        on = [SCHEDULE.is_on(step) for step in steps]
+        assert sum(on) == 4 and len(set(on[:4])) == len(set(on[4:])) == 1
+        firsts.add(on[0])
+    assert firsts == {True, False}
+
+
+def test_before_and_after_the_pairs_a_run_is_supervised():
+    assert all(SCHEDULE.is_on(step) for step in [*range(10), *range(10 + 160, 200)])
+    assert SCHEDULE.steps == 171
+
+
+def lines(schedule, on_s, off_s):
+    """What a run writes whose steps last so long, and 9 s where something is switched."""
+    time, metrics, switched = 0.0, [], []
+    for step in range(schedule.steps):
+        begins = schedule.block_of(step) != schedule.block_of(step - 1)
+        if begins:
+            cpu = {"coordinator": 0.01 * step}
+            switched.append({"step": step, "on": schedule.is_on(step), "gate_s": 0.04, "cpu_s": cpu})
+        time += 9.0 if begins else on_s if schedule.is_on(step) else off_s
+        metrics.append({"global_step": step, "time": time})
+    return metrics, switched
+
+
+def test_a_step_in_which_something_is_switched_is_in_no_block():
+    measured = pair_up(*lines(SCHEDULE, 1.01, 1.0), SCHEDULE)
+    assert len(measured.pairs) == 20
+    for on, off in measured.pairs:
+        assert on.is_on and not off.is_on
+        assert on.step_s == pytest.approx((1.01,) * 3)
+        assert off.step_s == pytest.approx((1.0,) * 3)
+        assert on.gate_s == pytest.approx(0.01)
+        assert on.cpu_s == pytest.approx({"coordinator": 0.01})
+
+
+def test_a_run_that_repeated_steps_is_not_measured():
+    metrics, switched = lines(SCHEDULE, 1.0, 1.0)
+    del switched[3]
+    with pytest.raises(ValueError, match=r"block 2 goes from step 18 to 26: steps were repeated"):
+        pair_up(metrics, switched, SCHEDULE)
+
+
+def test_what_is_rare_and_dear_counts():
+    ratio = mean_ratio([(1.0, 1.0)] * 19 + [(3.0, 1.0)])
+    assert ratio.value == pytest.approx(1.1)
+    assert ratio.low <= ratio.value <= ratio.high

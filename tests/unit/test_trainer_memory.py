@@ -1,0 +1,112 @@
+"""Where a trainer's memory ran out: while it steps, while it loads, or so that the kernel or Ray ended it."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors import trainer_link
+from actors.trainer_link import TrainerLink
+from launcher.config import HealthConfig
+from launcher.errors import LauncherError
+from launcher.messages import Cause, Health, LoopFailure, TrainerView
+from launcher.policy.exit_cause import RanOut
+
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+
+
+class Call:
+    """A remote method that answers with what it is given, again and again; an exception is raised."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def remote(self, *_):
+        async def say():
+            if isinstance(self.value, Exception):
+                raise self.value
+            return self.value
+
+        return say()
+
+
+class Actor:
+    def __init__(self, **answers):
+        for name, value in answers.items():
+            setattr(self, name, Call(value))
+
+
+def link(actor):
+    return TrainerLink(actor, ended=lambda reason: None, changed=asyncio.Event(), health=HealthConfig())
+
+
+def facts_after(actor, work=None):
+    async def scenario():
+        trainer = link(actor)
+        await trainer.refresh()
+        if work is not None:
+            await work(trainer)
+        facts = trainer.facts()
+        await trainer.close()
+        return facts
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "ran_out"),
+    [
+        ("RuntimeError", ALLOCATOR, RanOut.TRAINER_HOST),
+        ("MemoryError", "", RanOut.TRAINER_HOST),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", RanOut.TRAINER_DEVICE),
+    ],
+)
+def test_a_step_that_found_no_memory(kind, message, ran_out):
+    failure = LoopFailure(kind=kind, message=message, global_step=3)
+    facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True, is_loaded=True, failure=failure)))
+    assert (facts.verdict.health, facts.verdict.cause, facts.ran_out) == (Health.DEAD, Cause.TRAINER_OOM, ran_out)
+
+
+def test_a_start_that_found_no_memory():
+    failed = RayTaskError("start", "…", RuntimeError(ALLOCATOR), pid=1, ip="127.0.0.1")
+    failed.cause = RuntimeError(ALLOCATOR)
+
+    async def start(trainer):
+        with pytest.raises(LauncherError):
+            await trainer.start({})
+
+    facts = facts_after(Actor(view=TrainerView(pid=1), start=failed), start)
+    assert (facts.verdict.cause, facts.ran_out) == (Cause.TRAINER_OOM, RanOut.TRAINER_HOST)
+
+
+def test_a_process_that_ray_ended_for_want_of_memory():
+    said = "The actor died unexpectedly.\nTask was killed due to the node running low on memory.\n"
+
+    async def run(trainer):
+        await trainer.resume()
+        await trainer._run
+
+    answers = {"allow": None, "run": RayActorError(None, said), "view": TrainerView(pid=1)}
+    facts = facts_after(Actor(**answers), run)
+    assert (facts.verdict.cause, facts.ran_out) == (Cause.TRAINER_OOM, RanOut.TRAINER_HOST)
+
+
+@pytest.mark.parametrize(("kills", "ran_out"), [((0, 1), RanOut.TRAINER_HOST), ((1, 1), None)])
+def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills, ran_out):
+    before, after = kills
+    count = [before]
+    monkeypatch.setattr(trainer_link, "oom_kills", lambda: count[0])
+
+    async def ended(pid):
+        count[0] = after
+        return True
+
+    monkeypatch.setattr(trainer_link, "process_ended", ended)
+
+    async def wait(trainer):
+        await trainer._wait_end(1)
+
+    facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait)
+    assert facts.verdict.health is Health.DEAD
+    assert facts.ran_out is ran_out
+    assert facts.verdict.cause is (Cause.TRAINER_OOM if ran_out else Cause.TRAINER_CRASH)
