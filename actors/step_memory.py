@@ -9,16 +9,18 @@ With the ledger first, a kill between the two would take back a step that was wr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
 from actors.stored_tensors import overwrite_tensors
-from actors.training_state import FACTS_FILE, TENSORS_FILE
+from actors.training_state import FACTS_FILE, MASTER, MOMENTS, TENSORS_FILE
 from launcher.checkpoints import Checkpoint
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError
@@ -62,7 +64,7 @@ class StepMemory:
         facts, tensors = model.training_state()
         try:
             if self._slots is None:
-                self._slots = self._find_slots(sum(tensor.nbytes for tensor in tensors.values()))
+                self._slots = self._find_slots(_full_size(tensors))
                 if self._slots == 0:
                     return
             folder = self._states.begin(self._slots)
@@ -146,6 +148,12 @@ class StepMemory:
 
     def remove(self) -> None:
         self._states.remove()
+
+
+def _full_size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes, also where the optimizer has not moved every weight yet: each brings as much again for each moment."""
+    weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(MASTER))
+    return max((1 + len(MOMENTS)) * weights, sum(tensor.nbytes for tensor in tensors.values()))
 
 
 def _read(path: Path) -> dict[str, Any]:

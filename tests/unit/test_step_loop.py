@@ -38,7 +38,16 @@ class Trial:
     """One launch of the loop over the folders of a trial."""
 
     def __init__(
-        self, root, *, steps=20, rollouts=None, resume=False, publish=lambda version: None, gate=no_gate, **settings
+        self,
+        root,
+        *,
+        steps=20,
+        rollouts=None,
+        resume=False,
+        publish=lambda version: None,
+        gate=no_gate,
+        memory=True,
+        **settings,
     ):
         self.config = RunConfig(
             experiment_name="loop",
@@ -48,7 +57,7 @@ class Trial:
             train_dataset=DatasetConfig(path="none", batch_size=BATCH),
             gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
             actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1),
-            recover=RecoverConfig(freq_steps=4, keep_last=2),
+            recover=RecoverConfig(freq_steps=4, keep_last=2, memory=memory),
             **settings,
         )
         self.config.cluster.fileroot = str(root)
