@@ -1,10 +1,9 @@
 """SIGKILL at any moment of a trainer's life: no step that was done is lost, none is taken twice, and what comes out is
 bit for bit what comes out without a kill.
 
-`KILLS=50 python -m pytest tests/unit/test_killed_trainer.py` kills more often than the suite does.
+`python -m pytest tests/chaos/test_killed_trainer.py --kills 50` kills more often than the suite does.
 """
 
-import os
 import random
 import signal
 from itertools import pairwise
@@ -18,14 +17,18 @@ from launcher.checkpoints import CheckpointStore
 from launcher.memory_states import MemoryStates
 from tests.killed_trainer import MOMENTS, Trainers
 
-KILLS = int(os.environ.get("KILLS", "12"))
-STEPS = max(110, 8 * KILLS)
+FEW = 12
 FINISHED = 0
 
 
 @pytest.fixture(scope="module")
-def trainers():
-    trainers = Trainers(STEPS)
+def n_kills(request):
+    return request.config.getoption("--kills") or FEW
+
+
+@pytest.fixture(scope="module")
+def trainers(n_kills):
+    trainers = Trainers(max(110, 8 * n_kills))
     yield trainers
     trainers.close()
 
@@ -50,7 +53,7 @@ def step_seconds(trainers, whole):
 
 def end_state(trainers, root):
     newest = CheckpointStore(trainers.paths(root).default_checkpoints).list()[-1]
-    assert newest.global_step == STEPS - 1
+    assert newest.global_step == trainers.steps - 1
     return load_file(newest.path / "model.safetensors") | load_file(newest.path / "training_state.tensors")
 
 
@@ -67,7 +70,7 @@ def check_nothing_lost(trainers, root, whole):
     ledger = trainers.lines(root, "ledger.jsonl")
     assert ledger == trainers.lines(whole, "ledger.jsonl"), "one line for each step, none taken back"
     steps = [line["global_step"] for line in trainers.lines(root, "metrics.jsonl")]
-    assert steps == list(range(STEPS))
+    assert steps == list(range(trainers.steps))
     left, right = end_state(trainers, root), end_state(trainers, whole)
     assert left.keys() == right.keys()
     for name, tensor in left.items():
@@ -83,14 +86,14 @@ def check_taken_steps(trainers, root, kills):
     return len(again)
 
 
-def test_killed_at_random_moments(trainers, whole, root):
+def test_killed_at_random_moments(trainers, whole, root, n_kills):
     draw, step_s = random.Random(11), step_seconds(trainers, whole)
-    for _ in range(KILLS):
+    for _ in range(n_kills):
         killed(trainers, root, after_s=draw.uniform(0.0, 8.0) * step_s)
     assert trainers.live(root)["exit_code"] == FINISHED
     check_nothing_lost(trainers, root, whole)
-    in_flight = check_taken_steps(trainers, root, KILLS)
-    print(f"{KILLS} kills, {STEPS} steps: 0 lost, 0 taken twice; {in_flight} optimizer steps were in flight")
+    in_flight = check_taken_steps(trainers, root, n_kills)
+    print(f"{n_kills} kills, {trainers.steps} steps: 0 lost, 0 taken twice; {in_flight} optimizer steps were in flight")
 
 
 def test_killed_before_and_after_all_that_a_step_does(trainers, whole, root):
