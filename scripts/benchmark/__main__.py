@@ -54,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     settings.add_argument("--steps", type=int, default=15, help="steps of each run")
     publish = add("publish", measure_publish, "new weights to the server: from a folder and over the wire")
     publish.add_argument("--publishes", type=int, default=60, help="of each way")
+    state = add("state", measure_state, "the state after a step into memory, by its size")
+    state.add_argument("--megabytes", type=int, nargs="+", default=[5, 50, 500], help="sizes of a state")
+    state.add_argument("--times", type=int, default=20, help="writes of each size")
     start = add("start", measure_start, "from the command to the first optimizer step")
     start.add_argument("--times", type=int, default=5, help="commands")
     return top
@@ -86,6 +89,12 @@ def measure_publish(arguments: argparse.Namespace) -> dict[str, object]:
     from scripts.benchmark.publish import measure, report
 
     return report(measure(configuration(arguments), publishes=arguments.publishes))
+
+
+def measure_state(arguments: argparse.Namespace) -> dict[str, object]:
+    from scripts.benchmark.state import measure, report
+
+    return report(measure(arguments.megabytes, arguments.times))
 
 
 def measure_start(arguments: argparse.Namespace) -> dict[str, object]:
