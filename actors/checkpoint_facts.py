@@ -1,30 +1,71 @@
-"""The checkpoints of a run as the choice of a restore needs them, from what lies on the disk now."""
+"""What a run may go back to, from what lies on the disk and in memory now; and what it must not go back to."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Set
 
-from launcher.checkpoints import CheckpointState, CheckpointStore
-from launcher.config import RestoreConfig
-from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify
+from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
+from launcher.config import RunConfig
+from launcher.memory_states import MemoryStates
+from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
+from launcher.run_paths import RunPaths
 
 
-def checkpoint_facts(
-    store: CheckpointStore, damaged: Set[int], *, healthy_until: int, settings: RestoreConfig
-) -> tuple[CheckpointFacts, ...]:
-    """Of each committed one. `damaged`: steps whose checkpoint could not be loaded. `healthy_until`: the last step
-    that was judged healthy; a checkpoint is good so many steps before it. Condemned ones are set aside, and not here.
-    """
-    found = []
-    for checkpoint in store.list():
-        if checkpoint.state is not CheckpointState.COMMITTED or checkpoint.manifest is None:
-            continue
-        facts = CheckpointFacts(
-            global_step=checkpoint.global_step,
-            policy_version=checkpoint.manifest.policy_version,
-            health=CheckpointHealth.CANDIDATE,
-            is_whole=checkpoint.global_step not in damaged,
+class Shelf:
+    """The checkpoints of a run, and the states in this machine's memory."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths) -> None:
+        self._config = config
+        self._store = CheckpointStore(paths.default_checkpoints)
+        self._memory = MemoryStates(paths)
+
+    def facts(self, damaged: Set[int], *, healthy_until: int) -> tuple[CheckpointFacts, ...]:
+        """Of each committed one. `damaged`: steps whose checkpoint could not be loaded. `healthy_until`: the last step
+        that was judged healthy; a checkpoint is good so many steps before it. Condemned ones are not here.
+
+        A state in memory is there only where it is newer than all that is whole on the disk.
+        """
+        checkpoints = self._store.list()
+        on_disk = [
+            CheckpointFacts(
+                global_step=checkpoint.global_step,
+                policy_version=checkpoint.manifest.policy_version,
+                health=CheckpointHealth.CANDIDATE,
+                is_whole=checkpoint.global_step not in damaged,
+            )
+            for checkpoint in checkpoints
+            if checkpoint.state is CheckpointState.COMMITTED and checkpoint.manifest is not None
+        ]
+        newest = max((facts.global_step for facts in on_disk if facts.is_whole), default=-1)
+        in_memory = [
+            CheckpointFacts(
+                global_step=state.global_step,
+                policy_version=state.facts.policy_version,
+                health=CheckpointHealth.CANDIDATE,
+                is_whole=state.global_step not in damaged,
+                in_memory=True,
+            )
+            for state in (self._memory.standing(checkpoints) if self._config.recover.memory else ())
+            if state.global_step > newest
+        ]
+        settings = self._config.restore
+        return tuple(
+            dataclasses.replace(facts, health=certify(facts, healthy_until, settings))
+            for facts in (*on_disk, *in_memory)
         )
-        found.append(dataclasses.replace(facts, health=certify(facts, healthy_until, settings)))
-    return tuple(found)
+
+    def condemn_after(self, global_step: int) -> tuple[str, ...]:
+        """What came after it holds damage: the names under which the checkpoints are aside. Raises CheckpointError."""
+        self._memory.drop_after(global_step)
+        return tuple(path.name for path in self._store.condemn_after(global_step))
+
+    def forget_after(self, global_step: int) -> None:
+        """States in memory that hold damage, which no later attempt may go on from."""
+        self._memory.drop_after(global_step)
+
+    def newest_model(self, damaged: Set[int]) -> Checkpoint | None:
+        """The checkpoint on the disk that a server may start from."""
+        on_disk = [facts for facts in self.facts(damaged, healthy_until=-1) if not facts.in_memory]
+        step = choose(on_disk, None, (), self._config.restore).global_step
+        return None if step is None else self._store.find(step)

@@ -2,74 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from actors.policy_model import PolicyModel
+from actors.position import Position
 from actors.prompt_queue import PromptQueue
-from launcher.checkpoints import Checkpoint, CheckpointName, CheckpointStore
+from actors.step_memory import POSITION_FILE, Restored, StepMemory
+from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError
 from launcher.fingerprint import config_fingerprint
 from launcher.journal import Journal
-from launcher.messages import EvalReport
+from launcher.memory_states import MemoryState
+from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
 from launcher.schedule import Schedule
-
-POSITION_FILE = "position.json"
-REWARDS_KEPT = 20
-"""Rewards of the last steps that a checkpoint's manifest averages as its health."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """Where the run stands: `next_step` counts from 0, `epoch_step` is its number within `epoch`."""
-
-    next_step: int = 0
-    epoch: int = 0
-    epoch_step: int = 0
-    last_epoch: int = 0
-    last_epoch_step: int = 0
-    recent_rewards: tuple[float, ...] = ()
-    evals: tuple[EvalReport, ...] = ()
-
-    @property
-    def checkpoint_name(self) -> CheckpointName | None:
-        """Of the checkpoint that holds the last step; None before the first."""
-        if self.next_step == 0:
-            return None
-        return CheckpointName(epoch=self.last_epoch, epoch_step=self.last_epoch_step, global_step=self.next_step - 1)
-
-    def after_step(self, *, reward: float, epoch: int) -> Position:
-        """The step was committed; `epoch` is the queue's, one further where that step ended an epoch."""
-        return dataclasses.replace(
-            self,
-            next_step=self.next_step + 1,
-            epoch=epoch,
-            epoch_step=self.epoch_step + 1 if epoch == self.epoch else 0,
-            last_epoch=self.epoch,
-            last_epoch_step=self.epoch_step,
-            recent_rewards=(*self.recent_rewards, reward)[-REWARDS_KEPT:],
-        )
-
-    def with_evals(self, evals: Sequence[EvalReport]) -> Position:
-        return dataclasses.replace(self, evals=tuple(evals))
-
-    def to_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Position:
-        fields = dict(data)
-        evals = tuple(EvalReport(**report) for report in fields.pop("evals"))
-        rewards = tuple(fields.pop("recent_rewards"))
-        return cls(evals=evals, recent_rewards=rewards, **fields)
 
 
 class Checkpointer:
@@ -84,7 +36,22 @@ class Checkpointer:
         self._saver = Schedule(config.saver, now=now)
         self._recover = Schedule(config.recover, now=now)
         self._evaluator = Schedule(config.evaluator, now=now)
+        self._memory = StepMemory(config, paths, journal)
+        self._base = self._newest()
         self._keep_next = False
+
+    def _newest(self) -> Checkpoint | None:
+        return next((c for c in reversed(self._store.list()) if c.state is CheckpointState.COMMITTED), None)
+
+    def remember(self, model: PolicyModel, queue: PromptQueue, position: Position, report: StepReport) -> None:
+        """Keep the state behind the step of `report` in memory: from then on no kill takes the step back."""
+        self._memory.keep(model, queue, position, report, self._base)
+
+    def forget(self, position: Position) -> None:
+        """The trainer ends: what the disk holds as well need not stay in memory."""
+        name = position.checkpoint_name
+        if name is not None and self._store.find(name.global_step) is not None:
+            self._memory.remove()
 
     def is_due(self, *, ended_epoch: bool) -> bool:
         """After each committed step, once: is a checkpoint due?"""
@@ -117,6 +84,7 @@ class Checkpointer:
                 keep=self._keep_next,
             )
         self._keep_next = False
+        self._base = committed
         self._journal.record(
             "checkpoint.committed",
             subject=str(name),
@@ -143,13 +111,24 @@ class Checkpointer:
         self._go_on_from(position, folder.name)
         return position
 
-    def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Position:
-        """`load` of the committed checkpoint of a step, proven whole before anything is changed by it."""
+    def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Restored:
+        """Back to the state after a step, from memory or else from the disk, proven whole before anything changes."""
+        state = self._memory.find(global_step, self._store.list())
+        if state is not None:
+            try:
+                return self._load_state(state, model, queue)
+            except CheckpointError as error:
+                self._journal.record("state.damaged", subject="trainer", reason=error.message, global_step=global_step)
         checkpoint = self._store.find(global_step)
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint of step {global_step} in {self._store.root}")
         self._store.verify(checkpoint)
-        return self.load(checkpoint.path, model, queue)
+        return Restored(position=self.load(checkpoint.path, model, queue))
+
+    def _load_state(self, state: MemoryState, model: PolicyModel, queue: PromptQueue) -> Restored:
+        restored = self._memory.load(state, model, queue)
+        self._go_on_from(restored.position, str(state), is_last_step_owed=True)
+        return restored
 
     def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> Position:
         """Back to the weights that the run began with, and to the data position `first`; every checkpoint is aside."""
@@ -158,9 +137,14 @@ class Checkpointer:
         self._go_on_from(Position(), "the beginning")
         return Position()
 
-    def _go_on_from(self, position: Position, what: str) -> None:
-        for aside in self._store.set_aside_after(position.next_step - 1):
+    def _go_on_from(self, position: Position, what: str, *, is_last_step_owed: bool = False) -> None:
+        """`is_last_step_owed`: what was due after the last step may not have been done; it is asked again."""
+        done = position.next_step - 1
+        for aside in self._store.set_aside_after(done):
             self._journal.record("checkpoint.set_aside", subject=aside.name, reason=f"resumed from {what}")
+        self._memory.drop_after(done)
+        self._base = self._newest()
+        steps, epochs = (done, position.last_epoch) if is_last_step_owed else (position.next_step, position.epoch)
         now = time.monotonic()
         for schedule in (self._saver, self._recover, self._evaluator):
-            schedule.restored(now=now, steps_done=position.next_step, epochs_done=position.epoch)
+            schedule.restored(now=now, steps_done=steps, epochs_done=epochs)

@@ -76,7 +76,7 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
                 continue
             raise ResourceError(
                 f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
-                f"is this machine overloaded? Ray gives its own processes 30 s to start, and was asked {LOCAL_TRIES} times"
+                f"is this machine overloaded? Ray gives its processes 30 s to start, and was asked {LOCAL_TRIES} times"
                 if local
                 else "start one there with `ray start --head`, or leave cluster.address=local",
             ) from error

@@ -11,7 +11,7 @@ On a CPU the same inputs give the same bits. It was written for CUDA too but has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -165,6 +165,18 @@ class PolicyModel:
             )
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
+
+    def training_state(self) -> tuple[Mapping[str, object], Mapping[str, Tensor]]:
+        """All that `load` needs, as the content of its two files: facts for JSON, and tensors, the weights among them.
+
+        They share memory with the model: write them before the next commit.
+        """
+        return training_state.collect_training_state(
+            policy_version=self.policy_version,
+            parameters=dict(self._model.named_parameters()),
+            optimizer=self._optimizer,
+            master_weights=training_state.TENSORS_FILE,
+        )
 
     def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called: weights, moments, counters, random numbers. Drops any gradient.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from actors.checkpoint_facts import checkpoint_facts
+from actors.checkpoint_facts import Shelf
 from actors.hands import Look
 from actors.last_words import LastWords
 from actors.memory_ladder import MemoryLadder
@@ -21,7 +21,6 @@ from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
 from actors.trainer_link import TrainerLink
 from actors.watched_servers import WatchedServers
-from launcher.checkpoints import CheckpointStore
 from launcher.config import RunConfig
 from launcher.messages import Incident, ServerExit, ServerInfo, ServerState
 from launcher.policy.exit_cause import RanOut
@@ -64,7 +63,7 @@ class RunEyes:
         self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
         self.trainer = TrainerLink(trainer, ended=self._trainer_ended, changed=self.changed, health=config.health)
         self.monitor = None if monitor is None else MonitorLink(monitor, targets=self._targets, changed=self.changed)
-        self.store = CheckpointStore(paths.default_checkpoints)
+        self.shelf = Shelf(config, paths)
 
     async def refresh(self) -> None:
         """Ask everybody anew, side by side."""
@@ -103,9 +102,7 @@ class RunEyes:
         return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
 
     def checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        return checkpoint_facts(
-            self.store, self._history.damaged_checkpoints, healthy_until=healthy_until, settings=self._config.restore
-        )
+        return self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
 
     def ran_out(self, slot: ServerSlot) -> RanOut | None:
         """Where memory ran out, if that ended this life."""

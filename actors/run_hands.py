@@ -35,7 +35,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.mend_trainer import damage_stands
-from launcher.policy.restore import FIRST_WEIGHTS, choose
+from launcher.policy.restore import first_damaged
 
 STOP_S = 30.0
 VERIFIER_S = 2.0
@@ -159,8 +159,7 @@ class RunHands:
             case RestoreTrainer(global_step=step):
                 return await self._restore(step)
             case CondemnCheckpoints(after_step=step):
-                aside = await asyncio.to_thread(self._eyes.store.condemn_after, step)
-                return {"checkpoints": [path.name for path in aside]}
+                return {"checkpoints": list(await asyncio.to_thread(self._eyes.shelf.condemn_after, step))}
             case RestartServer(name=name, overrides=rung):
                 return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):
@@ -208,8 +207,7 @@ class RunHands:
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        step = choose(self._eyes.checkpoints(FIRST_WEIGHTS), None, (), self._config.restore).global_step
-        found = self._eyes.store.find(step) if step is not None else None
+        found = self._eyes.shelf.newest_model(self._history.damaged_checkpoints)
         lineage = 1 if self._history.lineage == 0 else None
         return first_weights(found, self._config.sglang.model_path, lineage)
 
@@ -274,6 +272,8 @@ class RunHands:
         damaged = damage_stands(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)
+        if damaged and incident is not None and (first := first_damaged(incident)) is not None:
+            await asyncio.to_thread(self._eyes.shelf.forget_after, first - 1)
 
     async def _quietly(self, subject: str, ending: Awaitable[None]) -> None:
         try:

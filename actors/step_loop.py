@@ -1,8 +1,11 @@
-"""The GRPO step loop, as verbs: collect → admit → learn → record → publish → save.
+"""The GRPO step loop, as verbs: collect → admit → learn → publish → remember → record → save.
 
     take prompts ─► rollouts at version v ─► whole? ─► gradients finite? ─► gate? ─► optimizer step = v + 1
          ▲                                     │ no          │ no             │ no            │
-         └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   ledger, publish, checkpoint when due
+         └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   publish ─► state in memory ─► ledger
+                                                                                  ─► checkpoint when due
+
+The step is done when its state stands in memory (actors/step_memory.py): killed before that, it was never taken.
 
 The gate (the HealthMonitor) is asked last, since the distance between the server's and the trainer's log-probs is
 known only after the forward pass. `run` returns when a stop was requested, and may be called again.
@@ -19,8 +22,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-from actors.checkpointing import Checkpointer, Position
+from actors.checkpointing import Checkpointer
 from actors.policy_model import PolicyModel, UpdateStats
+from actors.position import Position
 from actors.prompt_queue import PromptQueue
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, TrainerError
@@ -98,7 +102,8 @@ class GrpoLoop:
         self._stopping = False
         self._saves = True
         self._nonfinite_in_a_row = 0
-        self._checkpoint_s = 0.0
+        self._is_last_step_owed = False
+        self._checkpoint_s = self._state_s = 0.0
         self.evals: list[EvalReport] = []
         self.phase = Phase()
         self.weights_lock = threading.RLock()
@@ -120,9 +125,13 @@ class GrpoLoop:
     def policy_version(self) -> int:
         return self._model.policy_version
 
-    def restore(self, position: Position) -> None:
-        """Go on after `position`; the model and the queue have been restored by the caller."""
+    def restore(self, position: Position, *, is_last_step_owed: bool = False) -> None:
+        """Go on after `position`; the model and the queue have been restored by the caller.
+
+        `is_last_step_owed`: what was due after the last step may not have been done; `run` begins with it.
+        """
         self._position = position
+        self._is_last_step_owed = is_last_step_owed
         self._nonfinite_in_a_row = 0
         self.evals = list(position.evals)
 
@@ -155,6 +164,9 @@ class GrpoLoop:
 
     def _steps(self) -> bool:
         try:
+            if self._is_last_step_owed:
+                self._is_last_step_owed = False
+                self._do_what_is_due()
             if self.next_step == 0 and not self.evals:
                 self._evaluate()
             while self.next_step < self.total_steps:
@@ -184,19 +196,25 @@ class GrpoLoop:
             self._model.commit()
             self.phase.enter("publish")
         self._queue.commit(batch.prompt_ids)
-        train_s = time.monotonic() - training
+        metrics = batch_metrics(batch, stats, self._config.gconfig.max_new_tokens)
+        taken = self._position
+        self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
         publishing = time.monotonic()
-        self._publish(self.policy_version)
-        now = time.monotonic()
-        timing = {
-            "timeperf/rollout_s": batch.seconds,
-            "timeperf/train_s": train_s,
-            "timeperf/publish_s": now - publishing,
-            "timeperf/checkpoint_s": self._checkpoint_s,  # of the checkpoint since the line before
-            "timeperf/step_s": now - started + self._checkpoint_s,
-        }
-        self._checkpoint_s = 0.0
-        self._advance(batch, batch_metrics(batch, stats, self._config.gconfig.max_new_tokens) | timing)
+        try:
+            self._publish(self.policy_version)
+        finally:  # the step was taken, whatever became of its weights' way to the servers
+            now = time.monotonic()
+            timing = {
+                "timeperf/rollout_s": batch.seconds,
+                "timeperf/train_s": publishing - training,
+                "timeperf/publish_s": now - publishing,
+                "timeperf/state_s": self._state_s,  # of the state and the checkpoint since the line before
+                "timeperf/checkpoint_s": self._checkpoint_s,
+                "timeperf/step_s": now - started + self._state_s + self._checkpoint_s,
+            }
+            self._state_s = self._checkpoint_s = 0.0
+            self._write_down(taken, batch, metrics | timing)
+        self._do_what_is_due()
 
     def _admitted(self, batch: RolloutBatch) -> bool:
         report = BatchReport.of(batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples)
@@ -236,27 +254,29 @@ class GrpoLoop:
         self._queue.requeue(batch.prompt_ids)
         self._journal.record("batch.rejected", subject="trainer", reason=reason, global_step=self.next_step)
 
-    def _advance(self, batch: RolloutBatch, metrics: dict[str, float]) -> None:
-        """The step is committed: write it down, then save and evaluate where due."""
-        position = self._position
-        step = position.next_step
-        self._record(
-            StepReport(
-                global_step=step,
-                epoch=position.epoch,
-                epoch_step=position.epoch_step,
-                attempt=self._attempt,
-                policy_version=self.policy_version,
-                time=time.time(),
-                prompt_ids=batch.prompt_ids,
-                weight_versions=batch.weight_versions,
-                rollouts_failed=batch.failed,
-                rollouts_retried=batch.retried,
-                metrics=metrics,
-            )
+    def _write_down(self, taken: Position, batch: RolloutBatch, metrics: dict[str, float]) -> None:
+        """The step at `taken` is committed: first its state, then its lines, which the state holds too."""
+        report = StepReport(
+            global_step=taken.next_step,
+            epoch=taken.epoch,
+            epoch_step=taken.epoch_step,
+            attempt=self._attempt,
+            policy_version=self.policy_version,
+            time=time.time(),
+            prompt_ids=batch.prompt_ids,
+            weight_versions=batch.weight_versions,
+            rollouts_failed=batch.failed,
+            rollouts_retried=batch.retried,
+            metrics=metrics,
         )
-        self._position = position.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
-        ended_epoch = self._queue.epoch != position.epoch
+        started = time.monotonic()
+        self._checkpointer.remember(self._model, self._queue, self._position, report)
+        self._state_s = time.monotonic() - started
+        self._record(report)
+
+    def _do_what_is_due(self) -> None:
+        """After the last step: save and evaluate where it is time to."""
+        ended_epoch = self._position.epoch != self._position.last_epoch
         if self._checkpointer.is_due(ended_epoch=ended_epoch):
             self._save(required=False)
         if self._checkpointer.evaluation_is_due(ended_epoch=ended_epoch):
@@ -278,6 +298,10 @@ class GrpoLoop:
             sampled=report.sampled,
             greedy=report.greedy,
         )
+
+    def forget(self) -> None:
+        """The trainer ends here: its state leaves the memory, where the disk holds it as well."""
+        self._checkpointer.forget(self._position)
 
     def _save(self, *, required: bool) -> None:
         """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`."""

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
-import math
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 
 from actors.canaries import make_canaries, pick, score_canaries
 from actors.checkpointing import Checkpointer
 from actors.dataset import load_records
 from actors.gate import Ask, MonitorGate
-from actors.golden_probe import GREEDY, golden_distance
-from actors.live_rollouts import LiveRollouts, LoopThread
-from actors.policy_model import PolicyModel, UpdateStats, torch_dtype
+from actors.live_rollouts import LoopThread
+from actors.policy_model import PolicyModel, UpdateStats
 from actors.prompt_queue import PromptQueue
 from actors.reward_pool import RewardPool
-from actors.rollout import RolloutEngine
-from actors.server_pool import ServerPool
-from actors.sglang_client import RequestFailed, SGLangClient
 from actors.step_loop import GrpoLoop, no_gate
+from actors.step_memory import Restored
+from actors.step_records import StepRecords
 from actors.training_data import DataLoader
-from actors.weight_publisher import WeightFolders, WeightPublisher
+from actors.training_servers import TrainingServers
 from launcher.config import RunConfig
-from launcher.errors import ServerError, WeightsRefused
-from launcher.journal import Journal, LineLog
+from launcher.journal import Journal
 from launcher.messages import (
     LoopFailure,
     RolloutBatch,
     ServerInfo,
-    ServerState,
     Snapshot,
-    StepReport,
     TrainerEnd,
     TrainerReady,
     TrainerStatus,
@@ -47,8 +39,6 @@ from launcher.policy.canaries import CanaryRound, CanaryScore
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_paths import RunPaths
 
-MEMORY_BACKED = Path("/dev/shm")
-PROBE_TIMEOUT_S = 5.0
 CANARIES_FILE = "canaries.json"
 
 log = logging.getLogger("trainer")
@@ -72,11 +62,9 @@ class Training:
         self._config = config
         self._paths = paths
         self._attempt = attempt
-        self._reports: list[StepReport] = []
         self._log_to_file()
         self._journal = Journal(paths.events, attempt, time.time)
-        self._ledger = LineLog(paths.ledger, durable=True)
-        self._metrics = LineLog(paths.metrics)
+        self._records = StepRecords(paths)
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward)  # its processes start while the model loads
         records = load_records(config.train_dataset, key="train_dataset")
@@ -89,7 +77,16 @@ class Training:
         )
         context = config.sglang.context_length or self._model.context_length
         self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records)
-        self._thread.call(self._connect())
+        self._servers = TrainingServers(
+            config,
+            paths,
+            self._journal,
+            thread=self._thread,
+            model=self._model,
+            data=self._data,
+            reward=self._reward,
+            collected=self._begin_canaries,
+        )
         scored = list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
         self._canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
@@ -102,7 +99,6 @@ class Training:
         self._busy, self._is_loaded, self._is_allowed, self._is_running = "", False, False, False
         self._is_finished = False
         self._failure: LoopFailure | None = None
-        self._lineage = 0
 
     def ready(self) -> TrainerReady:
         return TrainerReady(
@@ -126,24 +122,28 @@ class Training:
         self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
         try:
             with self._loop.weights_lock:
-                if global_step == FIRST_WEIGHTS:
-                    position = self._checkpointer.begin_anew(self._model, self._queue, self._first_position)
-                else:
-                    position = self._checkpointer.load_step(global_step, self._model, self._queue)
-                self._loop.restore(position)
-                self._lineage = lineage
-                self._publisher.begin(lineage)
+                restored = self._load(global_step)
+                if restored.last is not None:
+                    self._records.complete(restored.last)
+                self._loop.restore(restored.position, is_last_step_owed=restored.last is not None)
+                self._servers.begin(lineage)
             self._is_loaded = True
         finally:
             self._busy = ""
+        where = "from memory" if restored.last is not None else "from the disk"
         self._journal.record(
             "trainer.restored",
             subject="trainer",
-            reason="to the first weights" if global_step == FIRST_WEIGHTS else f"from step {global_step}",
+            reason="to the first weights" if global_step == FIRST_WEIGHTS else f"to step {global_step}, {where}",
             global_step=self._loop.next_step - 1,
             lineage=lineage,
         )
         return self._loop.next_step
+
+    def _load(self, global_step: int) -> Restored:
+        if global_step == FIRST_WEIGHTS:
+            return Restored(position=self._checkpointer.begin_anew(self._model, self._queue, self._first_position))
+        return self._checkpointer.load_step(global_step, self._model, self._queue)
 
     def run(self) -> TrainerEnd:
         """Step until the end, or until paused; at once where it was not allowed. Raises RunError.
@@ -169,7 +169,7 @@ class Training:
     def allow(self) -> None:
         """The next `run` steps."""
         self._loop.allow()
-        self._rollouts.allow()
+        self._servers.rollouts.allow()
         if self._gate is not None:
             self._gate.allow()
         self._failure = None
@@ -178,51 +178,20 @@ class Training:
     def pause(self, *, save: bool) -> None:
         """Let `run` return: at once while it waits for rollouts or the gate, else after the step under way."""
         self._loop.request_stop(save=save)
-        self._rollouts.stop()
+        self._servers.rollouts.stop()
         if self._gate is not None:
             self._gate.stop()
 
     def send_weights(self, server: ServerInfo, version: int, lineage: int) -> None:
         """Send one server the current weights. Raises WeightsRefused where they are others by now, RequestFailed."""
-        with self._loop.weights_lock:
-            self._check_current(version, lineage)
-            send = self._thread.call(self._publisher.prepare(version))
-        self._thread.call(self._publisher.send_to(server, send, version))
+        self._servers.send_weights(self._loop, server, version, lineage)
 
     def admit(self, server: ServerInfo) -> float:
         """Give a server traffic if its weights prove to be ours; returns their distance in nats.
 
         Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for.
         """
-        prompt = self._data.golden_prompt
-        timeout_s = self._config.rollout.request_timeout
-        try:
-            distance = golden_distance(
-                lambda: self._thread.call(
-                    self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s)
-                ),
-                lambda tokens: self._own_logprobs(prompt, tokens),
-                limit=golden_limit(self._config),
-                name=server.name,
-            )
-        except ServerError as error:
-            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
-            self.set_servers([doubted])
-            raise
-        with self._loop.weights_lock:  # no step may be published between this look and the admission
-            lives = {(known.name, known.generation): known for known in self._pool.servers()}
-            known = lives.get((server.name, server.generation), server)
-            self.set_servers([dataclasses.replace(known, state=ServerState.READY, reason="")])
-        return distance
-
-    def _own_logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
-        with self._loop.weights_lock:
-            return self._model.policy_version, self._model.logprobs(prompt, tokens)
-
-    def _check_current(self, version: int, lineage: int) -> None:
-        now = (self._model.policy_version, self._lineage)
-        if (version, lineage) != now:
-            raise WeightsRefused(f"the trainer has version {now[0]} after {now[1]} restores, not {version}, {lineage}")
+        return self._servers.admit(self._loop, server)
 
     def view(self) -> TrainerView:
         """The state, consistent in itself: no step is committed while it is looked at."""
@@ -239,26 +208,26 @@ class Training:
                 is_finished=self._is_finished,
                 is_at_gate=self._gate is not None and self._gate.is_waiting,
                 phase=loop.phase.name,
-                progress=loop.phase.entered + self._pool.leases_ended,
-                lineage=self._lineage,
+                progress=loop.phase.entered + self._servers.pool.leases_ended,
+                lineage=self._servers.lineage,
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
                 longest_sequence=self._data.longest_sequence,
                 failure=self._failure,
-                weights=self._publisher.newest,
-                servers=self._pool.servers(),
-                in_flight=self._pool.in_flight(),
+                weights=self._servers.published,
+                servers=self._servers.pool.servers(),
+                in_flight=self._servers.pool.in_flight(),
                 evals=tuple(loop.evals),
             )
 
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         """Tell the pool of rollouts which servers there are."""
-        self._thread.call(self._pool.update(servers))
+        self._servers.set_servers(servers)
 
     def limit_rollouts(self, max_concurrent: int) -> None:
         """At most so many prompts in flight from now on, also of the batch that is being collected."""
-        self._thread.call(self._pool.limit(max_concurrent * self._config.gconfig.n_samples))
+        self._servers.limit_rollouts(max_concurrent)
 
     def snapshot(self, since: int) -> Snapshot:
         """What is going on, and the steps committed in this life from the `since`-th on."""
@@ -274,83 +243,31 @@ class Training:
         )
         return Snapshot(
             status=status,
-            servers=self._pool.servers(),
-            reports=tuple(self._reports[since:]),
+            servers=self._servers.pool.servers(),
+            reports=tuple(self._records.reports[since:]),
             evals=tuple(loop.evals),
         )
 
     def close(self) -> None:
         """Release what outlives a killed process: reward workers, folders in memory."""
-        self._thread.call(self._disconnect())
-        self._thread.close()
+        self._loop.forget()
+        self._servers.close()
         self._reward.close()
-        if self._folders is not None:
-            self._folders.remove()
 
     def _log_to_file(self) -> None:
         handler = logging.FileHandler(self._paths.trainer_log)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
-    async def _connect(self) -> None:
-        """Make what lives on the asyncio loop, on it."""
-        config, tokenizer = self._config, self._model.tokenizer
-        self._client = SGLangClient()
-        self._pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
-        engine = RolloutEngine(
-            client=self._client,
-            pool=self._pool,
-            scorer=self._reward,
-            config=config.rollout,
-            decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
-        )
-        self._rollouts = LiveRollouts(
-            self._thread,
-            engine,
-            config=config,
-            prompts=self._data.prompts,
-            held_out=self._data.held_out,
-            collected=self._begin_canaries,
-        )
-        on_disk = config.actor.weight_update_mode == "disk"
-        dtype = torch_dtype(config.sglang.dtype)
-        self._folders = (
-            WeightFolders(self._memory_folder(), lambda folder: self._model.export(folder, dtype)) if on_disk else None
-        )
-        self._publisher = WeightPublisher(
-            self._client,
-            self._pool,
-            folders=self._folders,
-            weights=lambda: dict(self._model.named_weights(dtype)),
-            tp_size=config.sglang.tp_size,
-            timeout_s=config.actor.weight_update_timeout,
-        )
-
-    async def _disconnect(self) -> None:
-        await self._pool.close()
-        await self._client.close()
-
-    async def _weight_version_at(self, url: str) -> int | None:
-        try:
-            return (await self._client.model_info(url, timeout_s=PROBE_TIMEOUT_S)).weight_version
-        except RequestFailed:
-            return None
-
-    def _memory_folder(self) -> Path:
-        """One folder for each run, so that its next attempt finds and clears what this one was killed over."""
-        digest = hashlib.sha256(str(self._paths.checkpoints.resolve()).encode()).hexdigest()[:12]
-        root = MEMORY_BACKED if os.access(MEMORY_BACKED, os.W_OK) else self._paths.logs
-        return root / f"grpo-weights-{digest}"
-
     def _assemble(self) -> GrpoLoop:
         return GrpoLoop(
             self._config,
             model=self._model,
             queue=self._queue,
-            rollouts=self._rollouts,
-            publish=self._publish,
+            rollouts=self._servers.rollouts,
+            publish=self._servers.publish,
             checkpointer=self._checkpointer,
-            record=self._write_down,
+            record=self._records.write,
             journal=self._journal,
             attempt=self._attempt,
             gate=no_gate if self._gate is None else self._ask_gate,
@@ -387,31 +304,6 @@ class Training:
     def _monitor_away(self, why: str) -> None:
         event = "gate.waiting" if why else "gate.answered"
         self._journal.record(event, subject="trainer", reason=why, global_step=self._loop.next_step)
-
-    def _publish(self, version: int) -> None:
-        """Where no server takes them the loop goes on to wait for one: to mend servers is the Coordinator's."""
-        try:
-            self._thread.call(self._publisher.publish(version))
-        except WeightsRefused as error:
-            self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
-
-    def _write_down(self, report: StepReport) -> None:
-        self._ledger.append(report.ledger_line())
-        self._metrics.append(report.metrics_line())
-        self._reports.append(report)
-        log.info(
-            "step %d: reward %.3f, policy_version %d",
-            report.global_step,
-            report.metrics["rollout/reward"],
-            report.policy_version,
-        )
-
-
-def golden_limit(config: RunConfig) -> float:
-    """The distance of one server's log-probs that its rounding explains, as at the gate."""
-    is_exact = {config.sglang.dtype, config.actor.dtype} == {"float32"}
-    limit = config.gate.distance_float32 if is_exact else config.gate.distance_unknown
-    return math.inf if limit is None else limit
 
 
 def planned_steps(config: RunConfig, *, prompts: int) -> int:

@@ -43,6 +43,29 @@ class Facts:
     numpy_random: tuple[Any, ...]
 
 
+def collect_training_state(
+    *,
+    policy_version: int,
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    master_weights: str,
+) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The content of both files. The tensors share memory with the model and the optimizer, except random states."""
+    states = {name: optimizer.state[tensor] for name, tensor in parameters.items() if tensor in optimizer.state}
+    tensors = {f"{moment}.{name}": state[moment] for name, state in states.items() for moment in MOMENTS}
+    if master_weights == TENSORS_FILE:
+        tensors |= {f"{MASTER}{name}": parameter.detach() for name, parameter in parameters.items()}
+    facts: dict[str, object] = {
+        "format": FORMAT,
+        "policy_version": policy_version,
+        "master_weights": master_weights,
+        "optimizer_steps": {name: int(state["step"].item()) for name, state in states.items()},
+        "python_random": random.getstate(),
+        "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
+    }
+    return facts, tensors | _torch_random()
+
+
 def save_training_state(
     folder: Path,
     *,
@@ -55,20 +78,10 @@ def save_training_state(
 
     Raises OSError.
     """
-    states = {name: optimizer.state[tensor] for name, tensor in parameters.items() if tensor in optimizer.state}
-    tensors = {f"{moment}.{name}": state[moment] for name, state in states.items() for moment in MOMENTS}
-    if master_weights == TENSORS_FILE:
-        tensors |= {f"{MASTER}{name}": parameter.detach() for name, parameter in parameters.items()}
-    facts = {
-        "format": FORMAT,
-        "policy_version": policy_version,
-        "master_weights": master_weights,
-        "optimizer_steps": {name: int(state["step"].item()) for name, state in states.items()},
-        "python_random": random.getstate(),
-        "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
-    }
+    facts, tensors = collect_training_state(
+        policy_version=policy_version, parameters=parameters, optimizer=optimizer, master_weights=master_weights
+    )
     (folder / FACTS_FILE).write_text(json.dumps(facts))
-    tensors |= _torch_random()
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
     except SafetensorError as error:

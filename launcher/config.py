@@ -210,6 +210,7 @@ class RecoverConfig(FreqConfig):
         OneOf(("auto", "on", "off")),
     )
     keep_last: int = setting(3, "checkpoints to resume from that stay", COUNT)
+    memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
 
 
 @dataclass

@@ -34,6 +34,7 @@ from launcher.hardware import device_for, find_hardware
 from launcher.interrupts import Interrupts
 from launcher.journal import Journal
 from launcher.memory_book import MemoryBook
+from launcher.memory_states import MemoryStates
 from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
 from launcher.resume import already_finished, resume_point
 from launcher.run_paths import RunLock, RunPaths
@@ -67,6 +68,8 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
         journal = Journal(paths.events, attempt, time.time)
         journal.record("run.started", reason="resumed" if resume else "fresh", resume_from=str(resume or ""))
         outcome = Launch(config, paths, attempt, journal, screen, server_entry).run()
+        if outcome.word is RunWord.FINISHED:
+            MemoryStates(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code
 

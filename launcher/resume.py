@@ -7,22 +7,28 @@ from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.journal import read_lines
+from launcher.memory_states import MemoryState, MemoryStates
 from launcher.run_paths import RunPaths
 
 
-def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | None:
-    """The newest whole checkpoint to go on from, None to begin anew.
+def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | MemoryState | None:
+    """What to go on from: the newest whole checkpoint, or a newer state in memory; None to begin anew.
 
-    Raises ConfigError where `recover.mode` and what is on disk contradict each other, and where a setting has
+    Raises ConfigError where `recover.mode` and what there is contradict each other, and where a setting has
     changed that makes a resume wrong.
     """
-    found = CheckpointStore(paths.default_checkpoints).latest_whole()
-    checkpoint, mode = found.checkpoint, config.recover.mode
+    store = CheckpointStore(paths.default_checkpoints)
+    found, mode = store.latest_whole(), config.recover.mode
+    checkpoint: Checkpoint | MemoryState | None = found.checkpoint
+    in_memory = MemoryStates(paths).newest_whole(store.list()) if config.recover.memory else None
+    if in_memory is not None and (checkpoint is None or in_memory.global_step > checkpoint.global_step):
+        checkpoint = in_memory
     if mode == "off":
         if checkpoint is None and not found.skipped:
             return None
+        where = checkpoint.folder if isinstance(checkpoint, MemoryState) else paths.default_checkpoints
         raise ConfigError(
-            f"recover.mode=off, but {paths.default_checkpoints} already holds checkpoints of this trial",
+            f"recover.mode=off, but {where} already holds checkpoints of this trial",
             "give the new run another trial_name, or resume with recover.mode=auto",
         )
     if checkpoint is None:
@@ -37,9 +43,13 @@ def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | None:
     return checkpoint
 
 
-def _check_fingerprint(config: RunConfig, checkpoint: Checkpoint) -> None:
-    assert checkpoint.manifest is not None  # latest_whole returns only those whose manifest was proven
-    differences = fingerprint_differences(checkpoint.manifest.config_fingerprint, config_fingerprint(config))
+def _check_fingerprint(config: RunConfig, checkpoint: Checkpoint | MemoryState) -> None:
+    if isinstance(checkpoint, MemoryState):
+        made_with = checkpoint.facts.config_fingerprint
+    else:
+        assert checkpoint.manifest is not None  # latest_whole returns only those whose manifest was proven
+        made_with = checkpoint.manifest.config_fingerprint
+    differences = fingerprint_differences(made_with, config_fingerprint(config))
     if differences:
         raise ConfigError(
             f"{checkpoint} was made with other settings: " + "; ".join(map(str, differences)),

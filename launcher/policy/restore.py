@@ -41,12 +41,17 @@ class CheckpointHealth(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """What the choice needs of one checkpoint. `is_whole`: its manifest is valid, and nothing found it damaged."""
+    """What the choice needs of one checkpoint. `is_whole`: its manifest is valid, and nothing found it damaged.
+
+    `in_memory`: the state that the trainer kept after the step, which is a checkpoint like any other except that it
+    does not outlive the machine.
+    """
 
     global_step: int
     policy_version: int
     health: CheckpointHealth
     is_whole: bool = True
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,9 @@ def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> fro
     Young checkpoints are not certified yet: by age alone, retention would delete the last that is. Of the good ones
     more than one stays, since a collapse that comes back goes further back.
     """
-    standing = sorted(c.global_step for c in checkpoints if c.is_whole and c.health is not CheckpointHealth.CONDEMNED)
-    good = sorted(c.global_step for c in checkpoints if c.is_whole and c.health is CheckpointHealth.GOOD)
+    whole = [c for c in checkpoints if c.is_whole and not c.in_memory]
+    standing = sorted(c.global_step for c in whole if c.health is not CheckpointHealth.CONDEMNED)
+    good = sorted(c.global_step for c in whole if c.health is CheckpointHealth.GOOD)
     return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:]])
 
 
@@ -95,8 +101,9 @@ def choose(
     damaged = first_damaged(incident) if incident else None
     standing = [c for c in checkpoints if c.is_whole and c.health is not CheckpointHealth.CONDEMNED]
     if incident is None or damaged is None:
-        newest = max((c.global_step for c in standing), default=FIRST_WEIGHTS)
-        return Choice(global_step=newest, reason=f"{_say(newest)} is the newest that stands")
+        newest = max(standing, key=lambda c: c.global_step, default=None)
+        step = FIRST_WEIGHTS if newest is None else newest.global_step
+        return Choice(global_step=step, reason=f"{_say(newest)} is the newest that stands")
     restored_before = _restored_at_the_same_place(incident, history, settings)
     times = len(restored_before) + 1
     if times >= settings.same_place_collapses:
@@ -128,12 +135,15 @@ def _newest(checkpoints: Sequence[CheckpointFacts], *, until: int, settings: Res
     trusted = [checkpoint for checkpoint in checkpoints if checkpoint.global_step <= until]
     if trusted:
         best = max(trusted, key=lambda checkpoint: checkpoint.global_step)
-        reason = f"{_say(best.global_step)} ({best.health}) is the newest that is trusted, up to step {until}"
+        reason = f"{_say(best)} ({best.health}) is the newest that is trusted, up to step {until}"
         return Choice(global_step=best.global_step, reason=reason)
     if settings.begin_anew:
         return Choice(global_step=FIRST_WEIGHTS, reason=f"no checkpoint stands up to step {until}")
     return Choice(global_step=None, reason=f"no checkpoint stands up to step {until}, and restore.begin_anew is off")
 
 
-def _say(step: int) -> str:
-    return "the beginning" if step == FIRST_WEIGHTS else f"the checkpoint of step {step}"
+def _say(checkpoint: CheckpointFacts | None) -> str:
+    if checkpoint is None:
+        return "the beginning"
+    kind = "state in memory" if checkpoint.in_memory else "checkpoint"
+    return f"the {kind} of step {checkpoint.global_step}"

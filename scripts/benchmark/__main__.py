@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     supervision.add_argument("--pairs", type=int, default=34, help="of blocks, one with and one without")
     supervision.add_argument("--block", type=int, default=6, help="steps of a block, of which the first doesn't count")
     supervision.add_argument("--seed", type=int, default=0, help="of the order within the pairs")
+    state = add("state", measure_state, "the state after a step into memory, by its size")
+    state.add_argument("--megabytes", type=int, nargs="+", default=[5, 50, 500], help="sizes of a state")
+    state.add_argument("--times", type=int, default=20, help="writes of each size")
     start = add("start", measure_start, "from the command to the first optimizer step")
     start.add_argument("--times", type=int, default=5, help="commands")
     return top
@@ -98,6 +101,12 @@ def measure_supervision(arguments: argparse.Namespace) -> dict[str, object]:
 
     schedule = Schedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
     return report(measure(arguments.overrides, schedule))
+
+
+def measure_state(arguments: argparse.Namespace) -> dict[str, object]:
+    from scripts.benchmark.state import measure, report
+
+    return report(measure(arguments.megabytes, arguments.times))
 
 
 def measure_start(arguments: argparse.Namespace) -> dict[str, object]:

@@ -11,9 +11,9 @@ from actors.live_rollouts import LoopThread
 from actors.policy_model import PolicyModel, torch_dtype
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
-from actors.training import MEMORY_BACKED
 from actors.weight_publisher import WeightFolders, WeightPublisher
 from launcher.config import RunConfig
+from launcher.memory_states import MEMORY_BACKED
 from launcher.messages import ServerInfo
 from scripts.benchmark.ratios import paired_ratio, spread
 from scripts.benchmark.server import running_server

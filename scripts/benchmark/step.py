@@ -29,6 +29,7 @@ class StepTime:
     train: float
     publish: float
     checkpoint: float
+    state: float = 0.0
 
     @property
     def neither(self) -> float:
@@ -36,7 +37,7 @@ class StepTime:
 
     @property
     def rest(self) -> float:
-        return self.neither - self.publish - self.checkpoint
+        return self.neither - self.publish - self.checkpoint - self.state
 
 
 def step_times(lines: Iterable[Line], evaluated_at: Sequence[float]) -> list[StepTime]:
@@ -54,6 +55,7 @@ def step_times(lines: Iterable[Line], evaluated_at: Sequence[float]) -> list[Ste
                 train=_number(line, "timeperf/train_s"),
                 publish=_number(line, "timeperf/publish_s"),
                 checkpoint=_number(line, "timeperf/checkpoint_s"),
+                state=_number({"timeperf/state_s": 0.0} | dict(line), "timeperf/state_s"),  # older runs have none
             )
         )
     return times
@@ -77,7 +79,7 @@ def read_step_times(paths: RunPaths) -> list[StepTime]:
 def shares(times: Sequence[StepTime]) -> dict[str, float]:
     """Of the wall time of all steps together."""
     wall = sum(time.wall for time in times)
-    parts = ("rollout", "train", "publish", "checkpoint", "rest", "neither")
+    parts = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither")
     return {part: sum(getattr(time, part) for time in times) / wall for part in parts}
 
 

@@ -229,7 +229,7 @@ def _all() -> Iterator[Process]:
 
 
 def weights_folder(paths: RunPaths) -> Path:
-    """Where the trainer publishes weights as folders v<n>, as actors/training.py names it."""
+    """Where the trainer publishes weights as folders v<n>, as launcher/memory_states.py names it."""
     digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
     root = MEMORY_BACKED if os.access(MEMORY_BACKED, os.W_OK) else paths.logs
     return root / f"grpo-weights-{digest}"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from launcher.memory_states import MemoryStates
 from tests.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,19 +36,25 @@ def test_servers_and_supervisors_are_killed_and_the_trainer_is_not_touched(tmp_p
         assert sorted(event["pid"] for event in died) == sorted([first["server-1"], *second.values()])
 
 
-def test_a_killed_trainer_is_restored_and_every_prompt_is_trained_on_once(tmp_path):
+def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(tmp_path):
     with SupervisedRun(tmp_path, steps=16, servers=1) as run:
         run.wait_steps(7)
         server = run.server_pids()
         run.kill(run.trainer_pids()[-1])
         run.wait_until(lambda: run.events("trainer.restarted"), "the trainer is back")
-        run.finish()
-        run.check_ledger()
+        run.wait_steps(10)
         assert run.server_pids() == server
         assert len(set(run.trainer_pids())) == 2
-        steps = [line["global_step"] for line in run.ledger()]
-        assert steps.count(4) == 1, "what the checkpoint of step 4 holds was not trained on again"
-        assert [e["global_step"] for e in run.events("trainer.restored")] == [-1, 4]
+        run.kill(run.process.pid)
+        run.process.wait()
+    with SupervisedRun(tmp_path, steps=16, servers=1) as resumed:
+        resumed.finish()
+        resumed.check_ledger()
+        assert [line["global_step"] for line in resumed.ledger()] == list(range(16)), "no step was taken back"
+        first, second, third = (event["global_step"] for event in resumed.events("trainer.restored"))
+        assert (first, second >= 6, third >= 9) == (-1, True, True)
+        assert "taken back" not in resumed.paths.summary.read_text()
+        assert not MemoryStates(resumed.paths).root.exists()
 
 
 @pytest.mark.parametrize("vital", ["raylet", "gcs_server"])

@@ -132,3 +132,13 @@ def test_retention_never_takes_the_last_good_one(shelf, kept):
 def test_without_looking_at_the_onset_the_damage_would_be_restored(monkeypatch):
     monkeypatch.setattr(restore, "first_damaged", lambda incident: None)
     assert choose(SHELF, incident(42), [], SETTINGS).global_step == 59
+
+
+def test_a_state_in_memory_is_one_to_go_back_to_and_nothing_for_retention():
+    shelf = [*SHELF, saved(63, in_memory=True), saved(64, in_memory=True)]
+    choice = choose(shelf, None, (), SETTINGS)
+    assert choice.global_step == 64 and "the state in memory of step 64" in choice.reason
+    assert choose(shelf, incident(64, Cause.VERIFIER_BROKEN), (), SETTINGS).global_step == 63
+    assert choose(shelf, incident(64), (), SETTINGS).global_step == 39, "what the estimate may miss is not trusted"
+    assert choose(shelf, incident(65, Cause.NONFINITE), (), SETTINGS).global_step == 39
+    assert worth_keeping(shelf, keep_last=1) == worth_keeping(SHELF, keep_last=1)

@@ -14,6 +14,7 @@ from actors.checkpointing import Checkpointer
 from actors.policy_model import PolicyModel
 from actors.prompt_queue import PromptQueue
 from actors.step_loop import GrpoLoop, Stopped, no_gate
+from launcher import memory_states
 from launcher.checkpoints import CheckpointStore
 from launcher.config import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RefConfig, RunConfig
 from launcher.errors import RolloutError, TrainerError
@@ -28,11 +29,25 @@ BATCH = 5
 SAMPLES = 3
 
 
+@pytest.fixture(autouse=True)
+def states_in_memory_are_below_the_test_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_states, "MEMORY_BACKED", tmp_path)
+
+
 class Trial:
     """One launch of the loop over the folders of a trial."""
 
     def __init__(
-        self, root, *, steps=20, rollouts=None, resume=False, publish=lambda version: None, gate=no_gate, **settings
+        self,
+        root,
+        *,
+        steps=20,
+        rollouts=None,
+        resume=False,
+        publish=lambda version: None,
+        gate=no_gate,
+        memory=True,
+        **settings,
     ):
         self.config = RunConfig(
             experiment_name="loop",
@@ -42,7 +57,7 @@ class Trial:
             train_dataset=DatasetConfig(path="none", batch_size=BATCH),
             gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
             actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1),
-            recover=RecoverConfig(freq_steps=4, keep_last=2),
+            recover=RecoverConfig(freq_steps=4, keep_last=2, memory=memory),
             **settings,
         )
         self.config.cluster.fileroot = str(root)
@@ -260,7 +275,7 @@ def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_proce
     first = trial.queue.state_dict()
     assert trial.run()
     checkpointer = trial.loop._checkpointer
-    trial.loop.restore(checkpointer.load_step(7, trial.model, trial.queue))
+    trial.loop.restore(checkpointer.load_step(7, trial.model, trial.queue).position)
     assert trial.run()
     identical(trial.weights(), whole.weights())
     trial.loop.restore(checkpointer.begin_anew(trial.model, trial.queue, first))

@@ -1,0 +1,115 @@
+"""SIGKILL at any moment of a trainer's life: no step that was done is lost, none is taken twice, and what comes out is
+bit for bit what comes out without a kill.
+
+`python -m pytest tests/chaos/test_killed_trainer.py --kills 50` kills more often than the suite does.
+"""
+
+import random
+import signal
+from itertools import pairwise
+from statistics import median
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launcher.checkpoints import CheckpointStore
+from launcher.memory_states import MemoryStates
+from tests.killed_trainer import MOMENTS, Trainers
+
+FEW = 12
+FINISHED = 0
+
+
+@pytest.fixture(scope="module")
+def n_kills(request):
+    return request.config.getoption("--kills") or FEW
+
+
+@pytest.fixture(scope="module")
+def trainers(n_kills):
+    trainers = Trainers(max(110, 8 * n_kills))
+    yield trainers
+    trainers.close()
+
+
+@pytest.fixture(scope="module")
+def whole(trainers, tmp_path_factory):
+    """The run that nobody kills."""
+    root = tmp_path_factory.mktemp("whole")
+    assert trainers.live(root)["exit_code"] == FINISHED
+    return root
+
+
+@pytest.fixture
+def root(trainers, tmp_path):
+    yield tmp_path
+    MemoryStates(trainers.paths(tmp_path)).remove()
+
+
+def step_seconds(trainers, whole):
+    return median(line["timeperf/step_s"] for line in trainers.lines(whole, "metrics.jsonl"))
+
+
+def end_state(trainers, root):
+    newest = CheckpointStore(trainers.paths(root).default_checkpoints).list()[-1]
+    assert newest.global_step == trainers.steps - 1
+    return load_file(newest.path / "model.safetensors") | load_file(newest.path / "training_state.tensors")
+
+
+def killed(trainers, root, **how):
+    """One life that is killed. It began behind all that was written down, or one further: a state without its line."""
+    lives, written = len(trainers.lines(root, "lives.jsonl")), len(trainers.lines(root, "ledger.jsonl"))
+    assert trainers.live(root, **how)["exit_code"] == -signal.SIGKILL, "it came to its end before it was killed"
+    if how.get("memory", True) and len(begun := trainers.lines(root, "lives.jsonl")) > lives:
+        assert begun[-1]["next_step"] - written in (0, 1)
+
+
+def check_nothing_lost(trainers, root, whole):
+    """One line for each step and no other, and the same weights, moments and random states at the end."""
+    ledger = trainers.lines(root, "ledger.jsonl")
+    assert ledger == trainers.lines(whole, "ledger.jsonl"), "one line for each step, none taken back"
+    steps = [line["global_step"] for line in trainers.lines(root, "metrics.jsonl")]
+    assert steps == list(range(trainers.steps))
+    left, right = end_state(trainers, root), end_state(trainers, whole)
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+    assert not MemoryStates(trainers.paths(root)).root.exists(), "a run that is over leaves nothing in memory"
+
+
+def check_taken_steps(trainers, root, kills):
+    """How many steps an optimizer had taken, and a later life took again: of each life at most the one in flight."""
+    published = [line["version"] for line in trainers.lines(root, "published.jsonl")]
+    again = [(last, version) for last, version in pairwise(published) if version <= last]
+    assert all(version == last for last, version in again) and len(again) <= kills
+    return len(again)
+
+
+def test_killed_at_random_moments(trainers, whole, root, n_kills):
+    draw, step_s = random.Random(11), step_seconds(trainers, whole)
+    for _ in range(n_kills):
+        killed(trainers, root, after_s=draw.uniform(0.0, 8.0) * step_s)
+    assert trainers.live(root)["exit_code"] == FINISHED
+    check_nothing_lost(trainers, root, whole)
+    in_flight = check_taken_steps(trainers, root, n_kills)
+    print(f"{n_kills} kills, {trainers.steps} steps: 0 lost, 0 taken twice; {in_flight} optimizer steps were in flight")
+
+
+def test_killed_before_and_after_all_that_a_step_does(trainers, whole, root):
+    draw = random.Random(12)
+    for moment in MOMENTS:
+        for when in ("before", "after"):
+            is_rare = moment.startswith("checkpoint")
+            nth = 1 if is_rare else draw.randint(2, 5)
+            killed(trainers, root, moment=moment, nth=nth, when=when)
+    assert trainers.live(root)["exit_code"] == FINISHED
+    check_nothing_lost(trainers, root, whole)
+    assert check_taken_steps(trainers, root, 2 * len(MOMENTS)) <= 6, "only where it died between optimizer and rename"
+
+
+def test_without_the_state_in_memory_a_kill_takes_steps_back(trainers, root):
+    killed(trainers, root, moment="ledger, metrics", nth=9, when="after", memory=False)
+    killed(trainers, root, moment="ledger, metrics", nth=9, when="after", memory=False)
+    steps = [line["global_step"] for line in trainers.lines(root, "ledger.jsonl")]
+    assert steps == [0, 1, 2, 3, 0, 1, 2, 3]
