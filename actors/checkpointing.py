@@ -13,6 +13,7 @@ from typing import Any
 
 from actors.policy_model import PolicyModel
 from actors.prompt_queue import PromptQueue
+from actors.retention import worth_sparing
 from launcher.checkpoints import Checkpoint, CheckpointName, CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError
@@ -123,7 +124,8 @@ class Checkpointer:
             global_step=name.global_step,
             seconds=time.monotonic() - started,
         )
-        for removed in self._store.prune(self._config.recover.keep_last):
+        spare = worth_sparing(self._store, self._config, healthy_until=position.next_step - 1)
+        for removed in self._store.prune(self._config.recover.keep_last, spare=spare):
             self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
         return committed
 
