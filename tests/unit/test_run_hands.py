@@ -15,9 +15,12 @@ from launcher.messages import RunWord, ServerState, TrainerView
 from launcher.policy.actions import Halt
 from tests.unit.fake_actors import FakeActor, never
 
+STARTED = TrainerView(pid=1, is_started=True)
+REFUSALS = [ResourceError("a port"), OSError("unforeseen"), CheckpointError("no room")]
+
 
 class FakeTrainer:
-    def __init__(self, view=TrainerView(pid=1, is_started=True), **does):
+    def __init__(self, view=STARTED, **does):
         self.view = view
         self._does = does
 
@@ -82,11 +85,7 @@ def play(scenario):
     return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ResourceError("a port"), OSError("unforeseen"), CheckpointError("no room")],
-    ids=lambda e: type(e).__name__,
-)
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
 def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
     """Else a halt would be ordered again and again, and the run never have its word."""
 

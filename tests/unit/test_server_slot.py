@@ -57,7 +57,7 @@ class FakeActor:
     async def _wait_exit(self):
         return await asyncio.shield(self.exited)
 
-    def end(self, reason, exit_code=-9):
+    def end(self, reason, exit_code=-9, at=0.0):
         self.state = ServerState.DEAD
         self.exited.set_result(
             ServerExit(
@@ -67,7 +67,7 @@ class FakeActor:
                 exit_code=exit_code,
                 reason=reason,
                 at=0.0,
-                monotonic=0.0,
+                monotonic=at,
             )
         )
 
@@ -268,3 +268,16 @@ def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
                 await asyncio.sleep(0.005)
 
     scenario(play)
+
+
+def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
+    monkeypatch.setattr(ServerSlot, "_given_up", lambda self: None)
+
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, "info")
+        with pytest.raises(ServerError):
+            await slot.start(0, WEIGHTS, {})
+        return facts(slot)
+
+    seen = scenario(play)
+    assert (seen.state, seen.verdict.health) == (ServerState.STARTING, Health.UNKNOWN)

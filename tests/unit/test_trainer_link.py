@@ -1,4 +1,4 @@
-"""What the Coordinator is told of the trainer, and that an order whose answer is lost leaves nothing waiting for ever."""
+"""What the Coordinator is told of the trainer, and that no order whose answer is lost is waited for for ever."""
 
 import asyncio
 import dataclasses
