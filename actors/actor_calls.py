@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from launcher.errors import LauncherError, RunError
 
@@ -24,7 +24,7 @@ async def answer(call: Awaitable[Any], *, within_s: float, of: str) -> Any:
         if isinstance(error.cause, LauncherError):
             raise error.cause from None
         raise RunError(f"{of} failed: {error.cause!r}", "this is a defect; see the logs of its actor") from error
-    except RayActorError as error:
-        raise ActorAway(f"{of} is not there: {str(error).splitlines()[0]}") from error
+    except RayError as error:  # an actor that Ray ended for the machine's memory is no RayActorError
+        raise ActorAway(f"{of} is not there: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
     except TimeoutError as error:
         raise ActorAway(f"{of} did not answer within {within_s:g} s") from error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
-from launcher.config import RunConfig
+from launcher.config import RestoreConfig, RunConfig
 from launcher.memory_states import MemoryStates
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
 from launcher.run_paths import RunPaths
@@ -27,16 +27,7 @@ class Shelf:
         A state in memory is there only where it is newer than all that is whole on the disk.
         """
         checkpoints = self._store.list()
-        on_disk = [
-            CheckpointFacts(
-                global_step=checkpoint.global_step,
-                policy_version=checkpoint.manifest.policy_version,
-                health=CheckpointHealth.CANDIDATE,
-                is_whole=checkpoint.global_step not in damaged,
-            )
-            for checkpoint in checkpoints
-            if checkpoint.state is CheckpointState.COMMITTED and checkpoint.manifest is not None
-        ]
+        on_disk = on_disk_facts(checkpoints, damaged)
         newest = max((facts.global_step for facts in on_disk if facts.is_whole), default=-1)
         in_memory = [
             CheckpointFacts(
@@ -49,11 +40,7 @@ class Shelf:
             for state in (self._memory.standing(checkpoints) if self._config.recover.memory else ())
             if state.global_step > newest
         ]
-        settings = self._config.restore
-        return tuple(
-            dataclasses.replace(facts, health=certify(facts, healthy_until, settings))
-            for facts in (*on_disk, *in_memory)
-        )
+        return certified([*on_disk, *in_memory], healthy_until, self._config.restore)
 
     def condemn_after(self, global_step: int) -> tuple[str, ...]:
         """What came after it holds damage: the names under which the checkpoints are aside. Raises CheckpointError."""
@@ -69,3 +56,24 @@ class Shelf:
         on_disk = [facts for facts in self.facts(damaged, healthy_until=-1) if not facts.in_memory]
         step = choose(on_disk, None, (), self._config.restore).global_step
         return None if step is None else self._store.find(step)
+
+
+def on_disk_facts(checkpoints: Sequence[Checkpoint], damaged: Set[int]) -> list[CheckpointFacts]:
+    """Of those that are committed, before any is certified."""
+    return [
+        CheckpointFacts(
+            global_step=checkpoint.global_step,
+            policy_version=checkpoint.manifest.policy_version,
+            health=CheckpointHealth.CANDIDATE,
+            is_whole=checkpoint.global_step not in damaged,
+        )
+        for checkpoint in checkpoints
+        if checkpoint.state is CheckpointState.COMMITTED and checkpoint.manifest is not None
+    ]
+
+
+def certified(
+    facts: Sequence[CheckpointFacts], healthy_until: int, settings: RestoreConfig
+) -> tuple[CheckpointFacts, ...]:
+    """With what the steps after each say of it."""
+    return tuple(dataclasses.replace(one, health=certify(one, healthy_until, settings)) for one in facts)

@@ -12,6 +12,7 @@ from typing import Any
 from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
+from actors.retention import worth_sparing
 from actors.step_memory import POSITION_FILE, Restored, StepMemory
 from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
 from launcher.config import RunConfig
@@ -91,7 +92,8 @@ class Checkpointer:
             global_step=name.global_step,
             seconds=time.monotonic() - started,
         )
-        for removed in self._store.prune(self._config.recover.keep_last):
+        spare = worth_sparing(self._store, self._config, healthy_until=position.next_step - 1)
+        for removed in self._store.prune(self._config.recover.keep_last, spare=spare):
             self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
         return committed
 

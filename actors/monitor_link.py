@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray
+
 from actors.actor_calls import answer
+from actors.defects import raise_defects
 from actors.monitor_view import MonitorView, Watched
 from launcher.errors import LauncherError
 from launcher.messages import Cause, Health, Incident, Verdict
@@ -21,13 +24,29 @@ from launcher.policy.canaries import CanaryRound
 ANSWER_S = 2.0
 LOOK_S = 0.5
 FRESH_S = 5.0
+HUNG_LOOKS = 15
+"""Questions in a row without an answer (2 s each), after which its process is ended and Ray starts another: one that
+is stopped answers nobody and is alive to Ray, and the trainer would wait at the gate for ever. Counted, so that a
+pause of the Coordinator's own is none of the monitor's. One that was never heard gets more: it may be starting."""
 
 
 class MonitorLink:
-    """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else."""
+    """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else.
 
-    def __init__(self, actor: Any, *, targets: Callable[[], Sequence[Watched]], changed: asyncio.Event) -> None:
+    `hung` hears that its process was ended for answering nobody.
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        *,
+        targets: Callable[[], Sequence[Watched]],
+        changed: asyncio.Event,
+        hung: Callable[[], None] = lambda: None,
+    ) -> None:
         self._actor = actor
+        self._hung = hung
+        self._unanswered = 0
         self._targets = targets
         self._changed = changed
         self._view: MonitorView | None = None
@@ -36,6 +55,7 @@ class MonitorLink:
 
     @property
     def incident(self) -> Incident | None:
+        raise_defects([] if self._task is None else [self._task])
         view = self._fresh()
         return None if view is None else view.incident
 
@@ -75,13 +95,23 @@ class MonitorLink:
         )
         if _said(view) != _said(self._view):
             self._changed.set()
-        self._view, self._heard_at = view, time.monotonic()
+        self._view, self._heard_at, self._unanswered = view, time.monotonic(), 0
 
     async def _look_on(self) -> None:
         while True:
-            with contextlib.suppress(LauncherError):  # its word ages, and is dropped
+            try:
                 await self._look()
+            except LauncherError as error:  # its word ages, and is dropped
+                self._unanswered += isinstance(error.__cause__, TimeoutError)
+                await self._end_if_hung()
             await asyncio.sleep(LOOK_S)
+
+    async def _end_if_hung(self) -> None:
+        if self._unanswered < HUNG_LOOKS * (1 if self._view is not None else 4):
+            return
+        self._view, self._unanswered = None, 0
+        self._hung()
+        await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
 
     async def close(self) -> None:
         if self._task is not None:

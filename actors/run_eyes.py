@@ -62,7 +62,11 @@ class RunEyes:
         }
         self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
         self.trainer = TrainerLink(trainer, ended=self._trainer_ended, changed=self.changed, health=config.health)
-        self.monitor = None if monitor is None else MonitorLink(monitor, targets=self._targets, changed=self.changed)
+        self.monitor = (
+            None
+            if monitor is None
+            else MonitorLink(monitor, targets=self._targets, changed=self.changed, hung=self._monitor_hung)
+        )
         self.shelf = Shelf(config, paths)
 
     async def refresh(self) -> None:
@@ -142,6 +146,9 @@ class RunEyes:
             generation=end.generation,
             detected_after_s=time.monotonic() - end.monotonic,
         )
+
+    def _monitor_hung(self) -> None:
+        self._history.event("monitor.hung", subject="health_monitor", reason="answers nobody: it is ended")
 
     def _trainer_ended(self, reason: str) -> None:
         self._history.event("trainer.died", subject="trainer", reason=reason)

@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from actors.actor_calls import ActorAway
+from actors.defects import raise_defects
 from actors.hands import Facts, Look
 from actors.monitor_link import MonitorLink
 from actors.run_eyes import MARGIN_S, RunEyes
@@ -53,7 +55,7 @@ class RunHands:
         self._slots, self._trainer, self._monitor = eyes.slots, eyes.trainer, eyes.monitor
         self._memory = eyes.memory
         self._shares_gpu = shares_gpu
-        self._first: list[asyncio.Task[None]] = []
+        self._first: list[asyncio.Task[Any]] = []
         self._unusable: UsageError | None = None
         self._is_stopped = False
 
@@ -118,6 +120,7 @@ class RunHands:
     def look(self) -> Look:
         if self._unusable is not None:
             raise self._unusable
+        raise_defects(self._first)
         return self._eyes.look(is_stopped=self._is_stopped)
 
     # ── acting ──
@@ -198,7 +201,11 @@ class RunHands:
 
     async def _start_server(self, slot: ServerSlot) -> ServerInfo:
         generation = self._history.generations.get(slot.name, -1) + 1
-        weights = await asyncio.to_thread(self._start_weights, slot.name)
+        try:
+            weights = await asyncio.to_thread(self._start_weights, slot.name)
+        except LauncherError as error:
+            slot.not_started(error.message)
+            raise
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
         return await slot.start(generation, weights, overrides)
 
@@ -257,14 +264,16 @@ class RunHands:
         """In reverse order of the start. Nothing here may keep the run from ending: the driver ends what stays."""
         for task in self._first:
             task.cancel()
-        if word is not RunWord.FINISHED:
-            await self._quietly("trainer", self._save())
-        weights = self._trainer.view.weights
-        await self._quietly("trainer", self._trainer.close_training())
-        await asyncio.gather(*(self._quietly(name, slot.stop()) for name, slot in self._slots.items()))
-        for name in self._slots:
-            forget(name, weights)
-        self._is_stopped = True
+        try:
+            if word is not RunWord.FINISHED:
+                await self._quietly("trainer", self._save())
+            weights = self._trainer.view.weights
+            await self._quietly("trainer", self._trainer.close_training())
+            await asyncio.gather(*(self._quietly(name, slot.stop()) for name, slot in self._slots.items()))
+            for name in self._slots:
+                forget(name, weights)
+        finally:  # else a stop that fails would be ordered again and again
+            self._is_stopped = True
 
     async def _save(self) -> None:
         view = self._trainer.view

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from actors.actor_calls import ActorAway, answer
+from actors.actor_calls import answer
+from actors.defects import keep, raise_defects
 from actors.start_weights import StartWeights
 from launcher.errors import LauncherError, ServerError
 from launcher.hardware import oom_kills
@@ -47,6 +48,8 @@ class ServerSlot:
         self._is_ordered = False
         self._ended_at: dict[int, float] = {}
         self._was_ready = False
+        self._failed_start = ""
+        self._adopted_at = float("inf")
         self._asked, self._heard = 0, 0
         self._oom_kills = (oom_kills(),) * 2  # at the two last looks before its end
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,12 +61,16 @@ class ServerSlot:
 
     def adopt(self, generation: int, lineage: int | None) -> None:
         """A life that an earlier Coordinator ordered."""
-        self.generation, self.lineage = generation, lineage
+        self.generation, self.lineage, self._adopted_at = generation, lineage, time.monotonic()
         self._keep(self._watch(generation))
 
     def expect(self) -> None:
         """It is about to be started: that it does not run means nothing."""
         self._is_ordered = True
+
+    def not_started(self, why: str) -> None:
+        """What was expected does not come."""
+        self._is_ordered, self._failed_start = False, why
 
     @property
     def info(self) -> ServerInfo | None:
@@ -78,7 +85,7 @@ class ServerSlot:
         number = self._asked
         try:
             info: ServerInfo = await answer(self._actor.info.remote(), within_s=ANSWER_S, of=self.name)
-        except ActorAway as error:
+        except LauncherError as error:
             self._lost = error.message
             return
         if number > self._heard:
@@ -91,6 +98,7 @@ class ServerSlot:
 
         `is_publishing`: one that was READY is STALE for as long as it loads the new weights, and that is no fault.
         """
+        raise_defects(self._tasks)
         state, end = self._state(in_pool), self._end()
         if not is_publishing:
             self._was_ready = state is ServerState.READY
@@ -142,7 +150,18 @@ class ServerSlot:
         if self._info is not None and self._info.state in over:
             found = find_server_cause(self._info.reason.split(" | "), None)
             return dataclasses.replace(found, reason=self._info.reason or f"it is {self._info.state}")
-        return None
+        return self._given_up()
+
+    def _given_up(self) -> Finding | None:
+        """A start that failed, or that nobody waits for any more, and of which the actor says nothing final.
+
+        Without this a server whose actor hangs, or was never created, would be starting for ever.
+        """
+        if self._info is not None and self._info.state is ServerState.READY:
+            return None
+        is_late = time.monotonic() - self._adopted_at > self._setup_s + STOP_S
+        reason = self._failed_start or (f"adopted, and still not ready after {self._setup_s:g} s" if is_late else "")
+        return Finding(cause=Cause.SERVER_HANG, reason=reason) if reason else None
 
     async def _look_on(self) -> None:
         while True:
@@ -172,6 +191,7 @@ class ServerSlot:
         """End what there is, start another life, and wait until it has generated. Raises LauncherError."""
         self._order_end()
         self.generation, self.lineage = generation, weights.lineage
+        self._failed_start, self._adopted_at = "its start was given up", float("inf")
         try:
             await self._until_it_answers()
             await answer(self._actor.stop.remote(), within_s=STOP_S, of=self.name)
@@ -187,7 +207,11 @@ class ServerSlot:
             )
             self._keep(self._watch(generation))
             info: ServerInfo = await answer(self._actor.wait_ready.remote(), within_s=self._setup_s, of=self.name)
+            self._failed_start = ""
             return info
+        except LauncherError as error:
+            self._failed_start = error.message
+            raise
         finally:
             self._is_ordered = False
             await self.refresh()
@@ -212,9 +236,7 @@ class ServerSlot:
             await asyncio.sleep(LOOK_S)
 
     def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep(self._tasks, work)
 
     async def close(self) -> None:
         for task in self._tasks:

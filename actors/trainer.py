@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.lean_imports import lean_imports
 from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet
 from launcher.config import RunConfig
-from launcher.errors import TrainerError
+from launcher.errors import RunError, TrainerError
 from launcher.messages import Overrides, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerView
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canaries import CanaryRound
@@ -132,11 +132,20 @@ def _monitor() -> Any:
 
 
 def ask_monitor(report: BatchReport) -> Admission:
-    """One question to the HealthMonitor. Raises MonitorAway."""
+    """One question to the HealthMonitor. Raises MonitorAway; RunError where the monitor itself failed at it.
+
+    A monitor that fails at a batch would fail at it for ever: it must not be waited for as one that is away. Ray
+    raises what an actor raised as an error of that kind too, so a ValueError of the monitor's own is not the one that
+    says that nobody bears its name.
+    """
     from actors.gate import MonitorAway
 
     try:
         answer = cast(Admission, ray.get(_monitor().admit.remote(report), timeout=GATE_TIMEOUT_S))
-    except (RayActorError, GetTimeoutError, ValueError) as error:  # ValueError: no actor of that name
+    except RayTaskError as error:
+        raise RunError(
+            f"the HealthMonitor failed at the gate: {error.cause!r}", "this is a defect; see the logs of its actor"
+        ) from error
+    except (RayError, ValueError) as error:  # ValueError: no actor of that name
         raise MonitorAway(f"the HealthMonitor does not answer: {type(error).__name__}") from error
     return answer

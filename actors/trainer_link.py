@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from actors.actor_calls import ActorAway, answer
+from actors.defects import keep, raise_defects
 from actors.process_end import process_ended
 from actors.trainer_watch import TrainerWatch
 from launcher.config import HealthConfig
@@ -55,12 +56,14 @@ class TrainerLink:
         self._load_s = health.trainer_first_s
         self._look_s = health.look_interval_s
         self._life = TrainerWatch(health)
-        self._dead_pid = 0
+        self._dead_pid = -1
         self._last_words: Finding | None = None
         self._oom_kills = (oom_kills(),) * 2
         self._watched_pid = 0
         self._is_ordered = False
         self._failed_since: float | None = None
+        self._overdue = ""
+        self._busy, self._busy_since = "", 0.0
         self._asked, self._heard = 0, 0
         self._run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,15 +89,20 @@ class TrainerLink:
         number = self._asked
         try:
             view: TrainerView = await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer")
-        except ActorAway:
+        except LauncherError:
             return
         if number > self._heard:
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
             if view.is_started:
                 self._oom_kills = (self._oom_kills[1], oom_kills())
             self._watch(view.pid)
+            if view.busy != self._busy:
+                self._busy, self._busy_since = view.busy, self._viewed_at
+            if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must say `run`
+                self._await_run()
 
     def facts(self) -> TrainerFacts:
+        raise_defects(self._tasks)
         view, verdict = self.view, self._verdict()
         failure = view.failure
         found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
@@ -136,6 +144,8 @@ class TrainerLink:
     def _verdict(self) -> Verdict:
         view = self.view
         if self._is_ordered or view.busy or view.pid == 0:
+            if not self._is_ordered and view.pid != self._dead_pid and (reason := self._late()):
+                return Verdict(health=Health.DEAD, reason=reason, cause=Cause.TRAINER_HANG)
             return Verdict(health=Health.UNKNOWN, reason=view.busy or "starting")
         if view.pid == self._dead_pid or not view.is_started:
             said = self._last_words
@@ -146,6 +156,13 @@ class TrainerLink:
         if view.failure is not None and cause is not Cause.NONFINITE:
             return Verdict(health=Health.DEAD, reason=view.failure.message, cause=cause)
         return self._life.verdict()
+
+    def _late(self) -> str:
+        """Why what it is busy with, by order, takes too long; "" where it does not. Who gave the order may be gone."""
+        busy_s = time.monotonic() - self._busy_since
+        if not self._overdue and self._busy and busy_s > self._load_s:
+            return f"{self._busy} for {busy_s:.0f} s, more than {self._load_s:g} s (health.trainer_first_s)"
+        return self._overdue
 
     async def _look_at_it(self) -> None:
         """Beside the questions, so that one that is not answered is seen to be none."""
@@ -176,11 +193,11 @@ class TrainerLink:
 
     async def start(self, overrides: Overrides) -> TrainerReady:
         """Have an empty process load everything; one that isn't empty is ended first, and Ray starts another."""
-        self._is_ordered = True
+        self._is_ordered, self._overdue = True, ""
         try:
             await self._until_empty()
             self._last_words = None
-            ready: TrainerReady = await self._ask(self._actor.start.remote(dict(overrides)), self._load_s)
+            ready: TrainerReady = await self._within(self._actor.start.remote(dict(overrides)), self._load_s)
             return ready
         except LauncherError as error:
             self._note_end(find_trainer_cause([error.message], None))
@@ -190,7 +207,8 @@ class TrainerLink:
             await self.refresh()
 
     async def restore(self, global_step: int, lineage: int) -> int:
-        next_step: int = await self._ask(self._actor.restore.remote(global_step, lineage), self._load_s)
+        self._overdue = ""
+        next_step: int = await self._within(self._actor.restore.remote(global_step, lineage), self._load_s)
         return next_step
 
     async def resume(self) -> None:
@@ -230,6 +248,14 @@ class TrainerLink:
     async def _ask(self, call: Any, within_s: float = ANSWER_S) -> Any:
         return await answer(call, within_s=within_s, of="the trainer")
 
+    async def _within(self, call: Any, within_s: float) -> Any:
+        """As `_ask`, of what keeps it busy: past its deadline it hangs, however busy it says it is."""
+        try:
+            return await self._ask(call, within_s)
+        except ActorAway as error:
+            self._overdue = error.message
+            raise
+
     async def _until_empty(self) -> None:
         give_up_at = time.monotonic() + RESTART_S
         await self.refresh()
@@ -240,12 +266,14 @@ class TrainerLink:
                 told = self.view.pid
                 await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
             if time.monotonic() > give_up_at:
-                raise TrainerError(f"no empty trainer process within {RESTART_S:g} s")
+                self._overdue = f"no empty trainer process within {RESTART_S:g} s"
+                raise TrainerError(self._overdue)
             await asyncio.sleep(SOON_S)
             await self.refresh()
 
     def _await_run(self) -> None:
-        self._run = asyncio.create_task(self._wait_run(self._actor.run.remote()))
+        if self._run is None or self._run.done():
+            self._run = asyncio.create_task(self._wait_run(self._actor.run.remote()))
 
     async def _wait_run(self, running: Any) -> None:
         """However it ends, the view says how; this only says when."""
@@ -262,9 +290,7 @@ class TrainerLink:
             self._last_words = found
 
     def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep(self._tasks, work)
 
     async def close(self) -> None:
         tasks = [*self._tasks, *([self._run] if self._run is not None else [])]

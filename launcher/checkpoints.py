@@ -17,7 +17,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -228,15 +228,16 @@ class CheckpointStore:
 
     # ── removing ──
 
-    def prune(self, keep_last: int) -> tuple[Checkpoint, ...]:
-        """Remove all but the `keep_last` newest and those committed with `keep`; returns what was removed.
+    def prune(self, keep_last: int, *, spare: Set[int] = frozenset()) -> tuple[Checkpoint, ...]:
+        """Remove all but the `keep_last` newest, those committed with `keep` and the steps in `spare`; returns what
+        was removed.
 
         Nothing is removed unless the newest of them was proven whole, in this process. Those set aside by a restore
         are thinned in the same way; damaged ones are left for a person. Raises CheckpointError.
         """
         if keep_last < 1:
             raise ValueError(f"keep_last={keep_last} would remove every checkpoint")
-        surplus = (*self._surplus(keep_last), *_surplus_aside(self.root / SET_ASIDE, keep_last))
+        surplus = (*self._surplus(keep_last, spare), *_surplus_aside(self.root / SET_ASIDE, keep_last))
         try:
             for checkpoint in surplus:
                 checkpoint.path.rename(self.root / f"{TRASH}{checkpoint.name}-{secrets.token_hex(4)}")
@@ -249,7 +250,7 @@ class CheckpointStore:
             ) from error
         return surplus
 
-    def _surplus(self, keep_last: int) -> tuple[Checkpoint, ...]:
+    def _surplus(self, keep_last: int, spare: Set[int]) -> tuple[Checkpoint, ...]:
         retained = 0
         surplus = []
         for checkpoint in reversed(self.list()):
@@ -257,7 +258,7 @@ class CheckpointStore:
                 continue
             if retained < keep_last:
                 retained += self._is_safe(checkpoint, thorough=not retained)
-            elif not checkpoint.keep:
+            elif not checkpoint.keep and checkpoint.global_step not in spare:
                 surplus.append(checkpoint)
         return tuple(surplus)
 

@@ -209,7 +209,11 @@ class RecoverConfig(FreqConfig):
         "auto: resume if there is a checkpoint; on: there must be one; off: begin anew",
         OneOf(("auto", "on", "off")),
     )
-    keep_last: int = setting(3, "checkpoints to resume from that stay", COUNT)
+    keep_last: int = setting(
+        3,
+        "newest checkpoints to resume from that stay, and up to three more to go back to from a collapse",
+        COUNT,
+    )
     memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
 
 

@@ -18,7 +18,7 @@ import traceback
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster import VitalProcesses, ray_cluster
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor, server_names
@@ -200,7 +200,7 @@ class Launch:
                     return self._outcome(ray.get(running))
                 except RayTaskError as error:
                     raise _as_ours(error) from error
-                except RayActorError:
+                except RayError:
                     time.sleep(ASK_AGAIN_S)
                     running = coordinator.run.remote()
 
@@ -218,7 +218,7 @@ class Launch:
         if not done:
             return
         look, self._look = self._look, None
-        with contextlib.suppress(RayActorError, RayTaskError):  # restarting, or not started yet
+        with contextlib.suppress(RayError):  # restarting, or not started yet
             self._take(ray.get(look))
 
     def _take(self, snapshot: Snapshot) -> None:

@@ -69,15 +69,17 @@ def certify(checkpoint: CheckpointFacts, healthy_until: int, settings: RestoreCo
 
 
 def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> frozenset[int]:
-    """The steps that retention must leave alone: the newest, and the newest good ones.
+    """The steps that retention must leave alone: the newest, the newest good ones, and the next to become one.
 
     Young checkpoints are not certified yet: by age alone, retention would delete the last that is. Of the good ones
-    more than one stays, since a collapse that comes back goes further back.
+    more than one stays, since a collapse that comes back goes further back. And one young one stays until it is
+    certified: where checkpoints are frequent and few are kept, none would ever live to be.
     """
     whole = [c for c in checkpoints if c.is_whole and not c.in_memory]
     standing = sorted(c.global_step for c in whole if c.health is not CheckpointHealth.CONDEMNED)
     good = sorted(c.global_step for c in whole if c.health is CheckpointHealth.GOOD)
-    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:]])
+    young = [step for step in standing if step > max(good, default=FIRST_WEIGHTS)]
+    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:], *young[:1]])
 
 
 def first_damaged(incident: Incident) -> int | None:

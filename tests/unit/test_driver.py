@@ -4,6 +4,7 @@ import contextlib
 import time
 
 import pytest
+from ray.exceptions import OutOfMemoryError
 
 from launcher import driver
 from launcher.config import DatasetConfig, RunConfig
@@ -48,3 +49,29 @@ def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_
     last = list(read_lines(paths.events))[-1]
     assert last["event"] == f"run.{word.lower()}"
     assert last["reason"] == outcome.reason
+
+
+class Trainer:
+    """Its snapshot is never there: the process was ended for the machine's memory, which is no RayActorError."""
+
+    class snapshot:
+        @staticmethod
+        def remote(since):
+            return "a reference"
+
+
+def test_a_view_of_the_run_that_can_not_be_had_does_not_end_the_run(tmp_path, monkeypatch):
+    config = RunConfig(experiment_name="view", train_dataset=DatasetConfig(path="none"))
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    launch = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent())
+    launch._trainer = Trainer
+
+    def killed(reference):
+        raise OutOfMemoryError("killed by the memory monitor")
+
+    monkeypatch.setattr(driver.ray, "wait", lambda waited, timeout: (waited, []))
+    monkeypatch.setattr(driver.ray, "get", killed)
+    launch._show()
+    assert launch._look is None  # and it is asked again

@@ -120,7 +120,7 @@ def test_certification_comes_with_healthy_steps(checkpoint, healthy_until, healt
     ("shelf", "kept"),
     [
         (SHELF, {29, 39, 49, 59}),
-        ([saved(9, GOOD), saved(19), saved(29), saved(39)], {9, 29, 39}),
+        ([saved(9, GOOD), saved(19), saved(29), saved(39)], {9, 19, 29, 39}),  # 19 is the next to be certified
         ([saved(9, GOOD), saved(19, GOOD, is_whole=False), saved(29), saved(39, CONDEMNED)], {9, 29}),
         ([], set()),
     ],

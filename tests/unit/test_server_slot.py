@@ -3,21 +3,18 @@
 import asyncio
 
 import pytest
+from ray.exceptions import RayTaskError
 
+from actors import server_slot
+from actors.actor_calls import ActorAway
 from actors.server_slot import ServerSlot
 from actors.start_weights import StartWeights
 from launcher.errors import ServerError
 from launcher.messages import Cause, Health, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.policy.exit_cause import RanOut
+from tests.unit.fake_actors import Method
 
 WEIGHTS = StartWeights(path="model", version=3, lineage=1)
-
-
-class Method:
-    """As Ray's: `.remote(…)` is awaitable."""
-
-    def __init__(self, call):
-        self.remote = call
 
 
 class FakeActor:
@@ -60,7 +57,7 @@ class FakeActor:
     async def _wait_exit(self):
         return await asyncio.shield(self.exited)
 
-    def end(self, reason, exit_code=-9):
+    def end(self, reason, exit_code=-9, at=0.0):
         self.state = ServerState.DEAD
         self.exited.set_result(
             ServerExit(
@@ -70,7 +67,7 @@ class FakeActor:
                 exit_code=exit_code,
                 reason=reason,
                 at=0.0,
-                monotonic=0.0,
+                monotonic=at,
             )
         )
 
@@ -176,3 +173,111 @@ def test_a_verdict_of_the_monitor_counts_for_one_that_lives():
         return facts(slot, in_pool(ServerState.READY), hung).verdict.cause
 
     assert scenario(play) is Cause.SERVER_HANG
+
+
+# ── starts that lead nowhere: none may be waited for for ever ──
+
+
+def hanging(monkeypatch, slot_actor, *methods):
+    monkeypatch.setattr(server_slot, "ANSWER_S", 0.02)
+    monkeypatch.setattr(server_slot, "STOP_S", 0.05)
+    for name in methods:
+        getattr(slot_actor, name).remote = lambda *args, **kwargs: asyncio.get_running_loop().create_future()
+
+
+def test_one_whose_actor_is_never_there_is_dead_after_its_start_was_given_up(monkeypatch):
+    """Ray keeps an actor that no machine has room for pending, without end."""
+
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, "info")
+        slot.expect()
+        before = facts(slot).verdict.health
+        with pytest.raises(ServerError, match="does not come back"):
+            await slot.start(0, WEIGHTS, {})
+        return before, facts(slot)
+
+    before, after = scenario(play)
+    assert before is Health.UNKNOWN
+    assert (after.state, after.verdict.health) == (ServerState.DEAD, Health.DEAD)
+    assert "does not come back" in after.verdict.reason
+
+
+@pytest.mark.parametrize("method", ["start", "wait_ready"])
+def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starting(monkeypatch, method):
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, method)
+        slot._setup_s = 0.02
+        actor.state = ServerState.STARTING
+        with pytest.raises(ActorAway):
+            await slot.start(0, WEIGHTS, {})
+        actor.generation = 0
+        await slot.refresh()
+        dead = facts(slot)
+        actor.state = ServerState.READY
+        await slot.refresh()
+        return dead.state, facts(slot).state
+
+    dead, late = scenario(play)
+    assert dead is ServerState.DEAD
+    assert late is ServerState.STALE  # it came after all, before anybody ended it
+
+
+def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
+    async def play(slot, actor, died):
+        monkeypatch.setattr(server_slot, "STOP_S", 0.01)
+        slot._setup_s = 0.04
+        actor.generation, actor.state = 0, ServerState.STARTING
+        slot.adopt(0, 1)
+        await slot.refresh()
+        seen = [facts(slot).state]
+        while seen[-1] is ServerState.STARTING:
+            await asyncio.sleep(0.005)
+            seen.append(facts(slot).state)
+        return seen
+
+    seen = scenario(play)
+    assert len(seen) > 2  # it had its time
+    assert seen[-1] is ServerState.DEAD
+
+
+def test_one_for_which_there_are_no_weights_to_start_from_is_dead_and_not_expected_for_ever():
+    async def play(slot, actor, died):
+        slot.expect()
+        slot.not_started("the folder can't be listed")
+        return facts(slot)
+
+    assert scenario(play).verdict.reason == "the folder can't be listed"
+
+
+def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
+    async def play(slot, actor, died):
+        monkeypatch.setattr(server_slot, "LOOK_S", 0.005)
+        info, fails = actor.info.remote, [True]
+
+        async def once():
+            if fails:
+                fails.clear()
+                raise RayTaskError("info", "traceback", KeyError("a defect"))
+            return await info()
+
+        actor.info.remote = once
+        slot.begin_looking()
+        actor.generation = 4
+        async with asyncio.timeout(10):
+            while slot._info is None:
+                await asyncio.sleep(0.005)
+
+    scenario(play)
+
+
+def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
+    monkeypatch.setattr(ServerSlot, "_given_up", lambda self: None)
+
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, "info")
+        with pytest.raises(ServerError):
+            await slot.start(0, WEIGHTS, {})
+        return facts(slot)
+
+    seen = scenario(play)
+    assert (seen.state, seen.verdict.health) == (ServerState.STARTING, Health.UNKNOWN)

@@ -143,7 +143,11 @@ def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_ze
         steps = [r for r in trial.reports if r.epoch == epoch]
         assert sorted(i for r in steps for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
         assert [r.epoch_step for r in steps] == [0, 1, 2, 3, 4]
-    assert [str(c) for c in trial.store.list()] == ["epoch1epochstep2globalstep7", "epoch1epochstep4globalstep9"]
+    assert [str(c) for c in trial.store.list()] == [
+        "epoch0epochstep3globalstep3",  # the next to be certified
+        "epoch1epochstep2globalstep7",
+        "epoch1epochstep4globalstep9",
+    ]
 
 
 def poison(version, **change):

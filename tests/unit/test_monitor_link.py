@@ -1,0 +1,118 @@
+"""A HealthMonitor that hangs is replaced; one that restarts, or a Coordinator that paused, costs no process."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from actors import monitor_link
+from actors.monitor_link import MonitorLink
+from actors.monitor_view import MonitorView, ServerVerdict
+from launcher.messages import Cause, Health, Incident, Verdict
+from launcher.policy.canaries import CanaryVerdict
+from launcher.policy.reward import Level, RewardVerdict
+from tests.unit.fake_actors import FakeActor, never
+
+SOUND = MonitorView(
+    servers=(ServerVerdict(name="server-0", generation=1, verdict=Verdict(health=Health.HEALTHY, reason="tokens")),),
+    rewards=RewardVerdict(level=Level.SOUND, reason="no step yet"),
+    canaries=CanaryVerdict(is_broken=False, is_known=False, reason="none"),
+)
+INCIDENT = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=3)
+TURNS = 200
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The actors that were ended; nobody waits for real."""
+    ended = []
+    monkeypatch.setattr(monitor_link, "ANSWER_S", 0.002)
+    monkeypatch.setattr(monitor_link, "LOOK_S", 0.0)
+    monkeypatch.setattr(monitor_link.ray, "kill", lambda actor, no_restart: ended.append(no_restart))
+    return ended
+
+
+def look(watch, until, **links):
+    """A link to a monitor whose `watch` is given, until `until(link)` holds or for many turns."""
+
+    async def inside():
+        link = MonitorLink(FakeActor(watch=watch), targets=list, changed=asyncio.Event(), **links)
+        link.begin_looking()
+        for _ in range(TURNS):
+            if until(link):
+                break
+            await asyncio.sleep(0.003)
+        await link.close()
+        return link
+
+    return asyncio.run(inside())
+
+
+def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended):
+    """A stopped process is alive to Ray: the trainer would wait at the gate, and the run hang."""
+    told, answers = [], [SOUND]
+
+    def watch(targets):
+        return answers.pop() if answers else never()
+
+    look(watch, lambda link: ended, hung=lambda: told.append("hung"))
+    assert (ended, told) == ([False], ["hung"])
+
+
+def test_one_that_is_being_restarted_is_left_alone(ended):
+    answers = [SOUND]
+
+    def watch(targets):
+        if answers:
+            return answers.pop()
+        raise ActorUnavailableError("restarting", None)
+
+    look(watch, lambda link: False)
+    assert ended == []
+
+
+def test_one_that_was_late_now_and_then_is_left_alone(ended):
+    asked = []
+
+    def watch(targets):
+        asked.append(1)
+        return SOUND if len(asked) % 5 == 0 else never()
+
+    look(watch, lambda link: len(asked) > 4 * monitor_link.HUNG_LOOKS)
+    assert ended == []
+
+
+def test_without_the_count_it_would_be_waited_for_for_ever(ended, monkeypatch):
+    monkeypatch.setattr(monitor_link, "HUNG_LOOKS", 10**9)
+    answers = [SOUND]
+    look(lambda targets: answers.pop() if answers else never(), lambda link: ended)
+    assert ended == []
+
+
+def test_its_word_grows_old(monkeypatch):
+    """P7: of a monitor that is away nothing is known, and nothing is done on what it said last."""
+
+    async def inside():
+        view = dataclasses.replace(SOUND, incident=INCIDENT)
+        link = MonitorLink(FakeActor(watch=lambda targets: view), targets=list, changed=asyncio.Event())
+        await link._look()
+        fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
+        monkeypatch.setattr(monitor_link, "FRESH_S", -1.0)
+        return fresh, link.incident, link.verdict("server-0", 1)
+
+    fresh, incident, verdict = asyncio.run(inside())
+    assert fresh == (INCIDENT, SOUND.servers[0].verdict, None)
+    assert (incident, verdict) == (None, None)
+
+
+def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):
+    async def inside():
+        link = MonitorLink(FakeActor(watch=SOUND), targets=lambda: {}["a defect"], changed=asyncio.Event())
+        link.begin_looking()
+        for _ in range(TURNS):
+            assert link.incident is None
+            await asyncio.sleep(0)
+
+    with pytest.raises(KeyError, match="a defect"):
+        asyncio.run(inside())

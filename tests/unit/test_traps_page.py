@@ -1,0 +1,40 @@
+"""docs/traps.md names tests that exist, and leaves no cell of a detector empty."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def tables():
+    """The rows of each table, by its heading."""
+    found, heading = {}, ""
+    for line in (REPOSITORY / "docs" / "traps.md").read_text().splitlines():
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
+        elif line.startswith("| ") and heading:
+            found.setdefault(heading, []).append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return {name: rows[1:] for name, rows in found.items()}  # without their titles
+
+
+@cache
+def functions_of(path):
+    tree = ast.parse((REPOSITORY / path).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_test_that_the_page_names_exists():
+    named = NAMED.findall((REPOSITORY / "docs" / "traps.md").read_text())
+    assert len(named) > 100
+    assert [f"{path}::{name}" for path, name in named if name not in functions_of(path)] == []
+
+
+def test_every_trap_and_every_column_of_every_detector_has_one():
+    traps, silent, detectors = tables().values()
+    assert (len(traps), len(silent)) == (20, 7)
+    assert [row[0] for row in [*traps, *silent] if not NAMED.search(row[2])] == []
+    assert len(detectors) >= 20
+    assert [row[0] for row in detectors if len(row) != 4 or not all(map(NAMED.search, row[1:]))] == []
