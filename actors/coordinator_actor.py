@@ -11,6 +11,7 @@ import time
 import ray
 
 from actors.coordinator import Coordinator
+from actors.incident_keeper import IncidentKeeper
 from actors.ray_life import die_with_raylet
 from actors.run_eyes import RunEyes
 from actors.run_hands import RunHands
@@ -77,5 +78,6 @@ class CoordinatorActor:
             shares_gpu=self._shares_gpu,
         )
         hands = RunHands(self._config, history, eyes, shares_gpu=self._shares_gpu)
-        self._coordinator = Coordinator(self._config, hands, history)
+        keeper = IncidentKeeper(self._paths, pids=eyes.pids)
+        self._coordinator = Coordinator(self._config, hands, history, keeper=keeper)
         return self._coordinator

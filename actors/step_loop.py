@@ -22,10 +22,11 @@ from typing import Protocol
 from actors.checkpointing import Checkpointer, Position
 from actors.policy_model import PolicyModel, UpdateStats
 from actors.prompt_queue import PromptQueue
+from actors.rejections import Rejections
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, TrainerError
 from launcher.journal import Journal
-from launcher.messages import EvalReport, RolloutBatch, StepReport
+from launcher.messages import Cause, EvalReport, RolloutBatch, StepReport
 from launcher.policy.admission import Admission, BatchReport, admit
 
 NONFINITE_IN_A_ROW = 2
@@ -99,6 +100,7 @@ class GrpoLoop:
         self._saves = True
         self._nonfinite_in_a_row = 0
         self._checkpoint_s = 0.0
+        self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
         self.phase = Phase()
         self.weights_lock = threading.RLock()
@@ -124,6 +126,7 @@ class GrpoLoop:
         """Go on after `position`; the model and the queue have been restored by the caller."""
         self._position = position
         self._nonfinite_in_a_row = 0
+        self.rejections.clear()
         self.evals = list(position.evals)
 
     def request_stop(self, *, save: bool = True) -> None:
@@ -202,7 +205,7 @@ class GrpoLoop:
         report = BatchReport.of(batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples)
         decision = admit(report)
         if not decision.admitted:
-            self._reject(batch, decision.reason)
+            self._reject(batch, decision)
         return decision.admitted
 
     def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
@@ -213,7 +216,7 @@ class GrpoLoop:
             raise
         if not decision.admitted:
             self._model.discard()
-            self._reject(batch, decision.reason)
+            self._reject(batch, decision)
         return decision.admitted
 
     def _is_finite(self, stats: UpdateStats, batch: RolloutBatch) -> bool:
@@ -229,17 +232,18 @@ class GrpoLoop:
                 "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
                 "recover.mode=auto resumes from the last checkpoint",
             )
-        self._reject(batch, reason)
+        self._reject(batch, Admission(admitted=False, reason=reason, cause=Cause.NONFINITE))
         return False
 
-    def _reject(self, batch: RolloutBatch, reason: str) -> None:
+    def _reject(self, batch: RolloutBatch, decision: Admission) -> None:
         self._queue.requeue(batch.prompt_ids)
-        self._journal.record("batch.rejected", subject="trainer", reason=reason, global_step=self.next_step)
+        self.rejections.add(batch, decision, self.next_step)
 
     def _advance(self, batch: RolloutBatch, metrics: dict[str, float]) -> None:
         """The step is committed: write it down, then save and evaluate where due."""
         position = self._position
         step = position.next_step
+        self.rejections.clear()
         self._record(
             StepReport(
                 global_step=step,

@@ -244,6 +244,7 @@ class Training:
                 total_steps=loop.total_steps,
                 longest_sequence=self._data.longest_sequence,
                 failure=self._failure,
+                rejections=loop.rejections.since_step,
                 weights=self._publisher.newest,
                 servers=self._pool.servers(),
                 in_flight=self._pool.in_flight(),

@@ -64,6 +64,11 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
     return CanaryVerdict(is_broken=False, is_known=True, reason="known answers scored as they should be")
 
 
+def is_sound(one: CanaryRound, settings: RewardHealthConfig) -> bool:
+    """Every known answer was scored, and as it should be."""
+    return all(score.got is not None and not _is_wrong(score, settings) for score in one.scores)
+
+
 def _still_accusing(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) -> list[CanaryRound]:
     """The rounds with a wrong score that nothing has cleared since, oldest first."""
     accusing: list[CanaryRound] = []
