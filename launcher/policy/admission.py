@@ -76,7 +76,7 @@ class BatchReport:
             failed=batch.failed,
             truncated=sum(c.finish_reason == "length" for c in completions),
             blank=sum(bool(r.completion.token_ids) and not r.text.strip() for r in batch.rollouts),
-            mean_reward=fmean(rewards) if rewards else None,
+            mean_reward=_mean(rewards),
             low_reward=min(rewards, default=None),
             high_reward=max(rewards, default=None),
             canaries=tuple(canaries),
@@ -260,6 +260,14 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fa
             reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
             faults.append(Fault(reason=reason, cause=Cause.SERVER_CORRUPT))
     return faults
+
+
+def _mean(rewards: Sequence[float]) -> float | None:
+    """None of none; not a number where they are too large to be added: a batch must not end who looks at it."""
+    try:
+        return fmean(rewards) if rewards else None
+    except OverflowError:
+        return math.nan
 
 
 def _share(part: int, whole: int) -> float:
