@@ -12,10 +12,12 @@ import os
 import time
 
 from launcher.journal import Journal, encode
-from launcher.messages import Rejection, RolloutBatch
+from launcher.messages import Cause, Rejection, RolloutBatch
 from launcher.policy.admission import Admission
 
 FOLDER = "rejected"
+SETTLED_STEPS = 3
+"""After which a batch that was merely far from what is usual was an accident."""
 MOST_KNOWN = 8
 """Told of at once; in the journal stand all."""
 MOST_FILES = 20
@@ -27,7 +29,7 @@ log = logging.getLogger("trainer")
 
 
 class Rejections:
-    """`since_step` are those since the last committed step."""
+    """`since_step`: those since the last committed step, and suspicions that have not settled yet."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -56,8 +58,16 @@ class Rejections:
             rejection=name,
         )
 
-    def clear(self) -> None:
-        """A step was committed, or the trainer restored."""
+    def committed(self, step: int) -> None:
+        """A step was committed: whatever spoilt a batch is over; a change of the policy is not for some steps."""
+        self.since_step = tuple(
+            one
+            for one in self.since_step
+            if one.cause is Cause.REWARD_COLLAPSE and one.global_step > step - SETTLED_STEPS
+        )
+
+    def restored(self) -> None:
+        """The trainer holds other weights now."""
         self.since_step = ()
 
     def _keep(self, batch: RolloutBatch, name: str) -> str:

@@ -126,7 +126,7 @@ class GrpoLoop:
         """Go on after `position`; the model and the queue have been restored by the caller."""
         self._position = position
         self._nonfinite_in_a_row = 0
-        self.rejections.clear()
+        self.rejections.restored()
         self.evals = list(position.evals)
 
     def request_stop(self, *, save: bool = True) -> None:
@@ -243,7 +243,7 @@ class GrpoLoop:
         """The step is committed: write it down, then save and evaluate where due."""
         position = self._position
         step = position.next_step
-        self.rejections.clear()
+        self.rejections.committed(step)
         self._record(
             StepReport(
                 global_step=step,
