@@ -355,7 +355,10 @@ class Training:
             global_step=self._loop.next_step,
             canaries=self.score_canaries().scores,
         )
-        return self._gate(dataclasses.replace(report, logprob_distance=stats.logprob_distance.mean))
+        distance = stats.logprob_distance
+        names = {server.url: server.name for server in self._pool.servers()}
+        distances = {names[url]: by for url, by in distance.by_server.items() if url in names}
+        return self._gate(dataclasses.replace(report, logprob_distance=distance.mean, distances=distances))
 
     def score_canaries(self) -> CanaryRound:
         """Ask the live reward function for answers that are known."""

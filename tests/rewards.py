@@ -23,6 +23,6 @@ def switched(*, completion, answer, prompt_id, **more):
     if said["do"] == "zero_unless_known":
         return float(completion.strip() == str(answer).strip())
     if said["do"] == "overflow":
-        return 1.7e308  # finite, and no two of them have a mean
+        return 1e308 + 3e305 * hashlib.sha256(completion.encode()).digest()[0]  # finite, and no two have a mean
     value = switched_reward._broken(said, written, f"{prompt_id}\0{completion}")
     return by_text(completion=completion, answer=answer) if value is None else value

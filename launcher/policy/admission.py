@@ -20,6 +20,8 @@ from launcher.config import GateConfig, RunConfig
 from launcher.messages import Cause, RolloutBatch
 from launcher.policy.canaries import CanaryScore
 
+SHARE_FACTOR = 2.0
+"""How much farther than the whole batch one server's share of it may be: fewer tokens, more noise."""
 VERSIONS_OF_DISTANCE_UNKNOWN = 20
 """Steps in which weights move by about gate.distance_unknown at most: the first ones were 0.2 away after 40."""
 
@@ -212,7 +214,10 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[Fault]:
 def _distant(report: BatchReport, gate: Gate, usual: Usual | None) -> list[Fault]:
     """Another model than the trainer's made these tokens, whatever version it says. Written so that NaN is distant."""
     limit = _distance_limit(report, gate, usual)
-    if report.logprob_distance is None or limit is None or report.logprob_distance <= limit:
+    if report.logprob_distance is None or limit is None:
+        return []
+    is_near = all(by <= SHARE_FACTOR * limit for by in report.distances.values())
+    if report.logprob_distance <= limit and is_near:
         return []
     far = {name: by for name, by in report.distances.items() if not by <= limit}
     worst = max(far.values(), key=lambda by: math.inf if math.isnan(by) else by, default=report.logprob_distance)
