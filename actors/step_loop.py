@@ -45,11 +45,13 @@ class RolloutSource(Protocol):
     def evaluate(self, weight_version: int) -> EvalReport | None: ...
 
 
-Gate = Callable[[RolloutBatch, UpdateStats], Admission]
-"""The last question before the weights move. Raises Stopped when asked to stop while it waits for the answer."""
+Gate = Callable[[RolloutBatch, UpdateStats | None], Admission]
+"""The last question before the weights move; without figures, of a batch that was turned away before it.
+
+Raises Stopped when asked to stop while it waits for the answer."""
 
 
-def no_gate(batch: RolloutBatch, stats: UpdateStats) -> Admission:
+def no_gate(batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
     """Of a loop without a monitor: what is known of the batch alone has been asked already."""
     return Admission(admitted=True, reason="nobody else to ask")
 
@@ -206,6 +208,7 @@ class GrpoLoop:
         decision = admit(report)
         if not decision.admitted:
             self._reject(batch, decision)
+            self._gate(batch, None)  # the monitor hears of it: a server may have made it, and go on making them
         return decision.admitted
 
     def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:

@@ -346,7 +346,7 @@ class Training:
             gate=no_gate if self._gate is None else self._ask_gate,
         )
 
-    def _ask_gate(self, batch: RolloutBatch, stats: UpdateStats) -> Admission:
+    def _ask_gate(self, batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
         assert self._gate is not None
         report = BatchReport.of(
             batch,
@@ -355,6 +355,8 @@ class Training:
             global_step=self._loop.next_step,
             canaries=self.score_canaries().scores,
         )
+        if stats is None:
+            return self._gate(report)
         distance = stats.logprob_distance
         names = {server.url: server.name for server in self._pool.servers()}
         distances = {names[url]: by for url, by in distance.by_server.items() if url in names}
