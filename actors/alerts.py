@@ -70,11 +70,20 @@ class Alerts:
             self._told[number] = title
             self._put(number, "began", title, reason)
 
+    def known(self, number: int, title: str) -> None:
+        """That it began was told before, by another process."""
+        self._told.setdefault(number, title)
+
     def ended(self, number: int, reason: str) -> None:
         """Of an incident whose begin was not told, nothing is."""
         if number in self._told and number not in self._ended:
             self._ended.add(number)
             self._put(number, "ended", self._told[number], reason)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not on their way yet, or are being sent."""
+        return sum(sink.waiting for sink in self._sinks)
 
     @property
     def missed(self) -> int:
@@ -103,6 +112,10 @@ class Sink:
         except queue.Full:
             self._miss("it takes no messages any more")
 
+    @property
+    def waiting(self) -> int:
+        return self._queue.unfinished_tasks
+
     def _work(self) -> None:
         while True:
             alert = self._queue.get()
@@ -110,6 +123,8 @@ class Sink:
                 self._send(alert)
             except Exception as error:  # noqa: BLE001 - whatever an alert meets, it must not hurt the run
                 self._miss(f"{type(error).__name__}: {error}")
+            finally:
+                self._queue.task_done()
 
     def _miss(self, why: str) -> None:
         self.missed += 1

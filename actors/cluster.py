@@ -5,16 +5,19 @@ The environment is set before Ray starts, because Ray's own processes read it th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
+import ray._private.worker as ray_worker
 
 from launcher.config import RunConfig
 from launcher.errors import ResourceError
@@ -58,11 +61,29 @@ class VitalProcesses:
         return ""
 
 
+def keep_off_the_screen(file: Path) -> None:
+    """Have what Ray prints of each process that died go into `file`: the run says it itself, in one line.
+
+    `log_to_driver` does not concern these, and Ray has no setting for them; where its printer has another name, they
+    are printed.
+    """
+    if not callable(getattr(ray_worker, "print_to_stdstream", None)):
+        return
+
+    def write(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        with contextlib.suppress(OSError), file.open("a") as log:
+            for line in data.get("lines", ()):
+                log.write(f"({data.get('pid')}) {line}\n")
+
+    ray_worker.print_to_stdstream = write
+
+
 @contextmanager
 def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[VitalProcesses]:
     """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    keep_off_the_screen(paths.logs / "ray.log")
     local = config.cluster.address == "local"
     if local:  # Ray then turns its token authentication on by itself; RAY_AUTH_MODE is read too early to be set here
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_own_token(paths))

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 
 from actors.hands import Hands, Look
+from actors.incident_keeper import IncidentKeeper
+from actors.incident_log import IncidentLog
 from actors.run_history import RunHistory
 from launcher.config import RunConfig
 from launcher.errors import LauncherError
@@ -32,12 +34,20 @@ class Coordinator:
     """Used on one asyncio loop. `clock` gives seconds that all processes of this host share."""
 
     def __init__(
-        self, config: RunConfig, hands: Hands, history: RunHistory, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: RunConfig,
+        hands: Hands,
+        history: RunHistory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keeper: IncidentKeeper | None = None,
     ) -> None:
         self._config = config
         self._hands = hands
         self._history = history
         self._clock = clock
+        self._keeper = keeper
+        self._incidents = IncidentLog(history, keeper)
         self._under_way: dict[asyncio.Task[None], Action] = {}
 
     async def run(self) -> Outcome:
@@ -47,13 +57,17 @@ class Coordinator:
         else:
             self._history.begin()
         await self._hands.begin()
+        self._incidents.begin()
         try:
             while self._history.state not in ENDS:
                 await self._wait(self.turn())
+            self._incidents.close(self._clock())
             return self._outcome(self._hands.look())
         finally:
             await self._drop_tasks()
             await self._hands.close()
+            if self._keeper is not None:
+                await self._keeper.close()
 
     def abort(self, reason: str) -> None:
         """End the run, saving what there is. Asking twice changes nothing."""
@@ -64,7 +78,10 @@ class Coordinator:
         """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
         self._reap()
         now = self._clock()
-        made = plan(self._observe(), self._history.attempts, self._config, now)
+        look = self._hands.look()
+        seen = self._observe(look)
+        made = plan(seen, self._history.attempts, self._config, now)
+        self._incidents.turn(seen, made, look.rejections, now)
         self._history.enter(made.state, made.reason)
         for attempt in made.attempts:
             self._history.attempted(attempt)
@@ -73,8 +90,8 @@ class Coordinator:
             self._under_way[asyncio.create_task(self._perform(action))] = action
         return made.wake_at
 
-    def _observe(self) -> Observed:
-        look, history = self._hands.look(), self._history
+    def _observe(self, look: Look) -> Observed:
+        history = self._history
         return Observed(
             state=history.state,
             servers=look.servers,
@@ -94,6 +111,8 @@ class Coordinator:
         """To its end, however it ends; a failed one is due again, and the plan counts how often."""
         started, deadline_s = self._clock(), self._hands.deadline_s(action)
         try:
+            if self._keeper is not None:
+                await self._keeper.evidence_before(action)
             async with asyncio.timeout(deadline_s):
                 facts = await self._hands.perform(action)
         except TimeoutError:

@@ -11,6 +11,7 @@ import time
 import ray
 
 from actors.coordinator import Coordinator
+from actors.incident_keeper import IncidentKeeper
 from actors.memory_ladder import MemoryLadder
 from actors.ray_life import die_with_raylet
 from actors.run_eyes import RunEyes
@@ -81,5 +82,6 @@ class CoordinatorActor:
             memory=memory,
         )
         hands = RunHands(self._config, history, eyes, shares_gpu=self._shares_gpu)
-        self._coordinator = Coordinator(self._config, hands, history)
+        keeper = IncidentKeeper(self._paths, pids=eyes.pids)
+        self._coordinator = Coordinator(self._config, hands, history, keeper=keeper)
         return self._coordinator

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from launcher.messages import EvalReport, Incident
+from launcher.messages import EvalReport, Incident, Rejection
 from launcher.policy.actions import Action
 from launcher.policy.memory import MemorySettings, Tried
 from launcher.policy.observed import ServerFacts, TrainerFacts
@@ -19,7 +19,10 @@ from launcher.policy.restore import CheckpointFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is known now, without waiting for anybody. `evals`: held-out accuracies so far, for the last word."""
+    """What is known now, without waiting for anybody. `evals`: held-out accuracies so far, for the last word.
+
+    `rejections`: batches that were turned away since the last step.
+    """
 
     servers: tuple[ServerFacts, ...]
     trainer: TrainerFacts
@@ -30,6 +33,7 @@ class Look:
     progress_at: float | None = None
     is_stopped: bool = False
     evals: tuple[EvalReport, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
 
 
 Facts = Mapping[str, object]

@@ -22,7 +22,7 @@ from statistics import median
 
 import ray
 
-from actors.alerts import Alerts
+from actors.incident_alerts import IncidentAlerts
 from actors.memory_watch import MemoryWatch
 from actors.monitor_view import MonitorView, ServerVerdict, Watched
 from actors.ray_life import die_with_raylet
@@ -39,6 +39,8 @@ from launcher.run_paths import RunPaths
 
 MOST_ROUNDS = 200
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
+NO_DOUBT = ("", Cause.SERVER_STALE)
+TELL_S = 0.5
 
 
 class HealthMonitor:
@@ -63,7 +65,7 @@ class HealthMonitor:
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._faults: dict[tuple[str, int], ServerFault] = {}
-        self._doubts: dict[str, str] = {}
+        self._doubts: dict[str, tuple[str, Cause]] = {}
         self._blank: list[float] = []
         self._incident: Incident | None = None
         self._canary_said = bool(self._rounds)
@@ -139,7 +141,8 @@ class HealthMonitor:
         self._judge()
         decision = admit(report, self._gate, usual=self._usual(), compared_in_a_row=self._compared)
         if decision.admitted and self._incident is not None:
-            decision = Admission(admitted=False, reason=self._incident.reason, cause=self._incident.cause)
+            known = self._incident
+            decision = Admission(admitted=False, reason=known.reason, cause=known.cause, subjects=(known.subject,))
         self._count(report, decision)
         return decision
 
@@ -152,9 +155,9 @@ class HealthMonitor:
         self._rejected += 1
         self._compared += decision.is_compared
         self._last_rejection = decision.reason
-        if decision.cause in OF_WEIGHTS:
-            for name in self._watches:
-                self._doubts[name] = decision.reason
+        if decision.cause is not None and decision.cause in OF_WEIGHTS:
+            for name in decision.subjects or self._watches:
+                self._doubts[name] = (decision.reason, decision.cause)
                 self._note(name, decision.cause)
         self.changed.set()
 
@@ -248,7 +251,8 @@ class HealthMonitor:
                     name=name,
                     generation=watch.server.generation,
                     verdict=watch.verdict(),
-                    doubt=self._doubts.get(name, ""),
+                    doubt=self._doubts.get(name, NO_DOUBT)[0],
+                    doubt_cause=self._doubts.get(name, NO_DOUBT)[1],
                 )
                 for name, watch in self._watches.items()
             ),
@@ -286,14 +290,17 @@ class HealthMonitorActor:
         self._paths = paths
         self._attempt = attempt
         self._monitor: HealthMonitor | None = None
-        self._alerts: Alerts | None = None
+        self._alerts: IncidentAlerts | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     def _begun(self) -> HealthMonitor:
         """Made on the first call, since an actor whose constructor raises is never restarted, and on its loop."""
         if self._monitor is None:
             journal = Journal(self._paths.events, self._attempt, time.time)
             journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
-            self._alerts = Alerts(self._config.alerts, run=f"{self._paths.experiment_name}/{self._paths.trial_name}")
+            if self._config.alerts.webhook is not None:
+                self._alerts = IncidentAlerts(self._config.alerts, self._paths, journal, self._attempt)
+                self._telling = asyncio.create_task(self._go_on_telling(self._alerts))
             self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient())
         return self._monitor
 
@@ -329,12 +336,14 @@ class HealthMonitorActor:
     async def pids(self) -> dict[str, dict[str, int]]:
         return self._begun().pids()
 
-    async def incident_began(self, number: int, title: str, reason: str) -> None:
+    async def tell_people(self) -> None:
+        """Put what there is to tell in order, and wait until it is on its way; at the end of the run."""
         self._begun()
-        assert self._alerts is not None
-        self._alerts.began(number, title, reason)
+        if self._alerts is not None:
+            self._alerts.refresh()
+            await asyncio.to_thread(self._alerts.wait_told, self._config.alerts.timeout)
 
-    async def incident_ended(self, number: int, reason: str) -> None:
-        self._begun()
-        assert self._alerts is not None
-        self._alerts.ended(number, reason)
+    async def _go_on_telling(self, alerts: IncidentAlerts) -> None:
+        while True:
+            alerts.refresh()
+            await asyncio.sleep(TELL_S)

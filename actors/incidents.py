@@ -1,10 +1,10 @@
 """What was seen around an incident, kept for a person: `incidents/<n>/` beside the run's logs.
 
     server-<i>.log.tail    the last lines of each server's log; trainer.log.tail likewise
-    stacks/<name>.txt      what each living process was doing, by py-spy
+    stacks/<name>.txt      of a hang: what each process was doing, by py-spy
     memory.json            host, cgroup, GPUs, and each process
-    batch.json             the batch that was turned away, where there is one
-    incident.json          what happened, written first
+    batch-<id>.json        each batch that was turned away for it (actors/rejections.py)
+    incident.json          what happened; written first, and again when it has ended
 
 Everything has a bound in bytes and in seconds, and nothing here raises: evidence must never cost the run.
 """
@@ -12,7 +12,6 @@ Everything has a bound in bytes and in seconds, and nothing here raises: evidenc
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import time
@@ -24,7 +23,6 @@ import psutil
 from actors.server_log import tail
 from launcher.hardware import cgroup_memory, find_hardware
 from launcher.journal import encode
-from launcher.messages import RolloutBatch
 from launcher.run_paths import RunPaths
 
 DEADLINE_S = 20.0
@@ -32,7 +30,6 @@ DUMP_TIMEOUT_S = 8.0
 MOST_DUMPS = 16
 MOST_DUMP_BYTES = 256 * 1024
 MOST_LOG_BYTES = 64 * 1024
-MOST_BATCH_BYTES = 4 * 2**20
 MOST_FOLDERS = 200
 """Of one run; beyond that an incident still stands in the journal, with its reason."""
 PY_SPY = Path(sys.executable).with_name("py-spy")
@@ -47,11 +44,12 @@ async def collect(
     facts: Mapping[str, object],
     logs: Mapping[str, Path],
     pids: Mapping[str, int],
-    batch: RolloutBatch | None = None,
+    stacks_of: Mapping[str, int] | None = None,
 ) -> Path | None:
     """Gather what there is within DEADLINE_S. Returns the folder, None where none could be made. Never raises.
 
-    `logs` and `pids` by the name that the file gets. What fails leaves a line in `incident.json`'s `missing`.
+    `logs` and `stacks_of` by the name that the file gets; `pids`: whose memory is said. What fails leaves a line in
+    `missing.txt`.
     """
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -64,8 +62,7 @@ async def collect(
         "incident": asyncio.to_thread(_write, folder / "incident.json", encode(facts)),
         "logs": asyncio.to_thread(_write_logs, folder, logs),
         "memory": asyncio.to_thread(_write_memory, folder, pids),
-        "batch": asyncio.to_thread(_write_batch, folder, batch),
-        "stacks": _dump_stacks(folder / "stacks", pids),
+        "stacks": _dump_stacks(folder / "stacks", stacks_of or {}),
     }
     tasks = {asyncio.create_task(work): name for name, work in parts.items()}
     _, late = await asyncio.wait(tasks, timeout=DEADLINE_S)
@@ -125,39 +122,9 @@ def _process_memory(pid: int) -> dict[str, object]:
         return {"pid": pid, "error": type(error).__name__}
 
 
-def _write_batch(folder: Path, batch: RolloutBatch | None) -> None:
-    """Its groups one by one, as many as fit: half a JSON document is of no use to anybody."""
-    if batch is None:
-        return
-    groups: list[object] = []
-    room = MOST_BATCH_BYTES
-    for group in batch.groups:
-        shown = {
-            "prompt": group.prompt.id,
-            "record": dict(group.prompt.record),
-            "rollouts": [
-                {
-                    "text": rollout.text,
-                    "reward": rollout.reward,
-                    "server": rollout.completion.server,
-                    "weight_version": rollout.completion.weight_version,
-                    "finish_reason": rollout.completion.finish_reason,
-                    "token_ids": rollout.completion.token_ids,
-                    "logprobs": rollout.completion.logprobs,
-                }
-                for rollout in group.rollouts
-            ],
-        }
-        room -= len(encode(shown))
-        if room < 0:
-            break
-        groups.append(shown)
-    shown_of = f"{len(groups)} of {len(batch.groups)}"
-    content = {"groups_shown": shown_of, "failed": batch.failed, "retried": batch.retried, "groups": groups}
-    (folder / "batch.json").write_text(json.dumps(json.loads(encode(content)), indent=1))
-
-
 async def _dump_stacks(folder: Path, pids: Mapping[str, int]) -> None:
+    if not pids:
+        return
     await asyncio.to_thread(folder.mkdir, exist_ok=True)
     await asyncio.gather(*(_dump(folder / f"{name}.txt", pid) for name, pid in list(pids.items())[:MOST_DUMPS]))
 

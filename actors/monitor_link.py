@@ -18,7 +18,7 @@ from actors.actor_calls import answer
 from actors.defects import raise_defects
 from actors.monitor_view import MonitorView, Watched
 from launcher.errors import LauncherError
-from launcher.messages import Cause, Health, Incident, Verdict
+from launcher.messages import Health, Incident, Verdict
 from launcher.policy.canaries import CanaryRound
 
 ANSWER_S = 2.0
@@ -65,7 +65,7 @@ class MonitorLink:
         for server in () if view is None else view.servers:
             if (server.name, server.generation) == (name, generation):
                 if server.doubt and server.verdict.health is not Health.DEAD:
-                    return Verdict(health=Health.SUSPECT, reason=server.doubt, cause=Cause.SERVER_STALE)
+                    return Verdict(health=Health.SUSPECT, reason=server.doubt, cause=server.doubt_cause)
                 return server.verdict
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.messages import Incident, ServerInfo, Verdict
+from launcher.messages import Cause, Incident, ServerInfo, Verdict
 from launcher.policy.canaries import CanaryVerdict
 from launcher.policy.reward import RewardVerdict
 from launcher.policy.watching import Task
@@ -21,12 +21,13 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerVerdict:
-    """Of one life of one server. `doubt`: why its weights are not trusted; "" where they are."""
+    """Of one life of one server. `doubt`: why its weights are not trusted, "" where they are; `doubt_cause` with it."""
 
     name: str
     generation: int
     verdict: Verdict
     doubt: str = ""
+    doubt_cause: Cause = Cause.SERVER_STALE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

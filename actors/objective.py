@@ -7,6 +7,7 @@ out of a model (arithmetic, temperature, reference) and how a batch is cut, run 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -37,12 +38,14 @@ class Batch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """Of one micro-batch: `totals` [8] over its tokens, float64, in the order of `Means`; `farthest` is a maximum.
+    `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is of another micro-batch.
 
     They stay on the device until the whole batch is done: a figure asked for earlier would hold up the GPU.
     """
 
     totals: Tensor
     farthest: Tensor
+    distances: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,9 @@ class Objective:
         return Sums(
             totals=torch.stack([column.detach().sum(dtype=torch.float64) for column in columns]),
             farthest=distance.amax() if len(distance) else distance.sum(),
+            distances=torch.zeros_like(batch.weights, dtype=torch.float64).index_add(
+                0, micro_batch.sequences, distance.double()
+            ),
         )
 
     def means(self, batch: Batch, sums: Sequence[Sums]) -> Means:
@@ -135,6 +141,19 @@ class Objective:
             distance=distance,
             farthest=largest,
         )
+
+    def distances(self, groups: Sequence[RolloutGroup], sums: Sequence[Sums]) -> dict[str, float]:
+        """By server, the mean |server's - trainer's log-prob| over the tokens that it made; {} where one made all."""
+        completions = [rollout.completion for group in groups for rollout in group.rollouts]
+        if len({completion.server for completion in completions}) < 2:
+            return {}
+        by_sequence = torch.stack([one.distances for one in sums]).sum(dim=0).tolist()
+        totals: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        for completion, total in zip(completions, by_sequence, strict=True):
+            totals[completion.server] += total
+            tokens[completion.server] += len(completion.token_ids)
+        return {server: totals[server] / count for server, count in tokens.items() if count}
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """One for each sequence, worked out in float64. A missing reward is not a number."""

@@ -92,7 +92,8 @@ class PolicyModel:
         try:
             sums = [self._objective.run(self._model, part.to(self._device), batch) for part in batch.micro_batches]
             grad_norm = clip_grad_norm_(self._model.parameters(), self._actor.optimizer.gradient_clipping).item()
-            self._stats = self._stats_of(batch, self._objective.means(batch, sums), grad_norm)
+            distances = self._objective.distances(groups, sums)
+            self._stats = self._stats_of(batch, self._objective.means(batch, sums), grad_norm, distances)
         except torch.OutOfMemoryError as error:
             self.discard()
             raise TrainerError(
@@ -221,7 +222,7 @@ class PolicyModel:
         folder = model_folder.local_folder(ref.path, key="ref.path")
         return self._load(folder, torch_dtype(ref.dtype), key="ref.path").requires_grad_(False)
 
-    def _stats_of(self, batch: Batch, means: Means, grad_norm: float) -> UpdateStats:
+    def _stats_of(self, batch: Batch, means: Means, grad_norm: float, distances: Mapping[str, float]) -> UpdateStats:
         figures = {"loss": means.loss, "gradient norm": grad_norm, "distance of log-probs": means.distance}
         optimizer = self._actor.optimizer
         return UpdateStats(
@@ -234,7 +235,7 @@ class PolicyModel:
             approx_kl=means.approx_kl,
             kl_ref=means.kl_ref if self._actor.kl_ctl > 0 else None,
             entropy=means.entropy,
-            logprob_distance=LogprobDistance(mean=means.distance, max=means.farthest),
+            logprob_distance=LogprobDistance(mean=means.distance, max=means.farthest, by_server=distances),
             n_sequences=len(batch.weights),
             n_learning=batch.n_learning,
             n_tokens=batch.n_tokens,

@@ -46,12 +46,13 @@ class GroupFailed(Exception):
 
 @dataclass
 class Tally:
-    """What one collection cost."""
+    """What one collection cost. `unscored_in_a_row`: groups since the last that was scored."""
 
     failed: int = 0
     retried: int = 0
     tokens: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
+    unscored_in_a_row: int = 0
 
 
 class RolloutEngine:
@@ -111,6 +112,7 @@ class RolloutEngine:
                     prompt_id = running.pop(task)
                     try:
                         groups[prompt_id] = task.result()
+                        tally.unscored_in_a_row = 0
                     except GroupFailed as failure:
                         self._give_back(prompt_id, failure, queue, tally)
         finally:
@@ -130,6 +132,12 @@ class RolloutEngine:
         queue.requeue([prompt_id])
         tally.failed += 1
         tally.attempts[prompt_id] += 1
+        tally.unscored_in_a_row += failure.scoring
+        if tally.unscored_in_a_row >= self._config.prompt_attempts:  # else each prompt of the epoch would be tried
+            raise RewardError(
+                f"{tally.unscored_in_a_row} prompts in a row could not be scored, last {prompt_id}: {failure}",
+                "reward.fn and reward.timeout",
+            )
         if tally.attempts[prompt_id] < self._config.prompt_attempts:
             return
         kind = RewardError if failure.scoring else RolloutError

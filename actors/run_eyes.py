@@ -100,7 +100,14 @@ class RunEyes:
             progress_at=self._progress_at,
             is_stopped=is_stopped,
             evals=self.trainer.view.evals,
+            rejections=self.trainer.view.rejections,
         )
+
+    def pids(self) -> dict[str, int]:
+        """Of the main process of each server and of the trainer, as far as they are known."""
+        known = {name: slot.info.pid for name, slot in self.slots.items() if slot.info is not None}
+        known["trainer"] = self.trainer.view.pid or None
+        return {name: pid for name, pid in known.items() if pid is not None}
 
     def incident(self, now: float) -> Incident | None:
         return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
@@ -137,15 +144,7 @@ class RunEyes:
     def _server_died(self, end: ServerExit) -> None:
         if (end.name, end.generation) in self._history.died:
             return  # told to the Coordinator before this one
-        self._history.event(
-            "server.died",
-            subject=end.name,
-            reason=end.reason,
-            pid=end.pid,
-            exit_code=end.exit_code,
-            generation=end.generation,
-            detected_after_s=time.monotonic() - end.monotonic,
-        )
+        self._history.server_died(end, time.monotonic() - end.monotonic)
 
     def _monitor_hung(self) -> None:
         self._history.event("monitor.hung", subject="health_monitor", reason="answers nobody: it is ended")

@@ -36,6 +36,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
+from launcher.policy.canaries import is_sound
 from launcher.policy.mend_trainer import damage_stands
 from launcher.policy.restore import first_damaged
 
@@ -98,10 +99,13 @@ class RunHands:
         """While the trainer is paused for a broken reward function, no batch shows whether it has been mended."""
         while True:
             await asyncio.sleep(VERIFIER_S)
-            incident = monitor.incident
+            incident = self._eyes.incident(time.monotonic())
             if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and not self._trainer.view.is_running:
                 with contextlib.suppress(LauncherError):
-                    await monitor.canaries(await self._trainer.score_canaries())
+                    scored = await self._trainer.score_canaries()
+                    if is_sound(scored, self._config.reward_health):
+                        self._trainer.reward_answers()
+                    await monitor.canaries(scored)
 
     async def _start_trainer(self, before: Sequence[asyncio.Task[None]]) -> None:
         """SGLang takes its share of what memory is free when it starts: on one GPU the servers go first."""

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
 from launcher.journal import Journal, read_lines
 from launcher.memory_book import Remembered
-from launcher.messages import Cause, Overrides, RunWord
+from launcher.messages import Cause, Overrides, Rejection, RunWord, ServerExit
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -29,6 +30,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.exit_cause import RanOut
+from launcher.policy.incident_book import Ending, Trouble
 from launcher.policy.memory import MemorySettings, Tried
 from launcher.policy.restart import Attempt, Rung
 from launcher.policy.run_state import ENDS, RunState
@@ -72,14 +74,23 @@ class RunHistory:
         self.ending: RunWord | None = None
         self.ending_reason = ""
         self.was_begun = False
+        self.incidents = IncidentRecord()
 
     @classmethod
     def read(cls, journal: Journal, path: Path, attempt: int) -> RunHistory:
-        """What the events of this attempt tell; nothing, where it has only begun. Raises JournalError."""
+        """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError."""
         history = cls(journal)
+        is_mine = False
         for event in read_lines(path):
             if event.get("attempt") == attempt:
+                if not is_mine:
+                    history.incidents.next_attempt()
+                is_mine = True
                 history._take(event)
+            else:
+                history.incidents.take(event)
+        if not is_mine:
+            history.incidents.next_attempt()
         return history
 
     # ── writing ──
@@ -155,6 +166,53 @@ class RunHistory:
         if not self.abort_reason:
             self._record("run.abort_asked", subject="user", reason=reason)
 
+    def server_died(self, end: ServerExit, detected_after_s: float) -> None:
+        self._record(
+            "server.died",
+            subject=end.name,
+            reason=end.reason,
+            incident=self.incidents.number_of_death(end.name),
+            pid=end.pid,
+            exit_code=end.exit_code,
+            generation=end.generation,
+            detected_after_s=detected_after_s,
+        )
+
+    def incident_began(self, trouble: Trouble, doing: str, now: float) -> Mapping[str, object]:
+        return self._record(
+            BEGAN,
+            subject=trouble.subject,
+            reason=trouble.reason,
+            incident=self.incidents.number_to_begin(trouble.subject),
+            cause=trouble.cause,
+            onset_step=trouble.onset_step,
+            doing=doing,
+            at=now if trouble.since is None else min(trouble.since, now),
+        )
+
+    def incident_joined(self, number: int, rejection: Rejection) -> None:
+        self._record(
+            JOINED,
+            subject="batch",
+            reason=rejection.reason,
+            incident=number,
+            global_step=rejection.global_step,
+            rejection=rejection.id,
+            cause=rejection.cause,
+        )
+
+    def incident_ended(self, ending: Ending, **facts: object) -> Mapping[str, object]:
+        one = ending.incident
+        return self._record(
+            ENDED,
+            subject=one.subject,
+            reason=ending.reason,
+            incident=one.number,
+            cause=one.cause,
+            is_mended=ending.is_mended,
+            **facts,
+        )
+
     def event(self, name: str, *, subject: str, reason: str, **facts: object) -> None:
         """Something that was seen, and that nothing here depends on."""
         self._record(name, subject=subject, reason=reason, **facts)
@@ -163,16 +221,24 @@ class RunHistory:
         subject = str(facts.pop("name", "") or event.partition(".")[0])
         self._record(event, subject=subject, reason=str(facts.pop("reason", "")), **facts, **more)
 
-    def _record(self, event: str, *, subject: str = "", reason: str = "", **facts: Any) -> None:
-        step = facts.pop("global_step", None)
+    def _record(self, event: str, *, subject: str = "", reason: str = "", **facts: Any) -> Mapping[str, object]:
+        """Written with the number of the incident that it belongs to, if any."""
+        step, number = facts.pop("global_step", None), facts.pop("incident", None)
         line = self._journal.record(
-            event, subject=subject, reason=reason, global_step=step if isinstance(step, int) else None, **facts
+            event,
+            subject=subject,
+            reason=reason,
+            global_step=step if isinstance(step, int) else None,
+            incident=self.incidents.number_for(event, subject) if number is None else number,
+            **facts,
         )
         self._take(line)
+        return line
 
     # ── understanding, the same now and after a restart ──
 
     def _take(self, event: Mapping[str, object]) -> None:
+        self.incidents.take(event)
         name, subject = str(event.get("event", "")), str(event.get("subject", ""))
         kind, _, what = name.partition(".")
         if kind == "run" and what.upper() in RunState.__members__ and RunState(what.upper()) not in ENDS:

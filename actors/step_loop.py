@@ -26,10 +26,11 @@ from actors.checkpointing import Checkpointer
 from actors.policy_model import PolicyModel, UpdateStats
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
+from actors.rejections import Rejections
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, TrainerError
 from launcher.journal import Journal
-from launcher.messages import EvalReport, RolloutBatch, StepReport
+from launcher.messages import Cause, EvalReport, RolloutBatch, StepReport
 from launcher.policy.admission import Admission, BatchReport, admit
 
 NONFINITE_IN_A_ROW = 2
@@ -48,11 +49,13 @@ class RolloutSource(Protocol):
     def evaluate(self, weight_version: int) -> EvalReport | None: ...
 
 
-Gate = Callable[[RolloutBatch, UpdateStats], Admission]
-"""The last question before the weights move. Raises Stopped when asked to stop while it waits for the answer."""
+Gate = Callable[[RolloutBatch, UpdateStats | None], Admission]
+"""The last question before the weights move; without figures, of a batch that was turned away before it.
+
+Raises Stopped when asked to stop while it waits for the answer."""
 
 
-def no_gate(batch: RolloutBatch, stats: UpdateStats) -> Admission:
+def no_gate(batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
     """Of a loop without a monitor: what is known of the batch alone has been asked already."""
     return Admission(admitted=True, reason="nobody else to ask")
 
@@ -104,6 +107,7 @@ class GrpoLoop:
         self._nonfinite_in_a_row = 0
         self._is_last_step_owed = False
         self._checkpoint_s = self._state_s = 0.0
+        self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
         self.phase = Phase()
         self.weights_lock = threading.RLock()
@@ -133,6 +137,7 @@ class GrpoLoop:
         self._position = position
         self._is_last_step_owed = is_last_step_owed
         self._nonfinite_in_a_row = 0
+        self.rejections.restored()
         self.evals = list(position.evals)
 
     def request_stop(self, *, save: bool = True) -> None:
@@ -220,7 +225,8 @@ class GrpoLoop:
         report = BatchReport.of(batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples)
         decision = admit(report)
         if not decision.admitted:
-            self._reject(batch, decision.reason)
+            self._reject(batch, decision)
+            self._gate(batch, None)  # the monitor hears of it: a server may have made it, and go on making them
         return decision.admitted
 
     def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
@@ -231,7 +237,7 @@ class GrpoLoop:
             raise
         if not decision.admitted:
             self._model.discard()
-            self._reject(batch, decision.reason)
+            self._reject(batch, decision)
         return decision.admitted
 
     def _is_finite(self, stats: UpdateStats, batch: RolloutBatch) -> bool:
@@ -247,15 +253,16 @@ class GrpoLoop:
                 "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
                 "recover.mode=auto resumes from the last checkpoint",
             )
-        self._reject(batch, reason)
+        self._reject(batch, Admission(admitted=False, reason=reason, cause=Cause.NONFINITE))
         return False
 
-    def _reject(self, batch: RolloutBatch, reason: str) -> None:
+    def _reject(self, batch: RolloutBatch, decision: Admission) -> None:
         self._queue.requeue(batch.prompt_ids)
-        self._journal.record("batch.rejected", subject="trainer", reason=reason, global_step=self.next_step)
+        self.rejections.add(batch, decision, self.next_step)
 
     def _write_down(self, taken: Position, batch: RolloutBatch, metrics: dict[str, float]) -> None:
         """The step at `taken` is committed: first its state, then its lines, which the state holds too."""
+        self.rejections.committed(taken.next_step)
         report = StepReport(
             global_step=taken.next_step,
             epoch=taken.epoch,

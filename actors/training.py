@@ -215,6 +215,7 @@ class Training:
                 total_steps=loop.total_steps,
                 longest_sequence=self._data.longest_sequence,
                 failure=self._failure,
+                rejections=loop.rejections.since_step,
                 weights=self._servers.published,
                 servers=self._servers.pool.servers(),
                 in_flight=self._servers.pool.in_flight(),
@@ -273,7 +274,7 @@ class Training:
             gate=no_gate if self._gate is None else self._ask_gate,
         )
 
-    def _ask_gate(self, batch: RolloutBatch, stats: UpdateStats) -> Admission:
+    def _ask_gate(self, batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
         assert self._gate is not None
         report = BatchReport.of(
             batch,
@@ -282,7 +283,12 @@ class Training:
             global_step=self._loop.next_step,
             canaries=self._scored_canaries(),
         )
-        return self._gate(dataclasses.replace(report, logprob_distance=stats.logprob_distance.mean))
+        if stats is None:
+            return self._gate(report)
+        distance = stats.logprob_distance
+        names = {server.url: server.name for server in self._servers.pool.servers()}
+        distances = {names[url]: by for url, by in distance.by_server.items() if url in names}
+        return self._gate(dataclasses.replace(report, logprob_distance=distance.mean, distances=distances))
 
     def score_canaries(self) -> CanaryRound:
         """Ask the live reward function for answers that are known."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobDistance:
-    """|server's log-prob - trainer's| over the completion tokens, in nats: does the server hold our weights?"""
+    """|server's log-prob - trainer's| over the completion tokens, in nats: does the server hold our weights?
+
+    `by_server`: the mean of each one's tokens, by its URL; empty where one server made them all.
+    """
 
     mean: float
     max: float
+    by_server: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

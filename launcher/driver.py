@@ -29,7 +29,7 @@ from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError
-from launcher.event_lines import EventTail
+from launcher.event_lines import EventTail, alert_of, tell
 from launcher.hardware import device_for, find_hardware
 from launcher.interrupts import Interrupts
 from launcher.journal import Journal
@@ -106,6 +106,7 @@ class Launch:
         self._events = EventTail(paths.events, attempt)
         self._actors: list[Any] = []
         self._trainer: Any = None
+        self._monitor: Any = None
         self._look: ray.ObjectRef[Snapshot] | None = None
         self._steps_seen, self._trainer_pid = 0, 0
 
@@ -154,7 +155,8 @@ class Launch:
         options = {"name": TRAINER, "num_cpus": config.actor.num_cpus, "num_gpus": gpus}
         self._trainer = self._new(Trainer, options, config, self._paths, self._attempt, has_monitor=True)
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
-        self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, self._paths, self._attempt)
+        monitor = {"name": MONITOR, **watchers}
+        self._monitor = self._new(HealthMonitorActor, monitor, config, self._paths, self._attempt)
         return self._new(
             CoordinatorActor,
             {"name": COORDINATOR, **watchers},
@@ -210,8 +212,11 @@ class Launch:
 
     def _show(self, *, wait: bool = False) -> None:
         """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view."""
-        for line in self._events.new_lines():
-            self._screen.milestone(line)
+        for event in self._events.new_events():
+            if line := tell(event):
+                self._screen.milestone(line)
+            if alert := alert_of(event):
+                self._screen.alert(*alert)
         if self._look is None:
             self._look = self._trainer.snapshot.remote(self._steps_seen)
         done, _ = ray.wait([self._look], timeout=STOP_TIMEOUT_S if wait else 0)
@@ -237,6 +242,8 @@ class Launch:
 
         Without Ray's own processes the actors end themselves, and asking would wait for an answer that never comes.
         """
+        if is_reachable and self._monitor is not None and self._config.alerts.webhook is not None:
+            ray.wait([self._monitor.tell_people.remote()], timeout=self._config.alerts.timeout)
         for actor in reversed(self._actors if is_reachable else []):
             ray.kill(actor)
         self._journal.record("run.stopped", reason="actors ended")

@@ -1,8 +1,7 @@
-"""What a person is told of the journal: one line for each event that says what happened and what is being done.
+"""What a person is told of the journal: one line when an incident begins, with what is being done, one when it ends.
 
-[ 83.2 s] server-1 died: ended by SIGKILL (exit code -9)
-[ 83.3 s] server-1 is being restarted: server_crash of server-1: server, 1 of 3
-[ 86.0 s] server-1 READY, weight_version 41, 2.8 s after it died
+[ 83.2 s] incident 1: server-1 crashed (ended by SIGKILL); it is being restarted
+[ 86.0 s] incident 1 is over after 2.8 s: server-1 serves again
 """
 
 from __future__ import annotations
@@ -13,26 +12,54 @@ from pathlib import Path
 
 Event = Mapping[str, object]
 
+LONGEST_REASON = 160
+
+WHAT_HAPPENED: Mapping[str, str] = {
+    "server_crash": "{subject} crashed",
+    "server_hang": "{subject} hangs",
+    "server_oom": "{subject} ran out of memory",
+    "server_stale": "{subject} holds old weights",
+    "server_corrupt": "{subject} holds damaged weights",
+    "server_slow": "{subject} is slow",
+    "trainer_crash": "the trainer crashed",
+    "trainer_hang": "the trainer hangs",
+    "trainer_oom": "the trainer ran out of memory",
+    "nonfinite": "numbers that are not finite",
+    "reward_collapse": "the rewards fell",
+    "verifier_broken": "the reward function is broken",
+    "checkpoint_corrupt": "{subject} is damaged",
+    "node_lost": "{subject} was lost with its node",
+}
+
+
+def _unless_of_an_incident(words: Callable[[Event], str]) -> Callable[[Event], str]:
+    """What belongs to an incident is told by its two lines."""
+    return lambda event: "" if event.get("incident") is not None else words(event)
+
+
 TOLD: Mapping[str, Callable[[Event], str]] = {
+    "incident.began": lambda e: f"incident {e.get('incident')}: {what_happened(e)}; {e.get('doing')}",
+    "incident.ended": lambda e: _ended(e),
     "trainer.started": lambda e: (
         f"trainer ready: {e.get('prompts')} prompts, {e.get('held_out')} held out, {e.get('total_steps')} steps in all"
     ),
     "trainer.restored": lambda e: f"trainer restored {e.get('reason')}; step {_next(e)} is next",
-    "trainer.died": lambda e: f"the trainer died: {e.get('reason')}",
-    "trainer.restarting": lambda e: f"the trainer is being restarted: {e.get('reason')}",
-    "trainer.pausing": lambda e: f"the trainer is being paused: {e.get('reason')}",
-    "server.died": lambda e: f"{e.get('subject')} died: {e.get('reason')}",
-    "server.restarting": lambda e: f"{e.get('subject')} is being restarted: {e.get('reason')}",
-    "server.abandoned": lambda e: f"{e.get('subject')} is given up; the run goes on without it: {e.get('reason')}",
-    "server.ready": lambda e: f"{e.get('subject')} READY, weight_version {e.get('weight_version')}" + _recovered(e),
-    "batch.rejected": lambda e: f"a batch was rejected before step {e.get('global_step')}: {e.get('reason')}",
-    "gate.waiting": lambda e: f"the trainer waits at the gate: {e.get('reason')}",
+    "trainer.pausing": _unless_of_an_incident(lambda e: f"the trainer is being paused: {_reason(e)}"),
+    "server.restarting_failed": lambda e: f"{e.get('subject')} could not be restarted: {_reason(e)}",
+    "trainer.restarting_failed": lambda e: f"the trainer could not be restarted: {_reason(e)}",
+    "trainer.restoring_failed": lambda e: f"the trainer could not be restored: {_reason(e)}",
+    "server.restarting": _unless_of_an_incident(lambda e: f"{e.get('subject')} is being restarted: {_reason(e)}"),
+    "server.abandoned": lambda e: f"{e.get('subject')} is given up; the run goes on without it: {_reason(e)}",
+    "server.ready": _unless_of_an_incident(
+        lambda e: f"{e.get('subject')} READY, weight_version {e.get('weight_version')}"
+    ),
+    "gate.waiting": lambda e: f"the trainer waits at the gate: {_reason(e)}",
     "gate.answered": lambda e: "the gate answers again",
-    "checkpoint.condemned": lambda e: f"checkpoints condemned: {e.get('checkpoints')}",
-    "checkpoint.failed": lambda e: f"no checkpoint was saved: {e.get('reason')}",
-    "state.no_room": lambda e: str(e.get("reason")),
-    "state.failed": lambda e: str(e.get("reason")),
-    "state.damaged": lambda e: f"an older state is used: {e.get('reason')}",
+    "checkpoint.condemned": lambda e: f"checkpoints condemned: {_names(e.get('checkpoints'))}",
+    "checkpoint.failed": lambda e: f"no checkpoint was saved: {_reason(e)}",
+    "state.no_room": lambda e: _reason(e),
+    "state.failed": lambda e: _reason(e),
+    "state.damaged": lambda e: f"an older state is used: {_reason(e)}",
     "coordinator.adopted": lambda e: f"the Coordinator was restarted, and goes on with {e.get('reason')}",
     "memory.ran_out": lambda e: f"{e.get('subject')} ran out of memory ({e.get('ran_out')}): {e.get('reason')}",
     "memory.remembered": lambda e: f"memory ran out here before, so this attempt begins with {e.get('reason')}",
@@ -52,10 +79,13 @@ class EventTail:
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
 
+    def new_events(self) -> list[Event]:
+        """Those of this attempt since the last call."""
+        return [event for event in self._new_events() if event.get("attempt") == self._attempt]
+
     def new_lines(self) -> list[str]:
-        """In words, the events of this attempt since the last call that a person wants to hear of."""
-        told = [tell(event) for event in self._new_events() if event.get("attempt") == self._attempt]
-        return [line for line in told if line]
+        """The same in words, as far as a person wants to hear of them."""
+        return [line for line in map(tell, self.new_events()) if line]
 
     def _new_events(self) -> list[Event]:
         try:
@@ -75,6 +105,42 @@ def tell(event: Event) -> str:
     return "" if words is None else " ".join(words(event).split())
 
 
+def alert_of(event: Event) -> tuple[str, str] | None:
+    """Title and text of the message to a person who is not looking at the console; None where it is worth none."""
+    if event.get("event") not in ("incident.began", "incident.ended"):
+        return None
+    return f"{event.get('cause')}: {event.get('subject')}", tell(event)
+
+
+def what_happened(event: Event) -> str:
+    """Of an incident that begins: what, and in brackets how it showed."""
+    cause, subject = str(event.get("cause")), str(event.get("subject"))
+    what = WHAT_HAPPENED.get(cause, "{subject} failed").format(subject=subject)
+    onset = event.get("onset_step")
+    at = f" at about step {onset}" if isinstance(onset, int) and subject in ("policy", "reward") else ""
+    reason = _reason(event)
+    return f"{what}{at} ({reason})" if reason else f"{what}{at}"
+
+
+def _ended(event: Event) -> str:
+    seconds = event.get("seconds")
+    after = f" after {seconds:.1f} s" if isinstance(seconds, int | float) else ""
+    subject, reason = str(event.get("subject")), str(event.get("reason"))
+    how = reason.replace("it ", f"{subject} ", 1) if reason.startswith("it ") else reason
+    word = "is over" if event.get("is_mended") else "was not mended"
+    return f"incident {event.get('incident')} {word}{after}: {how}"
+
+
+def _reason(event: Event) -> str:
+    """The reason, as much of it as fits into a line."""
+    text = " ".join(str(event.get("reason") or "").split())
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
+
+
+def _names(names: object) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
+
+
 def _parse(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
@@ -86,8 +152,3 @@ def _parse(line: bytes) -> Event | None:
 def _next(event: Event) -> int:
     step = event.get("global_step")
     return step + 1 if isinstance(step, int) else 0
-
-
-def _recovered(event: Event) -> str:
-    seconds = event.get("recovered_after_s")
-    return f", {seconds:.1f} s after it died" if isinstance(seconds, float) else ""

@@ -224,13 +224,29 @@ class LoopFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A batch that was turned away. `id` is its own among all of a run; `subjects`: whose failure it was, where known.
+
+    `file`: where the batch is kept for a person, "" where it could not be.
+    """
+
+    id: str
+    global_step: int
+    reason: str
+    cause: Cause | None = None
+    subjects: tuple[str, ...] = ()
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerView:
     """The trainer as whoever repairs it needs to see it.
 
     `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
     `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
     `in_flight`: the requests that each is answering. `is_at_gate`: it waits for the HealthMonitor. `progress`: any
-    number that changes while it gets on. `weights`: the newest that stand in a folder.
+    number that changes while it gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were
+    turned away since the last step.
     """
 
     pid: int
@@ -249,6 +265,7 @@ class TrainerView:
     total_steps: int = 0
     longest_sequence: int = 0
     failure: LoopFailure | None = None
+    rejections: tuple[Rejection, ...] = ()
     weights: PublishedWeights | None = None
     servers: tuple[ServerInfo, ...] = ()
     in_flight: Mapping[str, int] = field(default_factory=dict)

@@ -56,6 +56,11 @@ class Screen:
         """A step of the start, with the seconds since the command."""
         self.line(f"[{self.elapsed_s:5.1f} s] {text}")
 
+    def alert(self, title: str, text: str) -> None:
+        """Tell the run's owner through WandB, where it is on (alerts.wandb)."""
+        if self._wandb is not None and self._config.alerts.wandb:
+            self._wandb.alert(title, text)
+
     def begin(self, attempt: int) -> None:
         """The attempt has its number: keep its settings, and open WandB."""
         config = self._config

@@ -1,11 +1,12 @@
 """A whole supervised run on stand-in servers, as a process whose children a test may kill.
 
-`python -m tests.supervised_run FILEROOT STEPS SERVERS` runs it: the real driver, Coordinator, HealthMonitor and
+`python -m tests.supervised_run FILEROOT STEPS SERVERS WEBHOOK` runs it: the real driver, Coordinator, HealthMonitor and
 trainer, the small real model; only SGLang is a stand-in, whose log-probs are those of the weights that it holds.
 `SupervisedRun` is the test's side of it.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from launcher.audit import audit
 from launcher.config import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.journal import read_lines
 from launcher.run_paths import RunPaths
+from scripts.faults import switched_reward
 
 ASSETS = Path(__file__).parents[1] / "assets" / "arithmetic"
 STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
@@ -35,7 +37,7 @@ def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
     config.cluster.fileroot = fileroot
     config.train_dataset = DatasetConfig(path=str(ASSETS / "train.jsonl"), batch_size=BATCH)
     config.gconfig.n_samples, config.gconfig.max_new_tokens = 2, 26
-    config.reward.fn = "tests.rewards:by_text"
+    config.reward.fn = "tests.rewards:switched"
     config.actor.path = config.ref.path = config.sglang.model_path = config.tokenizer_path = str(ASSETS / "model")
     config.actor.dtype = config.sglang.dtype = config.ref.dtype = "float32"
     config.actor.device = config.sglang.device = "cpu"
@@ -43,28 +45,34 @@ def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
     config.sglang.n_servers, config.sglang.context_length, config.sglang.random_seed = servers, 256, 1
     config.recover = RecoverConfig(freq_steps=5)
     config.evaluator.freq_steps = config.saver.freq_steps = FreqConfig().freq_steps
+    config.reward_health.warmup_steps = 5  # short runs have short baselines
+    config.reward.workers = 2
     return config
 
 
 def main() -> None:
-    sys.exit(driver.run(run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])), server_entry=STAND_IN))
+    config = run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    config.alerts.webhook = sys.argv[4] or None
+    sys.exit(driver.run(config, server_entry=STAND_IN))
 
 
 class SupervisedRun:
     """Started at once; at the end of the block it and all that it started are ended."""
 
-    def __init__(self, fileroot: Path, *, steps: int, servers: int) -> None:
+    def __init__(self, fileroot: Path, *, steps: int, servers: int, webhook: str = "") -> None:
         self.steps = steps
+        self.switch = fileroot / "switch.json"
         self.paths = RunPaths.of(run_config(str(fileroot), steps, servers))
         self._console = fileroot / "console.log"
         self._mark = uuid.uuid4().hex
-        self._command = [sys.executable, "-m", "tests.supervised_run", str(fileroot), str(steps), str(servers)]
+        self._command = [sys.executable, "-m", "tests.supervised_run", str(fileroot)]
+        self._command += [str(steps), str(servers), webhook]
 
     def __enter__(self) -> "SupervisedRun":
         with self._console.open("wb") as console:  # a pipe that nobody reads would stop the run when it is full
             self.process = subprocess.Popen(
                 self._command,
-                env={**os.environ, MARK: self._mark},
+                env={**os.environ, MARK: self._mark, switched_reward.VARIABLE: str(self.switch)},
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -133,6 +141,28 @@ class SupervisedRun:
     def kill(self, *pids: int) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+
+    def break_reward(self, do: str, **more: object) -> None:
+        """From the next completion on, until `mend_reward`."""
+        whole = self.switch.with_suffix(".whole")
+        whole.write_text(json.dumps({"do": do, "share": 1.0, "seed": 1, **more}))
+        whole.rename(self.switch)
+
+    def mend_reward(self) -> None:
+        self.switch.unlink()
+
+    def incidents(self) -> dict[int, tuple[str, str, bool | None]]:
+        """By number: cause, subject, and whether it was mended (None: it is open)."""
+        found: dict[int, tuple[str, str, bool | None]] = {}
+        for event in read_lines(self.paths.events):
+            if event["event"] == "incident.began":
+                assert event["incident"] not in found, "a number is given once"
+                found[event["incident"]] = (event["cause"], event["subject"], None)
+            elif event["event"] == "incident.ended":
+                assert found[event["incident"]][2] is None, "an incident ends once"
+                found[event["incident"]] = (event["cause"], event["subject"], event["is_mended"])
+        assert list(found) == list(range(1, len(found) + 1))
+        return found
 
     def finish(self) -> str:
         """Its output, after it ended with 0."""

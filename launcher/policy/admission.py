@@ -12,13 +12,18 @@ say why a batch was turned away. The rules are of two kinds:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from launcher.config import GateConfig, RunConfig
 from launcher.messages import Cause, RolloutBatch
 from launcher.policy.canaries import CanaryScore
+
+SHARE_FACTOR = 2.0
+"""How much farther than the whole batch one server's share of it may be: fewer tokens, more noise."""
+VERSIONS_OF_DISTANCE_UNKNOWN = 20
+"""Steps in which weights move by about gate.distance_unknown at most: the first ones were 0.2 away after 40."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,8 @@ class BatchReport:
 
     `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
     a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
-    None before. `canaries`: the known answers, as they were scored with this batch.
+    None before; `distances`: the same of each server's share alone. `canaries`: the known answers, as they were scored
+    with this batch.
     """
 
     policy_version: int
@@ -45,6 +51,7 @@ class BatchReport:
     low_reward: float | None = None
     high_reward: float | None = None
     logprob_distance: float | None = None
+    distances: Mapping[str, float] = field(default_factory=dict)
     canaries: tuple[CanaryScore, ...] = ()
 
     @classmethod
@@ -71,7 +78,7 @@ class BatchReport:
             failed=batch.failed,
             truncated=sum(c.finish_reason == "length" for c in completions),
             blank=sum(bool(r.completion.token_ids) and not r.text.strip() for r in batch.rollouts),
-            mean_reward=fmean(rewards) if rewards else None,
+            mean_reward=_mean(rewards),
             low_reward=min(rewards, default=None),
             high_reward=max(rewards, default=None),
             canaries=tuple(canaries),
@@ -122,19 +129,21 @@ class Usual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """`cause`: what the reason points to, where it points to something. `is_compared`: turned away only for being
-    far from what is usual."""
+    """`cause`: what the reason points to, where it points to something; `subjects`: at whom, where that is known.
+    `is_compared`: turned away only for being far from what is usual."""
 
     admitted: bool
     reason: str
     cause: Cause | None = None
+    subjects: tuple[str, ...] = ()
     is_compared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     reason: str
-    cause: Cause | None = None
+    cause: Cause
+    subjects: tuple[str, ...] = ()
 
 
 def admit(
@@ -158,26 +167,30 @@ def admit(
 
 
 def _reject(faults: Sequence[Fault], *, is_compared: bool = False) -> Admission:
-    causes = [fault.cause for fault in faults if fault.cause is not None]
     return Admission(
         admitted=False,
         reason="; ".join(fault.reason for fault in faults),
-        cause=causes[0] if causes else None,
+        cause=faults[0].cause,
+        subjects=faults[0].subjects,
         is_compared=is_compared,
     )
 
 
 def _not_whole(report: BatchReport) -> list[Fault]:
     unscored = sum(score.got is None for score in report.canaries)
-    faults = {
-        "no completions": report.completions == 0,
-        f"{report.without_reward} completions without a reward": report.without_reward > 0,
-        f"{report.empty} empty completions": report.empty > 0,
-        f"{report.nonfinite_logprobs} completions with non-finite log-probs": report.nonfinite_logprobs > 0,
-        f"{report.uneven_groups} groups that are not whole": report.uneven_groups > 0,
-        f"{unscored} known answers without a reward": unscored > 0,
-    }
-    return [Fault(reason=reason) for reason, found in faults.items() if found]
+    faults = (
+        ("no completions", report.completions == 0, Cause.SERVER_CRASH),
+        (f"{report.without_reward} completions without a reward", report.without_reward > 0, Cause.VERIFIER_BROKEN),
+        (f"{report.empty} empty completions", report.empty > 0, Cause.SERVER_CORRUPT),
+        (
+            f"{report.nonfinite_logprobs} completions with non-finite log-probs",
+            report.nonfinite_logprobs > 0,
+            Cause.SERVER_CORRUPT,
+        ),
+        (f"{report.uneven_groups} groups that are not whole", report.uneven_groups > 0, Cause.SERVER_CRASH),
+        (f"{unscored} known answers without a reward", unscored > 0, Cause.VERIFIER_BROKEN),
+    )
+    return [Fault(reason=reason, cause=cause) for reason, found, cause in faults if found]
 
 
 def _wrong_weights(report: BatchReport, allowed_behind: int) -> list[Fault]:
@@ -194,19 +207,32 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[Fault]:
     """Where most requests fail, those that come through are no sample of the policy: the short ones come through."""
     if settings.max_failed_share is None or report.failed_share <= settings.max_failed_share:
         return []
-    return [Fault(reason=f"{report.failed_share:.0%} of the requests failed (gate.max_failed_share)")]
+    reason = f"{report.failed_share:.0%} of the requests failed (gate.max_failed_share)"
+    return [Fault(reason=reason, cause=Cause.SERVER_CRASH)]
 
 
 def _distant(report: BatchReport, gate: Gate, usual: Usual | None) -> list[Fault]:
     """Another model than the trainer's made these tokens, whatever version it says. Written so that NaN is distant."""
     limit = _distance_limit(report, gate, usual)
-    if report.logprob_distance is None or limit is None or report.logprob_distance <= limit:
+    if report.logprob_distance is None or limit is None:
         return []
+    is_near = all(by <= SHARE_FACTOR * limit for by in report.distances.values())
+    if report.logprob_distance <= limit and is_near:
+        return []
+    far = {name: by for name, by in report.distances.items() if not by <= limit}
+    worst = max(far.values(), key=lambda by: math.inf if math.isnan(by) else by, default=report.logprob_distance)
     reason = (
-        f"the server's log-probs are {report.logprob_distance:.2g} from the trainer's, more than {limit:.2g} "
+        f"log-probs of {' and '.join(far) or 'the server'} are {worst:.2g} from the trainer's, more than {limit:.2g} "
         f"(gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'})"
     )
-    return [Fault(reason=reason, cause=Cause.SERVER_CORRUPT)]
+    return [Fault(reason=reason, cause=_cause_of_distance(worst, report, gate.settings), subjects=tuple(far))]
+
+
+def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfig) -> Cause:
+    """Damaged, where the version was the right one and no older version of this run is so far away; else stale."""
+    oldest = settings.distance_unknown * max(1.0, report.policy_version / VERSIONS_OF_DISTANCE_UNKNOWN)
+    is_labelled = report.weight_versions == (report.policy_version,)
+    return Cause.SERVER_CORRUPT if is_labelled and not distance <= oldest else Cause.SERVER_STALE
 
 
 def _distance_limit(report: BatchReport, gate: Gate, usual: Usual | None) -> float | None:
@@ -228,8 +254,8 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fa
     if report.mean_reward is not None and settings.max_reward_jump is not None:
         jump = abs(report.mean_reward - usual.mean_reward) / (usual.reward_range or 1.0)
         if jump > settings.max_reward_jump:
-            reason = f"mean reward {report.mean_reward:.2f}, usually {usual.mean_reward:.2f} (gate.max_reward_jump)"
-            faults.append(Fault(reason=reason))
+            reason = f"mean reward {report.mean_reward:.3g}, usually {usual.mean_reward:.3g} (gate.max_reward_jump)"
+            faults.append(Fault(reason=reason, cause=Cause.REWARD_COLLAPSE))
     shares = (
         ("cut at the token limit", report.truncated_share, usual.truncated_share),
         ("blank", report.blank_share, usual.blank_share),
@@ -239,6 +265,14 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fa
             reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
             faults.append(Fault(reason=reason, cause=Cause.SERVER_CORRUPT))
     return faults
+
+
+def _mean(rewards: Sequence[float]) -> float | None:
+    """None of none; not a number where they are too large to be added: a batch must not end who looks at it."""
+    try:
+        return fmean(rewards) if rewards else None
+    except OverflowError:
+        return math.nan
 
 
 def _share(part: int, whole: int) -> float:

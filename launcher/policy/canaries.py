@@ -55,13 +55,18 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
     wrong = _still_accusing(rounds, settings)
     if wrong:
         said = [_say(score) for score in wrong[-1].scores if _is_wrong(score, settings)]
-        return CanaryVerdict(is_broken=True, is_known=True, reason="; ".join(said), onset_step=wrong[0].step)
+        return CanaryVerdict(is_broken=True, is_known=True, reason=_say_all(said), onset_step=wrong[0].step)
     silent = list(itertools.takewhile(lambda one: any(score.got is None for score in one.scores), reversed(rounds)))
     if len(silent) >= settings.canary_silent_rounds:
         said = [_say(score) for score in silent[0].scores if score.got is None]
-        reason = f"{len(silent)} times in a row: {'; '.join(said)}"
+        reason = f"{len(silent)} times in a row: {_say_all(said)}"
         return CanaryVerdict(is_broken=True, is_known=True, reason=reason, onset_step=silent[-1].step)
     return CanaryVerdict(is_broken=False, is_known=True, reason="known answers scored as they should be")
+
+
+def is_sound(one: CanaryRound, settings: RewardHealthConfig) -> bool:
+    """Every known answer was scored, and as it should be."""
+    return all(score.got is not None and not _is_wrong(score, settings) for score in one.scores)
 
 
 def _still_accusing(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) -> list[CanaryRound]:
@@ -82,6 +87,11 @@ def _still_accusing(rounds: Sequence[CanaryRound], settings: RewardHealthConfig)
 def _is_wrong(score: CanaryScore, settings: RewardHealthConfig) -> bool:
     # Written so that NaN is wrong.
     return score.got is not None and not abs(score.got - score.expected) <= settings.canary_tolerance
+
+
+def _say_all(said: Sequence[str]) -> str:
+    """The first one stands for all."""
+    return said[0] if len(said) == 1 else f"{said[0]}, and {len(said) - 1} more like it"
 
 
 def _say(score: CanaryScore) -> str:

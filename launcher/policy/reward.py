@@ -64,7 +64,7 @@ def judge_rewards(
     if not series:
         return RewardVerdict(level=Level.SOUND, reason="no step yet")
     if not math.isfinite(series[-1].mean):
-        reason = f"mean reward {series[-1].mean}"
+        reason = f"mean reward {series[-1].mean:.3g}"
         return RewardVerdict(level=Level.BREAK, reason=reason, onset_step=series[-1].step)
     factor = _tightening(series[-1].step, restored_step, settings)
     verdicts = (_judge_fall(series, settings, factor), _judge_zeros(series, settings, factor))
@@ -107,15 +107,15 @@ def _judge_fall(series: Sequence[RewardPoint], settings: RewardHealthConfig, fac
         return RewardVerdict(level=Level.SOUND, reason="")
     onset_step = recent[fall.onset].step
     reason = (
-        f"mean reward fell from {fall.before:.2f} to {fall.after:.2f} at about step {onset_step} "
-        f"({fall.score:.1f} standard errors, noise {fall.noise:.2f})"
+        f"mean reward fell from {fall.before:.3g} to {fall.after:.3g} at about step {onset_step} "
+        f"({fall.score:.1f} standard errors, noise {fall.noise:.2g})"
     )
     return RewardVerdict(level=Level.BREAK, reason=reason, onset_step=onset_step)
 
 
 def _say_recent(series: Sequence[RewardPoint]) -> str:
     recent = [point.mean for point in series[-10:]]
-    return f"mean reward {sum(recent) / len(recent):.2f} over the last {len(recent)} steps"
+    return f"mean reward {sum(recent) / len(recent):.3g} over the last {len(recent)} steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

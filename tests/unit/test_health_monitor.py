@@ -191,7 +191,7 @@ def test_tokens_of_another_model_make_the_servers_doubtful_until_they_are_probed
 
     with tree(tmp_path) as process:
         answer, doubts, after = use(world, work)
-    assert (answer.admitted, answer.cause) == (False, Cause.SERVER_CORRUPT)
+    assert (answer.admitted, answer.cause) == (False, Cause.SERVER_STALE)
     assert doubts == [answer.reason]
     assert after == [""]
 

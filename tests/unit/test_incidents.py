@@ -10,7 +10,6 @@ import pytest
 from actors import incidents
 from actors.incidents import collect
 from launcher.run_paths import RunPaths
-from tests.replay import Replay, prompts
 
 SLEEPER = """
 import time
@@ -38,25 +37,20 @@ def sleeper():
         process.kill()
 
 
-class OneTake:
-    def take(self, n):
-        return [f"p{i:03d}" for i in range(n)]
-
-
-BATCH = Replay(prompts(40), 8).collect(OneTake(), want=40, weight_version=7)
-
-
 def gather(paths, number=1, **more):
     given = {"facts": {"cause": "server_hang"}, "logs": {}, "pids": {}} | more
     return asyncio.run(collect(paths, number, **given))
 
 
-def test_a_folder_holds_logs_stacks_memory_and_the_batch(paths, sleeper):
+def test_a_folder_holds_logs_stacks_and_memory(paths, sleeper):
     paths.server_log(0).write_text("first\n" * 100_000 + "the last line\n")
     gone = subprocess.Popen(["true"])
     gone.wait()
     folder = gather(
-        paths, logs={"server-0": paths.server_log(0)}, pids={"trainer": sleeper.pid, "gone": gone.pid}, batch=BATCH
+        paths,
+        logs={"server-0": paths.server_log(0)},
+        pids={"trainer": sleeper.pid, "gone": gone.pid},
+        stacks_of={"trainer": sleeper.pid, "gone": gone.pid},
     )
     assert folder == paths.incident(1)
     assert json.loads((folder / "incident.json").read_text()) == {"cause": "server_hang"}
@@ -68,16 +62,7 @@ def test_a_folder_holds_logs_stacks_memory_and_the_batch(paths, sleeper):
     memory = json.loads((folder / "memory.json").read_text())
     assert memory["processes"]["trainer"]["rss"] > 2**20
     assert memory["processes"]["gone"] == {"pid": gone.pid, "error": "NoSuchProcess"}
-    shown = json.loads((folder / "batch.json").read_text())
-    assert (len(shown["groups"]), len(shown["groups"][0]["rollouts"])) == (40, 8)
     assert not (folder / "missing.txt").exists()
-
-
-def test_a_batch_that_is_too_large_is_shown_in_part_and_stays_json(paths, monkeypatch):
-    monkeypatch.setattr(incidents, "MOST_BATCH_BYTES", 20_000)
-    shown = json.loads((gather(paths, batch=BATCH) / "batch.json").read_text())
-    assert 0 < len(shown["groups"]) < 40
-    assert shown["groups_shown"] == f"{len(shown['groups'])} of 40"
 
 
 def test_a_dump_that_hangs_is_ended_and_the_rest_is_there(paths, sleeper, tmp_path, monkeypatch):
@@ -86,7 +71,7 @@ def test_a_dump_that_hangs_is_ended_and_the_rest_is_there(paths, sleeper, tmp_pa
     hanging.chmod(0o755)
     monkeypatch.setattr(incidents, "PY_SPY", hanging)
     monkeypatch.setattr(incidents, "DUMP_TIMEOUT_S", 0.5)
-    folder = gather(paths, pids={"trainer": sleeper.pid})
+    folder = gather(paths, stacks_of={"trainer": sleeper.pid})
     assert "did not answer" in (folder / "stacks" / "trainer.txt").read_text()
     assert (folder / "memory.json").exists()
     assert not (tmp_path / "pid").exists() or not is_alive((tmp_path / "pid").read_text())
@@ -98,7 +83,7 @@ def is_alive(pid):
 
 def test_without_py_spy_the_reason_stands_in_the_place_of_the_stack(paths, sleeper, monkeypatch, tmp_path):
     monkeypatch.setattr(incidents, "PY_SPY", tmp_path / "nowhere")
-    folder = gather(paths, pids={"trainer": sleeper.pid})
+    folder = gather(paths, stacks_of={"trainer": sleeper.pid})
     assert "nowhere" in (folder / "stacks" / "trainer.txt").read_text()
 
 

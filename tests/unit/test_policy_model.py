@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -151,6 +152,22 @@ def test_micro_batches_do_not_change_the_result(folder, ref_folder, aggregation)
             assert getattr(stats, field.name) == pytest.approx(value, rel=1e-4), field.name
 
 
+@pytest.mark.parametrize("tokens", [10_000, 16])
+def test_the_distance_is_known_of_each_server_alone(folder, tokens):
+    model = policy(folder, mb_spec=MicroBatchConfig(max_tokens_per_mb=tokens))
+    groups = from_servers(make_groups())
+    stats = model.compute_gradients(groups)
+    by_server = stats.logprob_distance.by_server
+    assert set(by_server) == {"near", "far"}
+    counts = Counter[str]()
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        counts[rollout.completion.server] += len(rollout.completion.token_ids)
+    mean = sum(by_server[name] * count for name, count in counts.items()) / counts.total()
+    assert mean == pytest.approx(stats.logprob_distance.mean)
+    assert by_server["far"] > by_server["near"] + 1
+    assert not policy(folder).compute_gradients(make_groups()).logprob_distance.by_server
+
+
 def test_sequences_without_an_advantage_get_no_backward_pass_and_still_count(folder):
     model = policy(folder)
     stats = model.compute_gradients(make_groups())
@@ -202,6 +219,21 @@ def test_training_raises_the_probability_of_what_was_rewarded(folder):
         model.compute_gradients([group])
         model.commit()
     assert logprob() > before + 1
+
+
+def from_servers(groups):
+    """In turn from two servers, one of which says log-probs that are 20 nats off."""
+    moved = []
+    for group in groups:
+        rollouts = []
+        for index, rollout in enumerate(group.rollouts):
+            name = ("near", "far")[index % 2]
+            off = 20.0 * (name == "far")
+            logprobs = tuple(value - off for value in rollout.completion.logprobs)
+            completion = dataclasses.replace(rollout.completion, server=name, logprobs=logprobs)
+            rollouts.append(dataclasses.replace(rollout, completion=completion))
+        moved.append(dataclasses.replace(group, rollouts=tuple(rollouts)))
+    return moved
 
 
 def with_reward(groups, reward):

@@ -54,6 +54,10 @@ def write_run(paths):
     for step in range(25):
         write_step(paths, step, 0.1 if step < 10 else 0.5, failed=int(step == 3))
     journal.record("batch.rejected", global_step=24)
+    for number, seconds in enumerate((2.0, 4.0, 3.0), 1):
+        journal.record("incident.began", subject="server-0", incident=number, cause="server_crash")
+        journal.record("incident.ended", subject="server-0", incident=number, is_mended=True, seconds=seconds)
+    journal.record("incident.began", subject="reward", incident=4, cause="verifier_broken")
     journal.record("trainer.restored", global_step=19)
     for step in range(20, 30):
         write_step(paths, step, 0.9, attempt=2)
@@ -95,6 +99,7 @@ def test_the_text_a_person_reads(paths):
         "  speed       2,000 tokens/s in rollouts   2.0 s for a step",
         "  time        rollout 25.0%   train 50.0%   other 25.0% (publish 5.0%)",
         "  rollouts    1 failed   35 retried   rejected batches: 1",
+        "  incidents   4, 3 mended: 3 server_crash (median 3.0 s), 1 verifier_broken",
         "  checkpoints 1, newest epoch0epochstep29globalstep29",
         f"  files       {paths.logs}: metrics.jsonl ledger.jsonl events.jsonl",
     ]
