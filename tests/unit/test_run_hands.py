@@ -25,6 +25,9 @@ class FakeTrainer:
         self._does = does
 
     def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
         async def call(*args, **kwargs):
             error = self._does.get(name)
             if error is not None:
