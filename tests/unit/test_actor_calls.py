@@ -67,6 +67,7 @@ def ask_gate(monkeypatch, *, found=MONITOR, error=None):
     def get(ref, timeout):
         raise error
 
+    trainer_module._monitor.cache_clear()
     monkeypatch.setattr(trainer_module.ray, "get_actor", get_actor)
     monkeypatch.setattr(trainer_module.ray, "get", get)
     return ask_monitor("a batch")

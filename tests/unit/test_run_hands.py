@@ -48,7 +48,7 @@ class FakeTrainer:
 class Trial:
     """Hands over one server slot, with the parts of the eyes that they use."""
 
-    def __init__(self, folder, *, trainer=None, store=None, actor=None):
+    def __init__(self, folder, *, trainer=None, actor=None):
         self.path = folder / "events.jsonl"
         self.history = RunHistory(Journal(self.path, 1))
         self.changed = asyncio.Event()
@@ -60,15 +60,14 @@ class Trial:
             slots={"server-0": self.slot},
             trainer=trainer or FakeTrainer(),
             monitor=None,
-            store=store,
-            checkpoints=lambda healthy_until: self.checkpoints(),
+            shelf=SimpleNamespace(newest_model=lambda damaged: self.newest_model()),
             refresh=self.nothing,
             begin_looking=lambda: None,
             close=self.nothing,
             look=lambda is_stopped: SimpleNamespace(is_stopped=is_stopped),
             memory=SimpleNamespace(begin=lambda: None),
         )
-        self.checkpoints = tuple
+        self.newest_model = lambda: None
         self.hands = RunHands(RunConfig(experiment_name="hands"), self.history, eyes, shares_gpu=False)
 
     async def nothing(self):
@@ -109,7 +108,7 @@ def test_a_server_without_weights_to_start_from_is_the_plans_to_mend(tmp_path):
         def unreadable():
             raise CheckpointError("the folder can't be listed")
 
-        trial.checkpoints = unreadable
+        trial.newest_model = unreadable
         await trial.begun()
         return trial, trial.slot.facts(None, None, is_publishing=False)
 
@@ -126,7 +125,7 @@ def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
         def defect():
             raise KeyError("a defect")
 
-        trial.checkpoints = defect
+        trial.newest_model = defect
         await trial.begun()
         trial.hands.look()
 
