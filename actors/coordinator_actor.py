@@ -64,6 +64,9 @@ class CoordinatorActor:
             self._running = asyncio.create_task(self._make().run())
         return await asyncio.shield(self._running)
 
+    async def ping(self) -> None:
+        """Its answer says that its loop turns."""
+
     async def abort(self, reason: str) -> None:
         if self._coordinator is not None:
             self._coordinator.abort(reason)

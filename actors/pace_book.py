@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from launcher.policy.liveness import Pace
+from launcher.config import HealthConfig
+from launcher.policy.liveness import Pace, judge_pace
 
 WINDOW_S = 1.0
 """Busy seconds that one figure is taken over: a single answer says little."""
@@ -49,11 +50,14 @@ class PaceBook:
         server.requests += 1
 
     def made(self, name: str, tokens: int) -> None:
-        self._servers[name].tokens += tokens
+        if name in self._servers:
+            self._servers[name].tokens += tokens
 
     def ends(self, name: str, now: float) -> None:
         """Busy time counts once, however many requests shared it."""
-        server = self._servers[name]
+        server = self._servers.get(name)
+        if server is None or server.requests == 0:
+            return  # begun in a life that has been forgotten
         server.busy_s += now - server.since
         server.since = now
         server.requests -= 1
@@ -62,6 +66,15 @@ class PaceBook:
     def forget(self, name: str) -> None:
         """Another life of it begins with no past."""
         self._servers.pop(name, None)
+
+    def slow(self, settings: HealthConfig) -> Mapping[str, str]:
+        """Which are slow now, and why that is said."""
+        paces = self.paces()
+        judged = {
+            name: judge_pace(pace, [other for peer, other in paces.items() if peer != name], settings)
+            for name, pace in paces.items()
+        }
+        return {name: verdict.reason for name, verdict in judged.items() if verdict is not None}
 
     def paces(self) -> Mapping[str, Pace]:
         """Of each server whose usual pace is known: lately, against the windows before."""

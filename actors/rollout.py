@@ -190,6 +190,7 @@ class RolloutEngine:
                         samplings=[samplings[index] for index in missing],
                         timeout_s=self._config.request_timeout,
                     )
+                self._pool.paces.made(server.name, sum(len(c.token_ids) for c in samples.completions.values()))
                 for place, completion in samples.completions.items():
                     if completion.weight_version == weight_version:
                         whole[missing[place]] = completion

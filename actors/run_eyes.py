@@ -54,6 +54,7 @@ class RunEyes:
         self.memory = memory
         self._last_words = LastWords(lambda name: paths.server_log(int(name.rpartition("-")[2])))
         self._next_step = 0
+        self._slow: set[str] = set()
         self._progress_at: float | None = None
         setup_s = config.rollout.setup_timeout + MARGIN_S
         self.slots = {
@@ -86,6 +87,7 @@ class RunEyes:
         incident = self.incident(now)
         in_pool = {info.name: info for info in self.trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
+        self._note_pace(self.trainer.view.slow)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Look(
@@ -140,6 +142,14 @@ class RunEyes:
         for name, slot in self.slots.items():
             if name in in_pool and in_pool[name].state is ServerState.READY:
                 slot.progress_at = now
+
+    def _note_pace(self, slow: Mapping[str, str]) -> None:
+        """Said when it begins and when it ends, and acted on by nobody: slow is not dead."""
+        for name in slow.keys() - self._slow:
+            self._history.event("server.slow", subject=name, reason=slow[name])
+        for name in self._slow - slow.keys():
+            self._history.event("server.pace_back", subject=name, reason="as fast as it used to be, or begun anew")
+        self._slow = set(slow)
 
     def _server_died(self, end: ServerExit) -> None:
         if (end.name, end.generation) in self._history.died:

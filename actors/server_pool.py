@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
+from actors.pace_book import PaceBook
 from launcher.errors import RolloutError
 from launcher.messages import ServerInfo, ServerState
 
@@ -38,6 +40,7 @@ class ServerPool:
         self._samples = 0
         self._most_samples: int | None = None
         self.leases_ended = 0
+        self.paces = PaceBook()
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -48,6 +51,8 @@ class ServerPool:
             for server in servers:
                 known = self._servers.get(server.name)
                 if known is None or server.generation >= known.generation:
+                    if known is not None and server.generation > known.generation:
+                        self.paces.forget(server.name)
                     self._servers[server.name] = server
                     self._in_flight.setdefault(server.name, 0)
                     self._admitted[server.name] = server.generation if server.state is ServerState.READY else -1
@@ -97,9 +102,11 @@ class ServerPool:
         Raises RolloutError after `hold_timeout_s` without any.
         """
         server = await self._acquire(weight_version, avoid, samples)
+        self.paces.begins(server.name, time.monotonic())
         try:
             yield server
         finally:
+            self.paces.ends(server.name, time.monotonic())
             self._in_flight[server.name] -= 1
             self._samples -= samples
             self.leases_ended += 1

@@ -9,6 +9,7 @@ With the ledger first, a kill between the two would take back a step that was wr
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,13 +54,16 @@ class StepMemory:
         self._run: float | None = None
         self._slots: int | None = None  # known when the size of a state is
         self._has_failed = False
+        self._share = config.recover.memory_share
+        self._next_at = float("-inf")
 
     def keep(
         self, model: PolicyModel, queue: PromptQueue, position: Position, report: StepReport, base: Checkpoint | None
     ) -> None:
         """The state behind the step of `report`, which is `position`. `base`: the newest checkpoint on the disk."""
         name = position.checkpoint_name
-        if not self._is_on or name is None or self._slots == 0:
+        began = time.monotonic()
+        if not self._is_on or name is None or self._slots == 0 or began < self._next_at:
             return
         facts, tensors = model.training_state()
         try:
@@ -79,6 +83,8 @@ class StepMemory:
             self._failed(position.next_step - 1, error)
         else:
             self._has_failed = False
+        ended = time.monotonic()
+        self._next_at = ended + (ended - began) * (1 - self._share) / self._share
 
     def _facts_of(self, position: Position, policy_version: int, base: Checkpoint | None) -> StateFacts:
         return StateFacts(

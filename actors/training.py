@@ -219,6 +219,7 @@ class Training:
                 weights=self._servers.published,
                 servers=self._servers.pool.servers(),
                 in_flight=self._servers.pool.in_flight(),
+                slow=self._servers.pool.paces.slow(self._config.health),
                 evals=tuple(loop.evals),
             )
 

@@ -215,6 +215,7 @@ class RecoverConfig(FreqConfig):
         COUNT,
     )
     memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
+    memory_share: float = setting(0.1, "of the time, at most; a state that takes longer isn't kept at each step", SHARE)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from actors.cluster import VitalProcesses, ray_cluster
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor, server_names
 from actors.dataset import load_records
 from actors.health_monitor import HealthMonitorActor
+from actors.pulse import Pulse
 from actors.reward_pool import RewardPool
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
@@ -136,6 +137,7 @@ class Launch:
     def _supervised(self) -> Outcome:
         cpus = self._config.sglang.n_servers * self._config.sglang.num_cpus + self._config.actor.num_cpus
         with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
+            self._interrupts.listen_again()
             try:
                 return self._watch(self._create(), vital)
             finally:
@@ -184,6 +186,7 @@ class Launch:
         Raises RunError where Ray itself is gone, and nobody is left to restart anything.
         """
         running = coordinator.run.remote()
+        pulse = Pulse(coordinator.ping.remote)
         has_told = False
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
@@ -191,6 +194,9 @@ class Launch:
                 raise RunError(
                     f"Ray's own process {lost} ended, and with it all that it ran", "the same command goes on"
                 )
+            if pulse.has_stopped():
+                self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
+                ray.kill(coordinator, no_restart=False)
             self._show()
             if self._interrupts.asked:
                 if not has_told:

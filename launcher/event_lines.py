@@ -53,6 +53,8 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "server.ready": _unless_of_an_incident(
         lambda e: f"{e.get('subject')} READY, weight_version {e.get('weight_version')}"
     ),
+    "server.slow": lambda e: f"{e.get('subject')} is slow: {_reason(e)}",
+    "server.pace_back": lambda e: f"{e.get('subject')} is no longer slow",
     "gate.waiting": lambda e: f"the trainer waits at the gate: {_reason(e)}",
     "gate.answered": lambda e: "the gate answers again",
     "checkpoint.condemned": lambda e: f"checkpoints condemned: {_names(e.get('checkpoints'))}",

@@ -23,6 +23,11 @@ class Interrupts:
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
+    def listen_again(self) -> None:
+        """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM."""
+        for number in self._previous:
+            signal.signal(number, self._on_signal)
+
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

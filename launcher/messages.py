@@ -246,7 +246,7 @@ class TrainerView:
     `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
     `in_flight`: the requests that each is answering. `is_at_gate`: it waits for the HealthMonitor. `progress`: any
     number that changes while it gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were
-    turned away since the last step.
+    turned away since the last step. `slow`: servers that live and are slow, with the reason.
     """
 
     pid: int
@@ -269,6 +269,7 @@ class TrainerView:
     weights: PublishedWeights | None = None
     servers: tuple[ServerInfo, ...] = ()
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    slow: Mapping[str, str] = field(default_factory=dict)
     evals: tuple[EvalReport, ...] = ()
 
 

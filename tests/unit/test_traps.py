@@ -115,7 +115,7 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
     assert asked[Trainer]["has_monitor"] and asked[CoordinatorActor]["has_monitor"]
 
 
-NOT_CALLED_YET = frozenset({"judge_pace", "find_rise"})
+NOT_CALLED_YET = frozenset[str]()
 """Decisions that nothing asks for yet: a name leaves this list when the run asks for it, and none is added."""
 
 
