@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from launcher.config import AlertsConfig
+from launcher.supervision_config import AlertsConfig
 
 MOST_QUEUED = 100
 TRIES = 3

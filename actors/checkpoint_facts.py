@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence, Set
 
 from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
-from launcher.config import RestoreConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.memory_states import MemoryStates
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
 from launcher.run_paths import RunPaths
+from launcher.supervision_config import RestoreConfig
 
 
 class Shelf:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import RequestFailed
-from launcher.messages import Completion
+from launcher.rollouts import Completion
 
 FINISHED = frozenset({"stop", "length"})
 

@@ -18,7 +18,7 @@ import orjson
 
 from actors.completion_answer import completion_from, malformed
 from launcher.errors import RequestFailed
-from launcher.messages import Completion
+from launcher.rollouts import Completion
 
 END = b"\n\n"
 PREFIX = b"data: "

@@ -21,7 +21,7 @@ from actors.answers import has_number
 from actors.record_sources import Sourced, read_hub, read_path
 from launcher.config import DatasetConfig
 from launcher.errors import DataError, ModelError
-from launcher.messages import Prompt
+from launcher.rollouts import Prompt
 
 ID_HEX = 16
 """64 bits: two different records among a million share them once in 10⁷ data sets, and then get suffixes."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from statistics import median
 
 from actors.sglang_client import Sampling, SGLangClient
-from launcher.config import HealthConfig
 from launcher.errors import RequestFailed
+from launcher.supervision_config import HealthConfig
 
 PROMPT = (0,)
 SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=1, min_new_tokens=1)

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from actors.sglang_client import Sampling
 from launcher.errors import WeightsRefused
-from launcher.messages import Completion
+from launcher.rollouts import Completion
 
 GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=1)

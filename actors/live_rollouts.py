@@ -19,7 +19,8 @@ from actors.rollout import RolloutEngine
 from actors.sglang_client import Sampling
 from actors.step_loop import Stopped
 from launcher.config import RunConfig
-from launcher.messages import EvalReport, Prompt, RolloutBatch
+from launcher.messages import EvalReport
+from launcher.rollouts import Prompt, RolloutBatch
 
 T = TypeVar("T")
 

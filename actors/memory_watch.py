@@ -10,10 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from launcher.config import MemoryConfig
 from launcher.hardware import memory_in_use
 from launcher.journal import Journal
 from launcher.policy.memory_trend import MemorySample, find_rise
+from launcher.supervision_config import MemoryConfig
 
 MOST_SAMPLES = 60
 

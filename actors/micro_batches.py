@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from launcher.errors import ConfigError, TrainerError
-from launcher.messages import RolloutGroup
+from launcher.rollouts import RolloutGroup
 
 PADDING = 0  # any token id does: nothing reads what the model says there
 

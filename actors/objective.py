@@ -21,7 +21,7 @@ from actors.micro_batches import MicroBatch, lay_out, sequences_of
 from actors.token_logprobs import token_logprobs
 from launcher.config import ActorConfig
 from launcher.errors import TrainerError
-from launcher.messages import RolloutGroup
+from launcher.rollouts import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from launcher.config import HealthConfig
 from launcher.policy.liveness import Pace, judge_pace
+from launcher.supervision_config import HealthConfig
 
 WINDOW_S = 1.0
 """Busy seconds that one figure is taken over: a single answer says little."""

@@ -26,7 +26,7 @@ from actors.optimizer import build_optimizer, learning_rate
 from actors.update_stats import LogprobDistance, UpdateStats
 from launcher.config import ActorConfig, RefConfig
 from launcher.errors import CheckpointError, ConfigError, ResourceError, TrainerError
-from launcher.messages import RolloutGroup
+from launcher.rollouts import RolloutGroup
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
 

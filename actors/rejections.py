@@ -11,8 +11,9 @@ import os
 import time
 
 from launcher.journal import Journal, encode
-from launcher.messages import Cause, Rejection, RolloutBatch
+from launcher.messages import Cause, Rejection
 from launcher.policy.admission import Admission
+from launcher.rollouts import RolloutBatch
 
 FOLDER = "rejected"
 SETTLED_STEPS = 3

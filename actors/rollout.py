@@ -26,7 +26,7 @@ from actors.server_pool import ServerPool
 from actors.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.config import RolloutConfig
 from launcher.errors import RewardError, RolloutError
-from launcher.messages import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
+from launcher.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures that say something of the server, not of the request."""

@@ -18,11 +18,11 @@ from actors.generation_probe import GenerationProbe
 from actors.process_tree import identify
 from actors.server_tree import TOKENS, ServerTree
 from actors.sglang_client import SGLangClient
-from launcher.config import HealthConfig
 from launcher.errors import RequestFailed
 from launcher.messages import Cause, Health, ServerInfo, Verdict
 from launcher.policy.liveness import judge_server
 from launcher.policy.watching import ServerEvidence, ServerLook, Task, observe
+from launcher.supervision_config import HealthConfig
 
 
 class ServerWatch:

@@ -26,7 +26,7 @@ from actors.completion_stream import CompletionStream, Samples, refusal
 from launcher.config import GenerationConfig
 from launcher.errors import RequestFailed as RequestFailed
 from launcher.errors import WeightsRefused
-from launcher.messages import Completion
+from launcher.rollouts import Completion
 
 if TYPE_CHECKING:
     import torch

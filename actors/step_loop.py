@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Protocol
 
+from actors.batch_metrics import batch_metrics
 from actors.checkpointing import Checkpointer
 from actors.policy_model import PolicyModel, UpdateStats
 from actors.position import Position
@@ -30,8 +30,9 @@ from actors.rejections import Rejections
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError, TrainerError
 from launcher.journal import Journal
-from launcher.messages import Cause, EvalReport, RolloutBatch, StepReport
+from launcher.messages import Cause, EvalReport, StepReport
 from launcher.policy.admission import Admission, BatchReport, admit
+from launcher.rollouts import RolloutBatch
 
 NONFINITE_IN_A_ROW = 2
 """One poisoned batch is dropped; a second one in a row says that the weights are at fault."""
@@ -328,28 +329,3 @@ class GrpoLoop:
         self._model.discard()
         if self._model.weights_are_finite():
             self._save(required=False)
-
-
-def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) -> dict[str, float]:
-    """One step's figures by their WandB keys. Lengths are tokens, rewards the reward function's own."""
-    rewards = [rollout.reward for rollout in batch.rollouts if rollout.reward is not None]
-    lengths = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
-    cut = [rollout.completion.finish_reason == "length" for rollout in batch.rollouts]
-    flat = [len({rollout.reward for rollout in group.rollouts}) == 1 for group in batch.groups]
-    return {
-        "grpo_actor/task_reward/avg": fmean(rewards),
-        "grpo_actor/task_reward/min": min(rewards),
-        "grpo_actor/task_reward/max": max(rewards),
-        "rollout/reward": fmean(rewards),
-        "rollout/accepted": float(len(batch.groups)),
-        "rollout/failed": float(batch.failed),
-        "rollout/retried": float(batch.retried),
-        "rollout/tokens": float(batch.generated_tokens),
-        "rollout/tokens_per_s": batch.generated_tokens / batch.seconds,
-        "grpo_actor/n_seqs": float(len(rewards)),
-        "grpo_actor/seq_len/avg": fmean(lengths),
-        "grpo_actor/seq_len/max": float(max(lengths)),
-        "grpo_actor/no_eos_ratios/avg": fmean(cut),
-        "grpo_actor/flat_groups/avg": fmean(flat),
-        **stats.metrics(),
-    }

@@ -17,7 +17,6 @@ from actors.actor_calls import ActorAway, answer
 from actors.defects import keep, raise_defects
 from actors.process_end import process_ended
 from actors.trainer_watch import TrainerWatch
-from launcher.config import HealthConfig
 from launcher.errors import LauncherError, TrainerError
 from launcher.hardware import oom_kills
 from launcher.messages import (
@@ -33,6 +32,7 @@ from launcher.messages import (
 from launcher.policy.canaries import CanaryRound
 from launcher.policy.exit_cause import Finding, find_trainer_cause
 from launcher.policy.observed import TrainerFacts
+from launcher.supervision_config import HealthConfig
 
 ANSWER_S = 3.0
 LOOK_S = 0.5

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from launcher.config import HealthConfig
 from launcher.messages import ServerState, TrainerView, Verdict
 from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
+from launcher.supervision_config import HealthConfig
 
 STEPS_KEPT = 20
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

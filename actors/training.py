@@ -24,19 +24,11 @@ from actors.training_data import DataLoader
 from actors.training_servers import TrainingServers
 from launcher.config import RunConfig
 from launcher.journal import Journal
-from launcher.messages import (
-    LoopFailure,
-    RolloutBatch,
-    ServerInfo,
-    Snapshot,
-    TrainerEnd,
-    TrainerReady,
-    TrainerStatus,
-    TrainerView,
-)
+from launcher.messages import LoopFailure, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerStatus, TrainerView
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canaries import CanaryRound, CanaryScore
 from launcher.policy.restore import FIRST_WEIGHTS
+from launcher.rollouts import RolloutBatch
 from launcher.run_paths import RunPaths
 
 CANARIES_FILE = "canaries.json"

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.dataset import Record, build_prompts, load_records
 from launcher.config import DatasetConfig, RunConfig
 from launcher.journal import Journal
-from launcher.messages import Prompt
+from launcher.rollouts import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from launcher.config import HealthConfig, RestartConfig, RewardHealthConfig, RunConfig
+from launcher.config import RunConfig
+from launcher.supervision_config import HealthConfig, RestartConfig, RewardHealthConfig
 
 Contradiction = tuple[str, object, str]
 """The key, the value it was given, and what would be allowed."""

@@ -4,7 +4,8 @@ import hashlib
 
 from actors.prompt_queue import PromptQueue
 from actors.step_loop import Stopped
-from launcher.messages import Completion, EvalReport, Prompt, Rollout, RolloutBatch, RolloutGroup
+from launcher.messages import EvalReport
+from launcher.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 
 VOCABULARY = range(5, 60)
 

@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from launcher.config import GateConfig, RunConfig
-from launcher.messages import Cause, RolloutBatch
+from launcher.config import RunConfig
+from launcher.messages import Cause
 from launcher.policy.canaries import CanaryScore
+from launcher.rollouts import RolloutBatch
+from launcher.supervision_config import GateConfig
 
 SHARE_FACTOR = 2.0
 """How much farther than the whole batch one server's share of it may be: fewer tokens, more noise."""

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.config import RewardHealthConfig
+from launcher.supervision_config import RewardHealthConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

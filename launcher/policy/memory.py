@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.config import MemoryConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.messages import Overrides
 from launcher.policy.exit_cause import RanOut
+from launcher.supervision_config import MemoryConfig
 
 MEM_FRACTION = "sglang.mem_fraction_static"
 POOL_TOKENS = "sglang.max_total_tokens"

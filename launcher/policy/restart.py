@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.config import RestartConfig
 from launcher.messages import Cause
+from launcher.supervision_config import RestartConfig
 
 
 class Rung(enum.StrEnum):

@@ -16,9 +16,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.config import RestoreConfig
 from launcher.messages import Cause, Incident
 from launcher.policy.restart import Attempt, Rung
+from launcher.supervision_config import RestoreConfig
 
 FIRST_WEIGHTS = -1
 """The step of the weights that the run began with: always whole, always from before any onset."""

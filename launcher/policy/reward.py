@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.config import RewardHealthConfig
 from launcher.messages import Cause, Incident
 from launcher.policy.canaries import CanaryVerdict
 from launcher.policy.change_point import find_fall
+from launcher.supervision_config import RewardHealthConfig
 
 SAME_TIME_STEPS = 3
 """How far the estimated onset of a fall may be from the fault that made it."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launcher.config import HealthConfig
 from launcher.messages import Cause, Health, Verdict
 from launcher.policy.watching import LONGEST_GAP, STOPPED
+from launcher.supervision_config import HealthConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

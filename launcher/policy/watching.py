@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from launcher.config import HealthConfig
+from launcher.supervision_config import HealthConfig
 
 STOPPED = "T"
 RUNNABLE = "R"

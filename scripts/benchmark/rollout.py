@@ -29,7 +29,8 @@ from actors.rollout import RolloutEngine
 from actors.server_pool import ServerPool
 from actors.sglang_client import Sampling, SGLangClient
 from launcher.config import RunConfig
-from launcher.messages import Prompt, ServerInfo
+from launcher.messages import ServerInfo
+from launcher.rollouts import Prompt
 from scripts.benchmark.plain_clients import AiohttpClient, Client, RawClient
 from scripts.benchmark.ratios import paired_ratio, spread
 from scripts.benchmark.server import cpu_seconds, running_server

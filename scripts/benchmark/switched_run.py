@@ -29,8 +29,9 @@ from launcher import driver
 from launcher.compose import compose
 from launcher.config import RunConfig
 from launcher.journal import append_line
-from launcher.messages import Overrides, RolloutBatch, StepReport, TrainerReady
+from launcher.messages import Overrides, StepReport, TrainerReady
 from launcher.policy.admission import Admission
+from launcher.rollouts import RolloutBatch
 from launcher.run_paths import RunPaths
 from scripts.faults.find import look
 

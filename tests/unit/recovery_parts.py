@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.config import RestartConfig, RestoreConfig, RewardHealthConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.messages import Cause, Health, ServerState, Verdict
 from launcher.policy.actions import (
     AbandonServer,
@@ -20,6 +20,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.exit_cause import RanOut
+from launcher.supervision_config import RestartConfig, RestoreConfig, RewardHealthConfig
 
 CONFIG = RunConfig(
     restart=RestartConfig(wait_max_s=4.0),

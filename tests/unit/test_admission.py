@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from launcher.config import GateConfig
 from launcher.messages import Cause
 from launcher.policy.admission import BatchReport, Gate, Usual, admit
 from launcher.policy.canaries import CanaryScore
+from launcher.supervision_config import GateConfig
 from tests.replay import Replay, prompts
 
 EXACT = Gate(settings=GateConfig(), is_exact=True, versions_behind=0)

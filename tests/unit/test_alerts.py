@@ -9,7 +9,7 @@ import pytest
 
 from actors import alerts
 from actors.alerts import Alerts
-from launcher.config import AlertsConfig
+from launcher.supervision_config import AlertsConfig
 
 DEADLINE_S = 30.0
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from launcher.config import RewardHealthConfig
 from launcher.policy import canaries
 from launcher.policy.canaries import CanaryRound, CanaryScore, judge_canaries
+from launcher.supervision_config import RewardHealthConfig
 
 SETTINGS = RewardHealthConfig()
 RIGHT, WRONG = 1.0, 0.0

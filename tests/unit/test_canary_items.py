@@ -7,9 +7,10 @@ import pytest
 
 from actors.canaries import make_canaries, pick, score_canaries, with_another_number
 from actors.reward_pool import RewardPool
-from launcher.config import RewardConfig, RewardHealthConfig
-from launcher.messages import Prompt
+from launcher.config import RewardConfig
 from launcher.policy.canaries import CanaryRound, judge_canaries
+from launcher.rollouts import Prompt
+from launcher.supervision_config import RewardHealthConfig
 
 REWARD = """
     import time

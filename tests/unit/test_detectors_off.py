@@ -13,14 +13,15 @@ from actors import server_slot
 from actors.golden_probe import golden_distance
 from actors.server_slot import ServerSlot
 from launcher import checkpoints
-from launcher.config import HealthConfig, MemoryConfig
 from launcher.errors import TrainerError, WeightsRefused
-from launcher.messages import Cause, Completion, Health
+from launcher.messages import Cause, Health
 from launcher.policy import admission, exit_cause
 from launcher.policy.admission import admit
 from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
 from launcher.policy.liveness import Pace, judge_pace
 from launcher.policy.memory_trend import find_rise
+from launcher.rollouts import Completion
+from launcher.supervision_config import HealthConfig, MemoryConfig
 from tests.replay import Replay, prompts
 from tests.unit import test_trainer_liveness as trainers
 from tests.unit.test_admission import EXACT, changed

@@ -4,7 +4,7 @@ import pytest
 
 from actors.golden_probe import golden_distance
 from launcher.errors import WeightsRefused
-from launcher.messages import Completion
+from launcher.rollouts import Completion
 
 
 def answer(*logprobs, version=3):

@@ -10,12 +10,13 @@ import pytest
 from actors.health_monitor import HealthMonitor
 from actors.monitor_view import Watched
 from actors.sglang_client import SGLangClient
-from launcher.config import HealthConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.journal import Journal, append_line, read_lines
 from launcher.messages import Cause, Health, ServerInfo, ServerState
 from launcher.policy.admission import BatchReport
 from launcher.policy.canaries import CanaryRound, CanaryScore
 from launcher.run_paths import RunPaths
+from launcher.supervision_config import HealthConfig
 from tests import stand_in_server
 from tests.unit.test_server_watch import DEADLINE_S, QUICK, fault, tree
 

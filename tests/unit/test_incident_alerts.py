@@ -9,9 +9,9 @@ import pytest
 
 from actors import alerts
 from actors.incident_alerts import IncidentAlerts
-from launcher.config import AlertsConfig
 from launcher.journal import Journal, read_lines
 from launcher.run_paths import RunPaths
+from launcher.supervision_config import AlertsConfig
 from tests.unit.test_alerts import DEADLINE_S, webhook
 
 __all__ = ["webhook"]  # the fixture

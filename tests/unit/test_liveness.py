@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from launcher.config import HealthConfig
 from launcher.messages import Cause, Health, Verdict
 from launcher.policy import liveness, watching
 from launcher.policy.liveness import Pace, judge_pace, judge_server
 from launcher.policy.watching import ProcessLook, ServerEvidence, ServerLook, Task
+from launcher.supervision_config import HealthConfig
 from tests.unit.watched_server import Interval, WatchedServer
 
 SETTINGS = HealthConfig()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from launcher.config import MemoryConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory import (
     CHECKPOINTING,
@@ -22,6 +22,7 @@ from launcher.policy.memory import (
     next_rung,
 )
 from launcher.policy.memory_trend import MemorySample, find_rise
+from launcher.supervision_config import MemoryConfig
 
 CONFIG = MemoryConfig()
 ALLOWED = MemoryConfig(change_learning=True)

@@ -3,9 +3,9 @@
 import time
 
 from actors.memory_watch import MemoryWatch
-from launcher.config import MemoryConfig
 from launcher.hardware import cgroup_memory, memory_in_use, oom_kills
 from launcher.journal import Journal, read_lines
+from launcher.supervision_config import MemoryConfig
 
 MIB = 2**20
 

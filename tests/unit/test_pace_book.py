@@ -3,7 +3,7 @@
 import pytest
 
 from actors.pace_book import LATELY, USUAL_AT_LEAST, PaceBook
-from launcher.config import HealthConfig
+from launcher.supervision_config import HealthConfig
 
 
 class Clients:

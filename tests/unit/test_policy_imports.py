@@ -11,7 +11,14 @@ import launcher.policy
 
 FOLDER = Path(launcher.policy.__file__).parent
 MODULES = sorted(path for path in FOLDER.glob("*.py") if path.name != "__init__.py")
-OURS = ("launcher.config", "launcher.messages", "launcher.errors", "launcher.policy.")
+OURS = (
+    "launcher.config",
+    "launcher.supervision_config",
+    "launcher.messages",
+    "launcher.rollouts",
+    "launcher.errors",
+    "launcher.policy.",
+)
 WORLDLY = {
     "time",
     "datetime",

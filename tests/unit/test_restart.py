@@ -7,9 +7,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from launcher.config import RestartConfig
 from launcher.messages import Cause
 from launcher.policy.restart import LADDERS, Attempt, Rung, budget_of, next_repair
+from launcher.supervision_config import RestartConfig
 
 SETTINGS = RestartConfig()
 CRASH = Cause.SERVER_CRASH

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from launcher.config import RestoreConfig
 from launcher.messages import Cause, Incident
 from launcher.policy import restore
 from launcher.policy.restart import Attempt, Rung
@@ -17,6 +16,7 @@ from launcher.policy.restore import (
     first_damaged,
     worth_keeping,
 )
+from launcher.supervision_config import RestoreConfig
 
 SETTINGS = RestoreConfig()
 GOOD, CANDIDATE, CONDEMNED = CheckpointHealth.GOOD, CheckpointHealth.CANDIDATE, CheckpointHealth.CONDEMNED

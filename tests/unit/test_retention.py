@@ -6,9 +6,10 @@ import pytest
 
 from actors.retention import worth_sparing
 from launcher.checkpoints import CheckpointStore
-from launcher.config import RecoverConfig, RestoreConfig, RunConfig
+from launcher.config import RecoverConfig, RunConfig
 from launcher.messages import Cause, Incident
 from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose
+from launcher.supervision_config import RestoreConfig
 from tests.unit.test_checkpoints import save, steps_of
 
 SETTINGS = RestoreConfig(good_after_steps=5)

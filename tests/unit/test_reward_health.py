@@ -6,10 +6,10 @@ from statistics import median
 
 import pytest
 
-from launcher.config import RestoreConfig, RewardHealthConfig
 from launcher.messages import Cause
 from launcher.policy.canaries import CanaryVerdict
 from launcher.policy.reward import Level, RewardPoint, RewardVerdict, ServerFault, find_cause, judge_rewards
+from launcher.supervision_config import RestoreConfig, RewardHealthConfig
 from tests.unit.reward_runs import HARDER_BY, HEALTHY, Run, falling, steady
 
 SETTINGS = RewardHealthConfig()

@@ -14,7 +14,7 @@ import pytest
 from actors.reward_pool import RewardPool, Score
 from launcher.config import RewardConfig
 from launcher.errors import RewardError, RewardImportError
-from launcher.messages import Prompt
+from launcher.rollouts import Prompt
 
 DEADLINE_S = 60
 ROOT = Path(__file__).parents[2]

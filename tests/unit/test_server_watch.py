@@ -17,9 +17,9 @@ from actors.process_tree import Process, identify
 from actors.server_tree import ServerTree
 from actors.server_watch import ServerWatch
 from actors.sglang_client import SGLangClient
-from launcher.config import HealthConfig
 from launcher.messages import Cause, Health, ServerInfo, ServerState
 from launcher.policy.watching import Task
+from launcher.supervision_config import HealthConfig
 from tests import stand_in_server
 
 DEADLINE_S = 30.0

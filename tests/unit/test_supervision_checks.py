@@ -4,10 +4,11 @@ import pytest
 
 from launcher.checks import check
 from launcher.compose import compose
-from launcher.config import HealthConfig, MemoryConfig, RestartConfig, RewardHealthConfig, RunConfig
+from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.settings import settings_of, value_of
 from launcher.supervision_checks import find_contradictions
+from launcher.supervision_config import HealthConfig, MemoryConfig, RestartConfig, RewardHealthConfig
 
 SECTIONS = ("health.", "reward_health.", "restart.", "restore.", "memory.")
 

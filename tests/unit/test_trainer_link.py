@@ -8,9 +8,9 @@ import pytest
 from actors import trainer_link
 from actors.actor_calls import ActorAway
 from actors.trainer_link import TrainerLink
-from launcher.config import HealthConfig
 from launcher.errors import LauncherError, TrainerError
 from launcher.messages import Cause, Health, TrainerView
+from launcher.supervision_config import HealthConfig
 from tests.unit.fake_actors import FakeActor, never
 
 EMPTY = TrainerView(pid=1)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from launcher.config import HealthConfig
 from launcher.messages import Cause, Health
 from launcher.policy import trainer_liveness
 from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
+from launcher.supervision_config import HealthConfig
 
 SETTINGS = HealthConfig()
 MEDIAN_S = 2.0

@@ -7,10 +7,10 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors import trainer_link
 from actors.trainer_link import TrainerLink
-from launcher.config import HealthConfig
 from launcher.errors import LauncherError
 from launcher.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.policy.exit_cause import RanOut
+from launcher.supervision_config import HealthConfig
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
 from launcher.config import ActorConfig, OptimizerConfig, RefConfig
-from launcher.messages import Completion, Prompt, Rollout, RolloutGroup
+from launcher.rollouts import Completion, Prompt, Rollout, RolloutGroup
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 CHARACTERS = "0123456789+-=#\n"

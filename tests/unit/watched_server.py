@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.config import HealthConfig
 from launcher.messages import Verdict
 from launcher.policy.liveness import judge_server
 from launcher.policy.watching import ProcessLook, ServerEvidence, ServerLook, Task, observe
+from launcher.supervision_config import HealthConfig
 
 TICK_S = 0.05
 ROLES = ("http", "scheduler", "detokenizer")

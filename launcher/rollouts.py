@@ -1,0 +1,74 @@
+"""What a step trains on: prompts, their completions with log-probs and rewards, and the batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One training item.
+
+    `id` is stable across runs and attempts. `token_ids` is the chat template applied to the question.
+    `record` is the data set's own record, as the reward function gets it.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    record: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One finished completion. `logprobs[t]` belongs to `token_ids[t]`, at the sampling temperature."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_version: int
+    finish_reason: str  # "stop" | "length"
+    server: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A completion with its text and reward; `reward` is None only where scoring failed, never 0 for a failure."""
+
+    completion: Completion
+    text: str
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """All completions of one prompt, in sample order; whole or not at all."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """What one step trains on, and what it cost to get it.
+
+    `failed` counts requests that ended without a completion (their prompts went back to the queue),
+    `retried` counts attempts beyond each request's first.
+    """
+
+    groups: tuple[RolloutGroup, ...]
+    failed: int
+    retried: int
+    generated_tokens: int
+    seconds: float
+
+    @property
+    def prompt_ids(self) -> tuple[str, ...]:
+        return tuple(group.prompt.id for group in self.groups)
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        return tuple(rollout for group in self.groups for rollout in group.rollouts)
+
+    @property
+    def weight_versions(self) -> tuple[int, ...]:
+        return tuple(sorted({rollout.completion.weight_version for rollout in self.rollouts}))
