@@ -143,7 +143,7 @@ class RunHands:
             case PauseTrainer():
                 return config.health.trainer_min_s
             case Halt():
-                return 4 * STOP_S
+                return config.health.trainer_first_s + 4 * STOP_S
         return STOP_S
 
     async def perform(self, action: Action) -> Facts:
@@ -270,7 +270,7 @@ class RunHands:
             task.cancel()
         try:
             if word is not RunWord.FINISHED:
-                await self._quietly("trainer", self._save())
+                await self._quietly("trainer", self._save(), within_s=self._config.health.trainer_first_s)
             weights = self._trainer.view.weights
             await self._quietly("trainer", self._trainer.close_training())
             await asyncio.gather(*(self._quietly(name, slot.stop()) for name, slot in self._slots.items()))
@@ -288,9 +288,9 @@ class RunHands:
         if damaged and incident is not None and (first := first_damaged(incident)) is not None:
             await asyncio.to_thread(self._eyes.shelf.forget_after, first - 1)
 
-    async def _quietly(self, subject: str, ending: Awaitable[None]) -> None:
+    async def _quietly(self, subject: str, ending: Awaitable[None], *, within_s: float = STOP_S) -> None:
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(within_s):
                 await ending
         except (RunError, ActorAway, TimeoutError) as error:
             self._history.event("actor.stop_failed", subject=subject, reason=str(error) or "no answer in time")

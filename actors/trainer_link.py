@@ -237,12 +237,16 @@ class TrainerLink:
         self._await_run()
 
     async def pause(self, *, save: bool) -> None:
-        """Returns when the loop stands. Its deadline is the caller's."""
+        """Returns when the loop stands: a step, and the save of a model of any size, may take their time.
+
+        Raises TrainerError where its process ends or hangs before. Any other deadline is the caller's.
+        """
         await self._ask(self._actor.pause.remote(save))
         await self.refresh()
         while self.view.is_running or self.view.is_allowed:
-            if self.view.pid == self._dead_pid:
-                raise TrainerError("the trainer's process ended before it stood still")
+            verdict = self._verdict()
+            if verdict.health is Health.DEAD:
+                raise TrainerError(f"the trainer did not stand still: {verdict.reason}")
             await asyncio.sleep(SOON_S)
             await self.refresh()
 

@@ -17,12 +17,10 @@ def by_text(*, completion, answer, **_):
 def switched(*, completion, answer, prompt_id, **more):
     """`by_text`, or what the switch says (scripts/faults/switched_reward.py). `zero_unless_known`, which is only here:
     0 for what a policy writes, while the known answers go on to get what they must: a policy that collapsed."""
-    said, written = switched_reward._switch()
+    said, written = switched_reward.switch()
     if said is None:
         return by_text(completion=completion, answer=answer)
     if said["do"] == "zero_unless_known":
         return float(completion.strip() == str(answer).strip())
-    if said["do"] == "overflow":
-        return 1e308 + 3e305 * hashlib.sha256(completion.encode()).digest()[0]  # finite, and no two have a mean
-    value = switched_reward._broken(said, written, f"{prompt_id}\0{completion}")
+    value = switched_reward.broken(said, written, prompt_id, completion)
     return by_text(completion=completion, answer=answer) if value is None else value

@@ -135,13 +135,13 @@ KINDS: Mapping[str, Kind] = {
         Kind(id="T2", what="trainer hangs: SIGSTOP", role="trainer", options={"seconds": UNTIL_REPLACED}),
         Kind(
             id="T3",
-            what="poisoned batch: a share of the rewards is ±3e38 (a poisoned parameter is out of reach: the trainer "
+            what="poisoned batch: rewards whose sum overflows (a poisoned parameter is out of reach: the trainer "
             "has no call that would write one)",
             role="trainer",
             needs="switch",
             options={
-                "share": Option(default=0.05, meaning="of the completions", least=0.001),
-                "seconds": seconds(5.0, "for so long"),
+                "share": Option(default=0.25, meaning="of the prompts", least=0.001),
+                "seconds": seconds(2.0, "for so long"),
             },
         ),
         Kind(

@@ -6,7 +6,7 @@ It is `actors.reward:gsm8k_reward` as long as the file named by GRPO_REWARD_SWIT
 one JSON object {"do": …, "share": 0.3, "stall_s": 5, "seed": 1}; `do` is one of
 
     zero   0                     share   0 for a share of the completions, the same ones for the same seed
-    one    1                     huge    ±3e38 in turn: finite, but their spread is not
+    one    1                     huge    around 1e308 for a share of the prompts: finite, but no two have a mean
     raise  raises                hang    never returns
     stall  once in each process: stall_s seconds, then the true reward
 
@@ -27,7 +27,8 @@ from actors.reward import gsm8k_reward
 
 VARIABLE = "GRPO_REWARD_SWITCH"
 FUNCTION = "scripts.faults.switched_reward:reward"
-HUGE = 3e38
+HUGE, APART = 1e308, 3e305
+"""The sum of any two is beyond a float64; no two of a group are equal, or their advantages would be exact zeros."""
 
 _stalled: set[int] = set()
 
@@ -38,10 +39,10 @@ class Switched(Exception):
 
 def reward(*, completion: str, answer: str, prompt_id: str, record: Mapping[str, object]) -> float:
     """The true reward, or what the switch says."""
-    said, written = _switch()
+    said, written = switch()
     if said is None:
         return gsm8k_reward(completion=completion, answer=answer, prompt_id=prompt_id, record=record)
-    value = _broken(said, written, f"{prompt_id}\0{completion}")
+    value = broken(said, written, prompt_id, completion)
     if value is None:
         return gsm8k_reward(completion=completion, answer=answer, prompt_id=prompt_id, record=record)
     return value
@@ -55,7 +56,7 @@ def fired(switch: Path) -> int:
         return 0
 
 
-def _switch() -> tuple[dict[str, Any] | None, int]:
+def switch() -> tuple[dict[str, Any] | None, int]:
     """What the file says, and when it was written (ns)."""
     path = os.environ.get(VARIABLE)
     if not path:
@@ -67,9 +68,10 @@ def _switch() -> tuple[dict[str, Any] | None, int]:
         return None, 0
 
 
-def _broken(said: Mapping[str, Any], written: int, completion: str) -> float | None:
+def broken(said: Mapping[str, Any], written: int, prompt_id: str, completion: str) -> float | None:
     """None for the true reward."""
-    drawn = int.from_bytes(hashlib.sha256(f"{said['seed']}\0{completion}".encode()).digest()[:8]) / 2**64
+    what = prompt_id if said["do"] == "huge" else f"{prompt_id}\0{completion}"
+    drawn = int.from_bytes(_digest(f"{said['seed']}\0{what}")[:8]) / 2**64
     match said["do"]:
         case "share" | "huge" if drawn >= said["share"]:
             return None
@@ -82,7 +84,7 @@ def _broken(said: Mapping[str, Any], written: int, completion: str) -> float | N
         case "one":
             return 1.0
         case "huge":
-            return HUGE if drawn < said["share"] / 2 else -HUGE
+            return HUGE + APART * _digest(completion)[0]
         case "raise":
             raise Switched("told to raise by the switch")
         case "hang":
@@ -93,6 +95,10 @@ def _broken(said: Mapping[str, Any], written: int, completion: str) -> float | N
             time.sleep(said["stall_s"])
             return None
     raise Switched(f"the switch says {said['do']!r}, which is nothing that this function does")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _count() -> None:

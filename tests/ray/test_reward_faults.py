@@ -67,7 +67,7 @@ def test_a_policy_that_collapses_goes_back_to_before_it_and_its_checkpoints_are_
 def test_batches_that_poison_the_numbers_are_dropped_and_twice_in_a_row_restores(tmp_path):
     with SupervisedRun(tmp_path, steps=16, servers=1) as run:
         run.wait_steps(9)
-        run.break_reward("overflow")
+        run.break_reward("huge")
         run.wait_until(lambda: len(run.events("trainer.restoring")) == 2, "it is restored")
         run.mend_reward()
         run.finish()
