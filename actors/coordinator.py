@@ -105,6 +105,7 @@ class Coordinator:
             abort_reason=history.abort_reason,
             ending=history.ending,
             is_stopped=look.is_stopped,
+            monitor_silent_s=look.monitor_silent_s,
         )
 
     async def _perform(self, action: Action) -> None:

@@ -21,7 +21,8 @@ from launcher.policy.restore import CheckpointFacts
 class Look:
     """What is known now, without waiting for anybody. `evals`: held-out accuracies so far, for the last word.
 
-    `rejections`: batches that were turned away since the last step.
+    `rejections`: batches that were turned away since the last step. `monitor_silent_s`: for how long the HealthMonitor
+    has been asked in vain.
     """
 
     servers: tuple[ServerFacts, ...]
@@ -34,6 +35,7 @@ class Look:
     is_stopped: bool = False
     evals: tuple[EvalReport, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+    monitor_silent_s: float = 0.0
 
 
 Facts = Mapping[str, object]

@@ -24,6 +24,8 @@ from launcher.policy.canaries import CanaryRound
 ANSWER_S = 2.0
 LOOK_S = 0.5
 FRESH_S = 5.0
+LONGEST_TURN_S = 5.0
+"""One turn's share of a silence: a longer one was a pause of the Coordinator's own."""
 HUNG_LOOKS = 15
 """Questions in a row without an answer (2 s each), after which its process is ended and Ray starts another: one that
 is stopped answers nobody and is alive to Ray, and the trainer would wait at the gate for ever. Counted, so that a
@@ -33,7 +35,7 @@ pause of the Coordinator's own is none of the monitor's. One that was never hear
 class MonitorLink:
     """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else.
 
-    `hung` hears that its process was ended for answering nobody.
+    `hung` hears that its process was ended for answering nobody. `silent_s`: for how long it has been asked in vain.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class MonitorLink:
         self._actor = actor
         self._hung = hung
         self._unanswered = 0
+        self.silent_s = 0.0
         self._targets = targets
         self._changed = changed
         self._view: MonitorView | None = None
@@ -98,12 +101,16 @@ class MonitorLink:
         self._view, self._heard_at, self._unanswered = view, time.monotonic(), 0
 
     async def _look_on(self) -> None:
+        turned_at = time.monotonic()
         while True:
             try:
                 await self._look()
+                self.silent_s = 0.0
             except LauncherError as error:  # its word ages, and is dropped
+                self.silent_s += min(time.monotonic() - turned_at, LONGEST_TURN_S)
                 self._unanswered += isinstance(error.__cause__, TimeoutError)
                 await self._end_if_hung()
+            turned_at = time.monotonic()
             await asyncio.sleep(LOOK_S)
 
     async def _end_if_hung(self) -> None:

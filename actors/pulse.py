@@ -1,10 +1,13 @@
-"""Does an actor that Ray holds for alive still answer? One that is stopped, or whose loop stands, does not.
+"""Does an actor that Ray holds for alive still answer? One that is stopped, or whose loop stands, does not. And does
+one that Ray starts again and again ever live?
 
 Counted are turns of the asker without an answer, not seconds: a pause of its own then condemns nobody.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -12,6 +15,31 @@ from ray.exceptions import RayError
 
 MOST_TURNS = 120
 """Of the driver's quarter seconds: a restart of the actor by Ray takes a tenth of that."""
+
+
+SHORT_LIFE_S = 10.0
+PATIENCE_S = 300.0
+
+
+class CrashLoop:
+    """Lives of an actor that each end soon after their start: Ray would start it again for ever."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._since: float | None = None
+
+    def begins(self) -> None:
+        self._began = self._clock()
+
+    def ended(self) -> bool:
+        """A life ended; True where none has lasted for PATIENCE_S."""
+        now = self._clock()
+        if now - self._began > SHORT_LIFE_S:
+            self._since = None
+        elif self._since is None:
+            self._since = self._began
+        return self._since is not None and now - self._since > PATIENCE_S
 
 
 class Pulse:

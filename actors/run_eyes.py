@@ -103,6 +103,7 @@ class RunEyes:
             is_stopped=is_stopped,
             evals=self.trainer.view.evals,
             rejections=self.trainer.view.rejections,
+            monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
         )
 
     def pids(self) -> dict[str, int]:

@@ -24,7 +24,7 @@ from actors.cluster import VitalProcesses, ray_cluster
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor, server_names
 from actors.dataset import load_records
 from actors.health_monitor import HealthMonitorActor
-from actors.pulse import Pulse
+from actors.pulse import CrashLoop, Pulse
 from actors.reward_pool import RewardPool
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
@@ -183,10 +183,11 @@ class Launch:
     def _watch(self, coordinator: Any, vital: VitalProcesses) -> Outcome:
         """Show what goes on until the Coordinator has the run's word. One that died is asked again when it is back.
 
-        Raises RunError where Ray itself is gone, and nobody is left to restart anything.
+        Raises RunError where Ray itself is gone, and nobody is left to restart anything, and where none of its lives
+        lasts.
         """
         running = coordinator.run.remote()
-        pulse = Pulse(coordinator.ping.remote)
+        pulse, lives = Pulse(coordinator.ping.remote), CrashLoop()
         has_told = False
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
@@ -208,8 +209,14 @@ class Launch:
                     return self._outcome(ray.get(running))
                 except RayTaskError as error:
                     raise _as_ours(error) from error
-                except RayError:
+                except RayError as error:
+                    if lives.ended():
+                        raise RunError(
+                            f"the Coordinator dies each time it is started: {error}",
+                            "ray.log in the run's logs says why",
+                        ) from error
                     time.sleep(ASK_AGAIN_S)
+                    lives.begins()
                     running = coordinator.run.remote()
 
     def _outcome(self, outcome: Outcome) -> Outcome:

@@ -65,6 +65,7 @@ class Observed:
     yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `ending`: the word with which the run is being shut down. `is_stopped`: nothing of it is left running.
+    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain.
     """
 
     state: RunState
@@ -80,6 +81,7 @@ class Observed:
     abort_reason: str = ""
     ending: RunWord | None = None
     is_stopped: bool = False
+    monitor_silent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

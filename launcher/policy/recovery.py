@@ -35,6 +35,8 @@ def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: flo
         word = RunWord.FINISHED if seen.trainer.is_finished else RunWord.ABORTED
         reason = "all steps are done" if seen.trainer.is_finished else seen.abort_reason
         return _end(seen, Halt(reason=reason, word=word))
+    if seen.monitor_silent_s > config.health.monitor_silence_s:
+        return _end(seen, Halt(reason=_no_monitor(seen.monitor_silent_s)))
     draft = Draft(seen=seen, history=history, config=config, now=now)
     mend_trainer(draft)
     mend_servers(draft)
@@ -53,6 +55,14 @@ def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: flo
 def _end(seen: Observed, halt: Halt) -> Plan:
     state = transition(seen.state, RunState.SHUTTING_DOWN)
     return Plan(actions=(halt,), state=state, reason=f"{halt.word}: {halt.reason}")
+
+
+def _no_monitor(silent_s: float) -> str:
+    """No step is taken without its word, and Ray has started it again each time: this would go on for ever."""
+    return (
+        f"the HealthMonitor has answered nobody for {silent_s:.0f} s, more than health.monitor_silence_s; "
+        "ray.log in the run's logs says why"
+    )
 
 
 def _shut_down(seen: Observed) -> Plan:

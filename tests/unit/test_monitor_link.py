@@ -116,3 +116,33 @@ def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(end
 
     with pytest.raises(KeyError, match="a defect"):
         asyncio.run(inside())
+
+
+def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
+    silences = []
+
+    def watch(targets):
+        if len(silences) < 5:
+            raise ActorUnavailableError("dies each time it is started", None)
+        return SOUND
+
+    def until(link):
+        silences.append(link.silent_s)
+        return len(silences) > 20 and link.silent_s == 0.0
+
+    link = look(watch, until)
+    assert max(silences) > 0.0
+    assert link.silent_s == 0.0
+
+
+def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
+    """A Coordinator that was stopped for an hour must not end the run for the hour."""
+    hours = iter(range(0, 10_000_000, 3600))
+    monkeypatch.setattr(monitor_link.time, "monotonic", lambda: float(next(hours)))
+
+    def watch(targets):
+        raise ActorUnavailableError("being restarted", None)
+
+    turns = []
+    link = look(watch, lambda link: turns.append(1) or len(turns) > 5)
+    assert 0.0 < link.silent_s <= TURNS * monitor_link.LONGEST_TURN_S

@@ -153,6 +153,15 @@ def test_the_first_step_of_a_run():
     assert decide(observed(empty, trainer=going, state=RunState.INITIALIZING)).state is RunState.RUNNING
 
 
+def test_a_monitor_that_never_answers_ends_the_run_and_one_that_is_away_does_not():
+    """Every step needs its word, and Ray starts it again for ever."""
+    patience = CONFIG.health.monitor_silence_s
+    assert decide(observed(monitor_silent_s=patience)).actions == ()
+    (halt,) = decide(observed(monitor_silent_s=patience + 1)).actions
+    assert (type(halt), halt.word) == (Halt, RunWord.ERRORED)
+    assert "health.monitor_silence_s" in halt.reason
+
+
 def test_a_hold_pauses_and_keeps_paused():
     assert decide(observed(hold_reason="look first")).actions == (PauseTrainer(reason="look first"),)
     assert decide(observed(hold_reason="look first", trainer=PAUSED, state=RunState.PAUSED)).actions == ()
