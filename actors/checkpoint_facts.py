@@ -25,11 +25,11 @@ class Shelf:
         """Of each committed one. `damaged`: steps whose checkpoint could not be loaded. `healthy_until`: the last step
         that was judged healthy; a checkpoint is good so many steps before it. Condemned ones are not here.
 
-        A state in memory is there only where it is newer than all that is whole on the disk.
+        A state in memory is there only where the disk does not hold its step.
         """
         checkpoints = self._store.list()
         on_disk = on_disk_facts(checkpoints, damaged)
-        newest = max((facts.global_step for facts in on_disk if facts.is_whole), default=-1)
+        held = {facts.global_step for facts in on_disk if facts.is_whole}
         in_memory = [
             CheckpointFacts(
                 global_step=state.global_step,
@@ -39,7 +39,7 @@ class Shelf:
                 in_memory=True,
             )
             for state in (self._memory.standing(checkpoints) if self._config.recover.memory else ())
-            if state.global_step > newest
+            if state.global_step not in held
         ]
         return certified([*on_disk, *in_memory], healthy_until, self._config.restore)
 

@@ -29,8 +29,9 @@ SEEN_IN_THE_NEXT_STEP = frozenset({Cause.REWARD_COLLAPSE, Cause.NONFINITE})
 
 KEPT_GOOD = 2
 
-ONSET_IS_EXACT = frozenset({Cause.VERIFIER_BROKEN})
-"""Known answers are scored at each step: the first wrong one is the first wrong step."""
+ONSET_IS_EXACT = frozenset({Cause.VERIFIER_BROKEN, Cause.NONFINITE})
+"""Known answers are scored at each step: the first wrong one is the first wrong step. And a step whose numbers were
+finite vouches for the weights it began with."""
 
 
 class CheckpointHealth(enum.StrEnum):
@@ -111,7 +112,8 @@ def choose(
     if times >= settings.same_place_collapses:
         reason = f"{incident.cause} at about step {incident.onset_step}, {times} times: restoring does not help"
         return Choice(global_step=None, reason=reason)
-    if incident.cause in ONSET_IS_EXACT:
+    is_suspected = bool(restored_before) and incident.cause in SEEN_IN_THE_NEXT_STEP
+    if incident.cause in ONSET_IS_EXACT and not is_suspected:
         return _newest(standing, until=damaged - 1, settings=settings)
     # What was restored before it collapsed again is suspected itself.
     trusted_until = min([damaged - 1 - settings.onset_margin_steps, *(step - 1 for step in restored_before)])

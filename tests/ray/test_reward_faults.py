@@ -74,6 +74,8 @@ def test_batches_that_poison_the_numbers_are_dropped_and_twice_in_a_row_restores
         run.check_ledger()
         assert run.incidents() == {1: ("nonfinite", "trainer", True)}
         assert len(run.trainer_pids()) == 1
-        assert [event["global_step"] for event in run.events("trainer.restored")] == [-1, 4]
+        first, restored = (event["global_step"] for event in run.events("trainer.restored"))
+        assert first == -1
+        assert restored >= 7, "no more than the step whose weights are suspected is taken back"
         assert all(abs(low) <= 1 and abs(high) <= 1 for _, low, high in rewards(run))
         assert len(run.events("incident.joined")) == len(run.events("batch.rejected")) >= 1

@@ -168,10 +168,11 @@ def test_the_rules_of_a_resume_are_those_of_a_checkpoint(run):
         resume_point(run.config, run.paths)
 
 
-def test_the_choice_sees_a_state_where_it_is_newer_than_the_disk(run):
+def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
     run.save(19)
     run.keep(18)
-    assert run.facts() == [(19, False)]
+    run.keep(19)
+    assert run.facts() == [(19, False), (18, True)]
     run.keep(20)
     run.keep(21)
     assert run.facts() == [(19, False), (20, True), (21, True)]

@@ -69,6 +69,7 @@ def test_the_first_damaged_checkpoint(cause, damaged):
         (SHELF, incident(10), FIRST_WEIGHTS),
         (SHELF, incident(60, Cause.VERIFIER_BROKEN), 59),  # its onset is exact: nothing is thrown away
         (SHELF, incident(59, Cause.VERIFIER_BROKEN), 49),
+        (SHELF, incident(51, Cause.NONFINITE), 49),  # step 50 was finite, and so vouches for the weights after 49
         (SHELF, incident(50, Cause.NONFINITE), 39),
     ],
 )
@@ -89,6 +90,12 @@ def test_a_collapse_again_at_the_same_place_goes_further_back_and_the_third_halt
     third = choose(SHELF, incident(60), [restored(62, 39), restored(65, 29)], SETTINGS)
     assert (first.global_step, second.global_step, third.global_step) == (39, 29, None)
     assert third.reason == "reward_collapse at about step 60, 3 times: restoring does not help"
+
+
+def test_numbers_that_are_not_finite_again_go_back_as_far_as_a_collapse_would():
+    again = [restored(62, 59, Cause.NONFINITE)]
+    assert choose(SHELF, incident(62, Cause.NONFINITE), [], SETTINGS).global_step == 59
+    assert choose(SHELF, incident(62, Cause.NONFINITE), again, SETTINGS).global_step == 39
 
 
 @pytest.mark.parametrize(
@@ -140,5 +147,5 @@ def test_a_state_in_memory_is_one_to_go_back_to_and_nothing_for_retention():
     assert choice.global_step == 64 and "the state in memory of step 64" in choice.reason
     assert choose(shelf, incident(64, Cause.VERIFIER_BROKEN), (), SETTINGS).global_step == 63
     assert choose(shelf, incident(64), (), SETTINGS).global_step == 39, "what the estimate may miss is not trusted"
-    assert choose(shelf, incident(65, Cause.NONFINITE), (), SETTINGS).global_step == 39
+    assert choose(shelf, incident(65, Cause.NONFINITE), (), SETTINGS).global_step == 63
     assert worth_keeping(shelf, keep_last=1) == worth_keeping(SHELF, keep_last=1)
