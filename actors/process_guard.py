@@ -7,7 +7,8 @@
                   └─ … its children, whatever sessions and parents they give themselves
 
 The guard waits for the first of: a watched process gone (the actor's worker, the raylet), the server gone, a *vital*
-child of the server gone, the sentinel gone, SIGTERM. Then it ends the tree: SIGTERM to the server, a grace, SIGKILL to
+child of the server gone, the sentinel gone, SIGTERM. Server and vital children that hold a lock (life_locks.py) are
+known to be dying 0.1 s before they are gone. Then it ends the tree: SIGTERM to the server, a grace, SIGKILL to
 everything below the guard. The sentinel waits for the guard. However that one ended, it kills what is left below
 itself and removes the server's files. So either of the two may be killed at any moment, and nothing escapes: a
 process that leaves its session or its parent is still below both. Were both killed in the same instant, the server
@@ -37,7 +38,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.process_tree import Process, abandoned, children, descendants, identify, name, open_pidfd, send, wait_ended
+from actors.life_locks import VARIABLE, LifeLocks
+from actors.process_tree import (
+    Process,
+    abandoned,
+    children,
+    descendants,
+    dying_with,
+    identify,
+    name,
+    open_pidfd,
+    send,
+    wait_ended,
+)
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -155,10 +168,18 @@ def remove_scratch(options: Options) -> None:
 
 
 class Cause(NamedTuple):
-    """Why the tree is ended. `words` are empty where the server ended by itself."""
+    """Why the tree is ended. `words` are empty where the server ended by itself.
+
+    `may_end_itself`: what is left of it has its grace, and its exit code is waited for.
+    """
 
     words: str
     may_end_itself: bool = True
+
+
+SERVER_ENDED = Cause("")
+SERVER_DIES = Cause("", may_end_itself=False)
+LOCKS = "life_locks"
 
 
 class Guard:
@@ -172,6 +193,8 @@ class Guard:
         self._causes: dict[int, Cause] = {}
         self._poll = select.poll()
         self._vital: set[Process] = set()
+        self._locks = None if options.scratch is None else LifeLocks.make(options.scratch / LOCKS)
+        self._locked: set[int] = set()
         self._exit_code: int | None = None
         self._wait_for_sigterm()
         self._owners_alive = all(
@@ -206,6 +229,13 @@ class Guard:
             self._add(descriptor, Cause(f"{what} (pid {process.pid}) is gone", may_end_itself))
         return descriptor is not None
 
+    def _wait_for_lock(self, pid: int, cause: Cause) -> None:
+        """Where it holds one."""
+        if self._locks is None or pid in self._locked or (opened := self._locks.opened(pid)) is None:
+            return
+        self._locked.add(pid)
+        self._add(opened, cause)
+
     def _add(self, descriptor: int, cause: Cause) -> None:
         self._causes[descriptor] = cause
         self._poll.register(descriptor, select.POLLIN)
@@ -225,17 +255,20 @@ class Guard:
         with self._options.log.open("ab", buffering=0) as log:
             return subprocess.Popen(
                 self._options.command,
-                env={**os.environ, name: value},
+                env={**os.environ, **self._lock_file(), name: value},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_guard,  # this process has a single thread
+                preexec_fn=die_with_guard,  # this process has a single thread as yet
             ).pid
+
+    def _lock_file(self) -> dict[str, str]:
+        return {} if self._options.scratch is None else {VARIABLE: str(self._options.scratch / LOCKS)}
 
     def _first_cause(self) -> Cause:
         """Waits. That the server ended by itself is the cause wherever it is one of several."""
-        self._add(self._server_end, Cause(""))
+        self._add(self._server_end, SERVER_ENDED)
         while True:
             self._note_vital()
             ready = {descriptor for descriptor, _ in self._poll.poll(TICK_MS)}
@@ -245,16 +278,22 @@ class Guard:
 
     def _note_vital(self) -> None:
         """SGLang notices the death of its scheduler after 1.3 s; a pidfd on it says so at once."""
+        self._wait_for_lock(self._server, SERVER_DIES)
         if not self._options.vital:
             return
         for child in children(self._server):
             if child not in self._vital and (title := name(child)).startswith(self._options.vital):
                 self._vital.add(child)
                 self._wait_for(child, f"its {title}", may_end_itself=False)
+                words = f"its {title} (pid {child.pid}) is gone"
+                self._wait_for_lock(child.pid, Cause(words, may_end_itself=False))
 
     def _end(self, cause: Cause) -> None:
+        if cause is SERVER_DIES:
+            self._exit_code = dying_with(self._server)
+            cause = SERVER_ENDED if self._exit_code is None else cause
         if not cause.may_end_itself:  # its memory takes the kernel 0.1 s to free, for which nobody need wait
-            tell(self._options, "ended", exit_code=None, cause=cause.words)
+            tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         elif self._options.grace_s > 0:
             self._end_server(signal.SIGTERM, self._options.grace_s)
         self._end_server(signal.SIGKILL, GIVE_UP_S)

@@ -62,6 +62,16 @@ def name(process: Process) -> str:
         return ""
 
 
+def dying_with(pid: int) -> int | None:
+    """The exit code with which a process of ours is ending, minus the signal's number where one ends it.
+
+    None where it isn't known: it lives, is gone, or ends with 0, which a living one shows too.
+    """
+    fields = _stat(pid)
+    status = int(fields[49]) if fields is not None else 0
+    return os.waitstatus_to_exitcode(status) if status else None
+
+
 def children(pid: int) -> list[Process]:
     """The living children of `pid`. Each thread has its own; the kernel needs CONFIG_PROC_CHILDREN."""
     pids: list[int] = []

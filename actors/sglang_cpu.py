@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors import sgl_kernel_stand_in
+from actors.life_locks import hold_one
 
 NEEDLESS = (
     "flashinfer",  # GPU kernels, with cutlass behind them
@@ -114,6 +115,7 @@ def fork_children() -> None:
         set_start_method("fork" if single_threaded else method, force=force)
 
     multiprocessing.set_start_method = choose
+    os.register_at_fork(after_in_child=hold_one)
 
 
 def main() -> None:
@@ -133,6 +135,7 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     fork_children()
+    hold_one()
     try:
         run_server(prepare_server_args(arguments))
     finally:
@@ -141,6 +144,9 @@ def main() -> None:
 
 if __name__ in ("__main__", "__mp_main__"):
     prepare()
+
+if __name__ == "__mp_main__":  # a child that was spawned
+    hold_one()
 
 if __name__ == "__main__":
     main()
