@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
@@ -138,4 +139,8 @@ class LiveRollouts:
 
 
 def mean_reward(batch: RolloutBatch) -> float:
-    return fmean(rollout.reward for rollout in batch.rollouts if rollout.reward is not None)
+    """Not a number where they are too large to be added: an evaluation must not end the run."""
+    try:
+        return fmean(rollout.reward for rollout in batch.rollouts if rollout.reward is not None)
+    except OverflowError:
+        return math.nan

@@ -258,7 +258,8 @@ class RunHands:
             "weight_version": info.weight_version,
             "distance": distance,
         }
-        if slot.exit is not None and slot.exit.generation == slot.generation - 1:
+        if slot.exit is not None and slot.exit.generation == slot.generation - 1 > slot.recovered:
+            slot.recovered = slot.exit.generation
             facts["recovered_after_s"] = time.monotonic() - slot.exit.monotonic
         return facts
 

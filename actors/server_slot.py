@@ -28,7 +28,10 @@ SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and nobody has
 
 
 class ServerSlot:
-    """`generation` is the life that was ordered last; `died` hears of the end of one that nobody ordered."""
+    """`generation` is the life that was ordered last; `died` hears of the end of one that nobody ordered.
+
+    `recovered`: the last life whose end has been got over.
+    """
 
     def __init__(
         self, name: str, actor: Any, *, died: Callable[[ServerExit], None], changed: asyncio.Event, setup_s: float
@@ -37,6 +40,7 @@ class ServerSlot:
         self.generation = -1
         self.lineage: int | None = None
         self.exit: ServerExit | None = None
+        self.recovered = -1
         self.progress_at: float | None = None
         self.is_abandoned = False
         self._actor = actor

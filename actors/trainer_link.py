@@ -111,17 +111,19 @@ class TrainerLink:
         view, verdict = self.view, self._verdict()
         failure = view.failure
         found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
-        if view.pid == self._dead_pid or not view.is_started:
+        is_there = view.is_started and view.pid != self._dead_pid
+        if not is_there:
             found = self._last_words
+        answers = is_there and not self._is_ordered and verdict.health is not Health.DEAD
         return TrainerFacts(
             verdict=verdict,
-            is_loaded=view.is_loaded and verdict.health is not Health.DEAD,
+            is_loaded=view.is_loaded and answers,
             is_paused=not (view.is_allowed or view.is_running),
             policy_version=view.policy_version,
             lineage=view.lineage,
             next_step=view.next_step,
             is_publishing=view.phase == "publish",
-            is_finished=view.is_finished and verdict.health is not Health.DEAD,
+            is_finished=view.is_finished and answers,
             ran_out=None if found is None else found.ran_out,
         )
 

@@ -280,7 +280,9 @@ class Training:
             return self._gate(report)
         distance = stats.logprob_distance
         names = {server.url: server.name for server in self._servers.pool.servers()}
-        distances = {names[url]: by for url, by in distance.by_server.items() if url in names}
+        makers = {rollout.completion.server for rollout in batch.rollouts}
+        by_server = distance.by_server or dict.fromkeys(makers, distance.mean)  # one made all of it
+        distances = {names[url]: by for url, by in by_server.items() if url in names}
         return self._gate(dataclasses.replace(report, logprob_distance=distance.mean, distances=distances))
 
     def score_canaries(self) -> CanaryRound:

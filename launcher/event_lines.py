@@ -57,7 +57,9 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "server.pace_back": lambda e: f"{e.get('subject')} is no longer slow",
     "gate.waiting": lambda e: f"the trainer waits at the gate: {_reason(e)}",
     "gate.answered": lambda e: "the gate answers again",
-    "checkpoint.condemned": lambda e: f"checkpoints condemned: {_names(e.get('checkpoints'))}",
+    "checkpoint.condemned": lambda e: (
+        f"checkpoints condemned: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
+    ),
     "checkpoint.failed": lambda e: f"no checkpoint was saved: {_reason(e)}",
     "state.no_room": lambda e: _reason(e),
     "state.failed": lambda e: _reason(e),

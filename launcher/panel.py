@@ -22,6 +22,8 @@ FRAME_WIDTH = 4
 LEAST_SPAN = 0.2
 """Of rewards, from the lowest bar to the highest: noise of a few hundredths is not drawn as a mountain range."""
 
+LONGEST_REASON = 60
+"""Of a server, in characters."""
 SERVER_STYLES = {
     ServerState.READY: "green",
     ServerState.STARTING: "yellow",
@@ -148,13 +150,22 @@ def _server_row(servers: Sequence[ServerInfo]) -> Text:
 
 def _one_server(server: ServerInfo) -> Text:
     version = "" if server.weight_version is None else f" v{server.weight_version}"
-    reason = f" ({_one_line(server.reason)})" if server.reason and server.state is not ServerState.READY else ""
-    return Text.assemble(f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, reason)
+    reason = (
+        f" ({_shortened(_one_line(server.reason))})" if server.reason and server.state is not ServerState.READY else ""
+    )
+    return Text.assemble(
+        f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, f" ({reason})" if reason else ""
+    )
 
 
 def _one_line(text: str) -> str:
     """A message of several lines in one row: a second one would make the panel jump."""
     return " ".join(text.split())
+
+
+def _shortened(line: str) -> str:
+    """All of it is in the journal."""
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
 
 
 def _time_row(view: RunView) -> Text:

@@ -65,3 +65,8 @@ def test_one_that_was_not_mended_says_so_and_a_long_reason_is_cut():
     assert tell(ended | {"is_mended": False}) == "incident 2 was not mended after 9.0 s: given up"
     began = {"event": "incident.began", "incident": 2, "cause": "server_oom", "subject": "s", "reason": "x" * 500}
     assert len(tell(began | {"doing": "it is restarted"})) < 250
+
+
+def test_condemning_is_told_with_the_names_and_not_where_only_memory_held_them():
+    assert tell({"event": "checkpoint.condemned", "checkpoints": ["a", "b"]}) == "checkpoints condemned: a, b"
+    assert tell({"event": "checkpoint.condemned", "checkpoints": []}) == ""

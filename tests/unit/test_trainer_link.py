@@ -157,3 +157,16 @@ def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch):
 
     with pytest.raises(KeyError, match="a defect"):
         world.play(scenario)
+
+
+def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
+    """Else its incident would be over, with "training goes on", while it is still loading its model."""
+    world = World(view=dataclasses.replace(LOADED, is_allowed=True, is_running=True), run=never)
+
+    async def scenario(link):
+        await link.refresh()
+        before = link.facts()
+        link.expect()
+        return before.is_loaded, link.facts().is_loaded
+
+    assert world.play(scenario) == (True, False)
