@@ -150,9 +150,7 @@ def _server_row(servers: Sequence[ServerInfo]) -> Text:
 
 def _one_server(server: ServerInfo) -> Text:
     version = "" if server.weight_version is None else f" v{server.weight_version}"
-    reason = (
-        f" ({_shortened(_one_line(server.reason))})" if server.reason and server.state is not ServerState.READY else ""
-    )
+    reason = "" if server.state is ServerState.READY else _shortened(_one_line(server.reason))
     return Text.assemble(
         f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, f" ({reason})" if reason else ""
     )

@@ -118,6 +118,12 @@ def test_why_a_server_is_not_ready():
     )
 
 
+def test_a_long_reason_is_cut():
+    said = render_line(view(servers=(server(0, ServerState.DEAD, 3, "did not become ready: " + "x" * 300),)))
+    assert "0 DEAD v3 (did not become ready: xxx" in said
+    assert "…)" in said and len(said) < 250
+
+
 def test_a_line_for_a_log():
     assert render_line(view()) == (
         "step 37/200  epoch 1/2  reward 0.660  last 10: 0.615  1843 tokens/s  train 0.4 s  "
