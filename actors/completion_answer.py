@@ -20,8 +20,13 @@ def malformed(server: str, what: str) -> RequestFailed:
     return RequestFailed(f"{server} answered 200 with something else: {what}", kind="malformed")
 
 
+def _number(logprob: Any) -> float:
+    """SGLang's JSON encoder writes null for what is not a number."""
+    return math.nan if logprob is None else float(logprob)
+
+
 def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
-    """Raises RequestFailed: aborted, empty or malformed."""
+    """Raises RequestFailed: aborted, empty, nonfinite or malformed."""
     try:
         meta = answer["meta_info"]
         finish = meta["finish_reason"]["type"]
@@ -31,7 +36,7 @@ def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
             raise RequestFailed(f"{server} aborted the request after {len(token_ids)} tokens: {said}", kind="aborted")
         if not token_ids:
             raise RequestFailed(f"{server} answered 200 with no tokens", kind="empty")
-        logprobs = tuple(float(entry[0]) for entry in meta["output_token_logprobs"])
+        logprobs = tuple(_number(entry[0]) for entry in meta["output_token_logprobs"])
         scored_ids = tuple(entry[1] for entry in meta["output_token_logprobs"])
         weight_version = int(meta["weight_version"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -41,7 +46,7 @@ def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
     if scored_ids != token_ids or not all(type(token) is int for token in token_ids):
         raise malformed(server, f"log-probs of {len(scored_ids)} tokens for {len(token_ids)}, or of other ones")
     if not all(map(math.isfinite, logprobs)):
-        raise malformed(server, "log-probs that are not finite")
+        raise RequestFailed(f"{server} answered with log-probs that are not finite", kind="nonfinite")
     return Completion(
         token_ids=token_ids,
         logprobs=logprobs,

@@ -206,6 +206,8 @@ class RolloutEngine:
             await self._pool.mark_stale(name, reason)
             raise RequestFailed(reason, kind="stale", retryable=True)
         if samples.failure is not None:
+            if samples.failure.kind == "nonfinite":  # asked again, damaged weights would give the same
+                await self._pool.mark_stale(name, str(samples.failure))
             if samples.failure.kind in NOBODY_THERE:
                 await self._pool.suspect(name, samples.failure.kind)
             raise samples.failure

@@ -86,8 +86,8 @@ class WeightsRefused(ServerError):
 class RequestFailed(ServerError):
     """One request to a server had no whole, truthful answer.
 
-    `kind`: refused reset timeout http_5xx http_4xx truncated empty aborted malformed (the answer), stale (the
-    weights). `retryable`: another try, or another server, may do better.
+    `kind`: refused reset timeout http_5xx http_4xx truncated empty aborted malformed (the answer), stale
+    nonfinite (the weights). `retryable`: another try, or another server, may do better.
     """
 
     def __init__(self, message: str, hint: str = "", *, kind: str = "malformed", retryable: bool = True) -> None:

@@ -141,7 +141,7 @@ KINDS: Mapping[str, Kind] = {
             needs="switch",
             options={
                 "share": Option(default=0.25, meaning="of the prompts", least=0.001),
-                "seconds": seconds(2.0, "for so long"),
+                "seconds": seconds(0.5, "for so long"),
             },
         ),
         Kind(

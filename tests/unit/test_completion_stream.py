@@ -147,7 +147,7 @@ def test_seeds_make_each_sample_reproducible(server):
         ("truncated", "truncated", 2),
         ("not_json", "malformed", 0),
         ("empty", "empty", 3),
-        ("nan_logprobs", "malformed", 3),
+        ("nan_logprobs", "nonfinite", 3),
         ("no_version", "malformed", 3),
     ],
 )

@@ -231,6 +231,29 @@ def test_a_completion_of_other_weights_is_not_taken(servers):
         asyncio.run(scenario())
 
 
+def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody_admits_it_again(servers):
+    """Its weights are damaged: asked again, it would answer the same until the prompt has failed too often."""
+    items = prompts(4)
+
+    async def scenario():
+        async with engine([servers[0]]) as (rollouts, pool):
+            await fault(servers[0], {"kind": "nan_logprobs", "times": None})
+            running = asyncio.create_task(collect(rollouts, queue_of(items), items, 4))
+            async with asyncio.timeout(20):
+                while pool.servers()[0].state is not ServerState.STALE or any(pool.in_flight().values()):
+                    await asyncio.sleep(0.01)
+            asked = await generated(servers[0])
+            await fault(servers[0], {"kind": "nan_logprobs", "times": 0})
+            doubted = pool.servers()[0]
+            await pool.update([dataclasses.replace(doubted, state=ServerState.READY, reason="")])
+            return doubted.reason, asked, await running
+
+    reason, asked, batch = asyncio.run(scenario())
+    assert "log-probs that are not finite" in reason
+    assert asked <= 4 * 8, "each prompt was asked for once"
+    assert (len(batch.groups), batch.failed) == (4, 0)
+
+
 def test_a_prompt_that_always_fails_halts_with_its_name(servers):
     items = prompts(3)
 
