@@ -35,7 +35,7 @@ from launcher.policy.observed import TrainerFacts
 from launcher.supervision_config import HealthConfig
 
 ANSWER_S = 3.0
-LOOK_S = 0.5
+LOOK_S = 1.0
 """Between two questions to the trainer; its end, and that of its loop, are heard of at once."""
 SOON_S = 0.05
 RESTART_S = 60.0
