@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ RAY_ENVIRONMENT = {
 
 
 LOCAL_TRIES = 2
+STRAGGLERS_S = 3.0
 
 VITAL = ("gcs_server", "raylet")
 """Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
@@ -101,10 +103,42 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
                 if local
                 else "start one there with `ray start --head`, or leave cluster.address=local",
             ) from error
+    session = _session() if local else ""
     try:
         yield VitalProcesses()
     finally:
         ray.shutdown()
+        if session:
+            end_stragglers(session)
+
+
+def _session() -> str:
+    """The name of the session that this process has started, which the commands of its processes hold."""
+    node = getattr(ray_worker, "_global_node", None)
+    return "" if node is None else Path(node.get_session_dir_path()).name
+
+
+def end_stragglers(session: str, *, grace_s: float = STRAGGLERS_S) -> list[int]:
+    """Kill what `ray.shutdown` has left of a session; returns the pids.
+
+    A worker that is just starting when Ray's own processes are killed looks for them for a minute, and nobody ends it.
+    """
+    give_up_at = time.monotonic() + grace_s
+    while (left := _of_session(session)) and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+    for process in left:
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            process.kill()
+    return [process.pid for process in left]
+
+
+def _of_session(session: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended, or another user's
+            if process.pid != os.getpid() and any(session in word for word in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def _connect(config: RunConfig, *, num_cpus: float, local: bool) -> None:

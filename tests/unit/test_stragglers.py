@@ -1,0 +1,24 @@
+"""What a session leaves behind is ended by its name, and nobody else is."""
+
+import secrets
+import subprocess
+
+from actors.cluster import end_stragglers
+
+
+def start(word):
+    return subprocess.Popen(["sh", "-c", "sleep 1000", word])
+
+
+def test_only_processes_of_the_session_are_ended():
+    session = f"session_{secrets.token_hex(8)}"
+    mine, others = start(f"--raylet-name=/tmp/ray/{session}/sockets/raylet"), start("--raylet-name=/tmp/ray/session_1")
+    try:
+        assert end_stragglers(session, grace_s=0.0) == [mine.pid]
+        assert mine.wait(30) == -9
+        assert others.poll() is None
+        assert end_stragglers(session, grace_s=0.0) == []
+    finally:
+        for process in (mine, others):
+            process.kill()
+            process.wait()
