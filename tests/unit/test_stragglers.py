@@ -2,12 +2,13 @@
 
 import secrets
 import subprocess
+import sys
 
 from actors.cluster import end_stragglers
 
 
 def start(word):
-    return subprocess.Popen(["sh", "-c", "sleep 1000", word])
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)", word])
 
 
 def test_only_processes_of_the_session_are_ended():
