@@ -13,7 +13,7 @@ from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
 from actors.retention import worth_sparing
-from actors.step_memory import POSITION_FILE, Restored, StepMemory
+from actors.step_memory import Restored, StepMemory
 from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError
@@ -23,6 +23,7 @@ from launcher.memory_states import MemoryState
 from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
 from launcher.schedule import Schedule
+from launcher.state_files import POSITION_FILE
 
 
 class Checkpointer:
