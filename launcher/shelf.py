@@ -17,7 +17,7 @@ from launcher.checkpoint_folder import Checkpoint, CheckpointState, check_checkp
 from launcher.checkpoints import SET_ASIDE, list_folder
 from launcher.errors import CheckpointError, LauncherError, ModelError
 from launcher.model_files import find_shards
-from launcher.policy.standing import Damage, Standing, judge
+from launcher.policy.standing import Damage, Judged, Standing, judge
 from launcher.run_past import RunPast, read_past, seen_ever
 from launcher.supervision_config import RestoreConfig, RewardHealthConfig
 from launcher.tensor_files import read_entries
@@ -72,16 +72,13 @@ class Shelf:
         proof = prove(self.trial, entry)
         return _judged(dataclasses.replace(entry, proof=proof, problem=proof.why_not), self.past)
 
-    def newest_good(self) -> Entry | None:
-        """Of ours the newest that is certified; of AReaL's the newest that would be, once all of it was read."""
-        for entry in reversed(self.entries):
-            if entry.standing is Standing.GOOD:
-                return entry
-            if not self.trial.is_ours and entry.standing is Standing.UNVERIFIED and not entry.problem:
-                proven = self.proven(entry)
-                if proven.standing is Standing.GOOD:
-                    return proven
-        return None
+    def entry_of(self, checkpoint: Checkpoint) -> Entry:
+        """Of a folder that lies elsewhere."""
+        return _entry(checkpoint, self.past)
+
+    def would_be(self, entry: Entry) -> Standing:
+        """Its state, were its content proven."""
+        return _judge(entry, self.past, is_vouched=True).standing
 
 
 def read_shelf(trial: Trial) -> Shelf:
@@ -130,16 +127,20 @@ def _entry(checkpoint: Checkpoint, past: RunPast) -> Entry:
 
 
 def _judged(entry: Entry, past: RunPast) -> Entry:
-    found = judge(
+    found = _judge(entry, past, is_vouched=entry.is_vouched)
+    return dataclasses.replace(entry, standing=found.standing, reason=found.reason)
+
+
+def _judge(entry: Entry, past: RunPast, *, is_vouched: bool) -> Judged:
+    return judge(
         entry.global_step,
-        is_vouched=entry.is_vouched,
+        is_vouched=is_vouched,
         problem=entry.problem,
         set_aside_as=entry.set_aside_as,
         damage=past.damage,
         last_step=past.last_step,
         settings=past.settings,
     )
-    return dataclasses.replace(entry, standing=found.standing, reason=found.reason)
 
 
 def _files(folder: Path) -> list[tuple[int, float]]:
