@@ -39,12 +39,15 @@ _SHARD = re.compile(r"__\d+_\d+\.distcp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverInfo:
-    """`name`: the step that it says; None where it can't be read. `problems`: why AReaL's resume would fail, or lie."""
+    """`name`: the step that it says; None where it can't be read. `problems`: why AReaL's resume would fail, or lie.
+    `has_optimizer`: else AReaL must be told not to load one.
+    """
 
     folder: Path
     name: CheckpointName | None
     steps_per_epoch: int | None
     problems: tuple[str, ...]
+    has_optimizer: bool
 
 
 def read_recover_info(folder: Path, checkpoint: Path) -> RecoverInfo:
@@ -69,7 +72,16 @@ def read_recover_info(folder: Path, checkpoint: Path) -> RecoverInfo:
         name=name,
         steps_per_epoch=steps if isinstance(steps, int) else None,
         problems=tuple(problems),
+        has_optimizer=_names_optimizer(checkpoint / METADATA),
     )
+
+
+def _names_optimizer(metadata: Path) -> bool:
+    """The names of its tensors stand in it as they are."""
+    try:
+        return b"dcp.optim" in metadata.read_bytes()
+    except OSError:
+        return False
 
 
 def _name_of(step: Mapping[str, Any]) -> CheckpointName | None:

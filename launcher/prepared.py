@@ -161,7 +161,7 @@ def read_record(folder: Path) -> Record | None:
 # ── what a launch does ──
 
 
-def find_prepared(config: RunConfig, paths: RunPaths) -> Prepared | None:
+def find_prepared(config: RunConfig, paths: RunPaths, *, any_settings: bool = False) -> Prepared | None:
     """What is prepared for this launch; None: nothing. Raises ConfigError where it can't be used, changing nothing."""
     folder = paths.recover_checkpoint
     if not folder.is_dir():
@@ -179,7 +179,7 @@ def find_prepared(config: RunConfig, paths: RunPaths) -> Prepared | None:
     except CheckpointError as error:
         raise ConfigError(f"{folder} is prepared to be resumed from, and not whole: {error.message}", hint) from error
     differences = fingerprint_differences(manifest.config_fingerprint, config_fingerprint(config))
-    if differences:
+    if differences and not any_settings:
         raise ConfigError(
             f"{folder} was made with other settings: " + "; ".join(map(str, differences)), f"set them back; or {hint}"
         )

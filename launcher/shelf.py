@@ -80,6 +80,10 @@ class Shelf:
         """Its state, were its content proven."""
         return _judge(entry, self.past, is_vouched=True).standing
 
+    def standing_of(self, global_step: int) -> Standing:
+        """Of a whole checkpoint of that step, if there were one."""
+        return _judge_step(global_step, self.past, is_vouched=True, problem="", set_aside_as="").standing
+
 
 def read_shelf(trial: Trial) -> Shelf:
     """Raises CheckpointError where a folder can't be listed."""
@@ -132,11 +136,16 @@ def _judged(entry: Entry, past: RunPast) -> Entry:
 
 
 def _judge(entry: Entry, past: RunPast, *, is_vouched: bool) -> Judged:
+    problem, aside = entry.problem, entry.set_aside_as
+    return _judge_step(entry.global_step, past, is_vouched=is_vouched, problem=problem, set_aside_as=aside)
+
+
+def _judge_step(global_step: int, past: RunPast, *, is_vouched: bool, problem: str, set_aside_as: str) -> Judged:
     return judge(
-        entry.global_step,
+        global_step,
         is_vouched=is_vouched,
-        problem=entry.problem,
-        set_aside_as=entry.set_aside_as,
+        problem=problem,
+        set_aside_as=set_aside_as,
         damage=past.damage,
         last_step=past.last_step,
         settings=past.settings,

@@ -20,6 +20,9 @@ from launcher.verification import verify
 from scripts.checkpoints.arguments import DONE, NOTHING_FITS, Parser, add_trial, ended, print_json, step, trial_of
 from scripts.checkpoints.sight import age, entry_facts, say_damage, shelf_facts, table
 
+WIDTH = 140
+"""Columns where no terminal tells."""
+
 EXIT_CODES = (
     "0 there it is; 1 nothing fits what was asked for, or --verify found one that is not whole; "
     "2 there is no such trial, or the command is wrong"
@@ -124,6 +127,7 @@ def recover_facts(trial: Trial, shelf: Shelf) -> dict[str, object]:
             "epoch": None if info.name is None else info.name.epoch,
             "steps_per_epoch": info.steps_per_epoch,
             "complete": not info.problems,
+            "has_optimizer": info.has_optimizer,
             "problems": list(info.problems),
         }
     return facts
@@ -140,7 +144,8 @@ def _show(
         console.print(_nothing(shelf), markup=False)
         return
     console.print()
-    Console(highlight=False).print(table(shown, now))
+    wide = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    wide.print(table(shown, now))
     console.print(f"\nin {shelf.trial.default}", markup=False)
     for entry in shown:
         for note in (*(entry.proof.problems[1:] if entry.proof else ()), *(entry.proof.notes if entry.proof else ())):
@@ -188,7 +193,8 @@ def _show_recover(console: Console, recover: dict[str, object], now: float) -> N
     if isinstance(areal, dict):
         console.print(
             f"AReaL's recover_info is of step {areal['step']} (epoch {areal['epoch']}, {areal['steps_per_epoch']} steps"
-            f" in each): {'it can resume' if areal['complete'] else 'it can NOT resume'}",
+            f" in each): {'it can resume' if areal['complete'] else 'it can NOT resume'}"
+            f"{'' if areal['has_optimizer'] else ', without an optimizer: recover.no_load_optim=true'}",
             markup=False,
         )
         for problem in areal["problems"]:

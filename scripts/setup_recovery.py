@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import prepared
-from launcher.errors import UsageError
+from launcher.errors import CheckpointError, UsageError
 from launcher.run_paths import RunLock
 from launcher.shelf import Shelf, read_shelf
 from launcher.trials import Trial
@@ -53,16 +53,54 @@ def _set_up(given: argparse.Namespace) -> int:
     trial = trial_of(given)
     with held(trial):
         shelf = read_shelf(trial)
-        chosen = choose(
+        facts, lines = set_up_chosen(
             shelf, before_step=given.before_step, path=given.checkpoint_path, good=given.good, force=given.force
         )
-        facts = set_up(shelf, chosen)
     if given.json:
         print_json(facts)
     else:
-        for line in told(shelf, chosen, facts):
-            print(line)
+        print("\n".join(lines))
     return DONE
+
+
+def set_up_chosen(
+    shelf: Shelf, *, before_step: int | None, path: Path | None, good: bool, force: bool
+) -> tuple[dict[str, object], list[str]]:
+    """What was done, as facts and in words. Raises CheckpointError, with nothing changed."""
+    try:
+        chosen = choose(shelf, before_step=before_step, path=path, good=good, force=force)
+    except CheckpointError:
+        if path is None and areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=0):
+            return _stays(shelf)
+        raise
+    newest = chosen.entry.global_step
+    if path is None and areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=newest):
+        return _stays(shelf)
+    facts = set_up(shelf, chosen)
+    return facts, [*told(shelf, chosen, facts)]
+
+
+def _stays(shelf: Shelf) -> tuple[dict[str, object], list[str]]:
+    """AReaL's own recover folder is the best there is: model, optimizer and data position of one step."""
+    info, trial = shelf.recover_info, shelf.trial
+    assert info is not None and info.name is not None
+    command = next_command(trial)
+    facts: dict[str, object] = {
+        "format": "grpo-setup/1",
+        "step": info.name.global_step,
+        "source": str(trial.areal_checkpoint),
+        "recover_checkpoint": str(trial.areal_checkpoint),
+        "recover_info": str(info.folder),
+        "how": "there already",
+        "has_optimizer": True,
+        "next_command": command,
+    }
+    step = info.name.global_step
+    return facts, [
+        f"{trial.name}: nothing to do: AReaL's own recover folder fits, of step {step}, with its optimizer",
+        f"  {trial.areal_checkpoint}",
+        f"go on with: {command}",
+    ]
 
 
 @contextlib.contextmanager
@@ -90,8 +128,6 @@ def set_up(shelf: Shelf, chosen: Chosen) -> dict[str, object]:
         first = None if damage is None or entry.global_step >= damage.first_step else damage.first_step
         record = prepared.prepare(trial.paths, entry.checkpoint, forced=chosen.forced, first_damaged=first)
         more = {"recover_checkpoint": str(trial.paths.recover_checkpoint), "how": record.how, "has_optimizer": True}
-    elif areal_setup.is_there_already(shelf, entry):
-        more = {"recover_checkpoint": str(trial.areal_checkpoint), "how": "there already", "has_optimizer": True}
     else:
         made = areal_setup.prepare(shelf, entry, forced=chosen.forced)
         more = {

@@ -58,7 +58,7 @@ def judge(
         return Judged(standing=Standing.CONDEMNED, reason="the run set it aside: it holds damage")
     if damage is not None and global_step >= damage.first_step:
         return Judged(
-            standing=Standing.CONDEMNED, reason=f"of step {damage.first_step} or later, which hold it: {damage.reason}"
+            standing=Standing.CONDEMNED, reason=f"checkpoints from step {damage.first_step} on hold the damage"
         )
     if problem:
         return Judged(standing=Standing.UNVERIFIED, reason="it is not complete")

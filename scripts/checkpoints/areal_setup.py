@@ -31,6 +31,7 @@ from launcher.durable import replace_file, sync_folder
 from launcher.errors import CheckpointError, StorageError
 from launcher.folder_swap import copy_file
 from launcher.journal import encode
+from launcher.policy.standing import Standing
 from launcher.shelf import Entry, Shelf
 from launcher.trials import Trial
 from scripts.checkpoints.dcp import write_dcp
@@ -58,10 +59,16 @@ class ArealRecord:
     format: str = FORMAT
 
 
-def is_there_already(shelf: Shelf, entry: Entry) -> bool:
-    """Does AReaL's own recover folder, with its optimizer, hold this very step?"""
+def stays_as_it_is(shelf: Shelf, *, before_step: int | None, good: bool, than: int) -> bool:
+    """Does AReaL's own recover folder fit, with its optimizer, and is it no older than step `than`?"""
     info = shelf.recover_info
-    return info is not None and info.name == entry.checkpoint.name and not info.problems
+    if info is None or info.name is None or info.problems or not info.has_optimizer:
+        return False
+    step = info.name.global_step
+    standing = shelf.standing_of(step)
+    if standing is Standing.CONDEMNED or (good and standing is not Standing.GOOD):
+        return False
+    return step >= than and (before_step is None or step < before_step)
 
 
 def prepare(shelf: Shelf, entry: Entry, *, forced: str = "") -> ArealRecord:
@@ -134,8 +141,16 @@ def _data_file(shelf: Shelf) -> Path:
 
 
 def _data_step(shelf: Shelf) -> int:
+    """Of the pickle that is there; one that was set up before is of an older set-up's own step."""
     info = shelf.recover_info
-    return -1 if info is None or info.name is None else info.name.global_step
+    now = -1 if info is None or info.name is None else info.name.global_step
+    made = [record for _, record in _records(shelf.trial) if record.global_step == now]
+    return max(made, key=lambda record: record.prepared_at).data_step if made else now
+
+
+def _records(trial: Trial) -> list[tuple[Path, ArealRecord]]:
+    folders = trial.root.parent.glob(f"{_prefix(trial)}*")
+    return [(folder, record) for folder in folders if (record := read_areal_record(folder)) is not None]
 
 
 def _steps_per_epoch(shelf: Shelf, entry: Entry) -> int:
@@ -224,14 +239,10 @@ def _put_in_place(folder: Path, record: ArealRecord) -> None:
 def undo(trial: Trial) -> str:
     """Take the last `prepare` back; says what is there now. Raises StorageError where there is none."""
     finish(trial)
-    records = [
-        (record.prepared_at, folder, record)
-        for folder in trial.root.parent.glob(f"{_prefix(trial)}*")
-        if (record := read_areal_record(folder)) is not None
-    ]
+    records = _records(trial)
     if not records:
-        raise StorageError(f"nothing was set up for {trial.name}, or it was taken back already", "")
-    _, folder, record = max(records, key=lambda item: item[0])
+        raise StorageError(f"nothing was set up for {trial.name}, or it was taken back already")
+    folder, record = max(records, key=lambda item: item[1].prepared_at)
     info = read_recover_info(Path(record.info), Path(record.checkpoint))
     if info.name is None or info.name.global_step != record.global_step:
         now = "a step that can't be read" if info.name is None else f"step {info.name.global_step}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ def write_dcp(export: Path, folder: Path) -> int:
     Raises CheckpointError. torch is loaded here and nowhere else in the tools.
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # nothing here needs a GPU, and the one there may be full
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is what is meant
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
