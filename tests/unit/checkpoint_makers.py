@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -107,6 +109,7 @@ def reseal(folder, **changes):
     """A manifest that agrees with what lies there now: damage from before the save."""
     manifest = Manifest.read(folder)
     made = dataclasses.replace(manifest, files=record_files(folder), **changes)
+    (folder / "manifest.json").unlink()  # in place it would be written into each hard link of it
     (folder / "manifest.json").write_bytes(made.encode())
 
 
@@ -157,8 +160,6 @@ def make_export(folder, seed=0, **settings):
 
 def make_areal(root, steps, *, recover_step=None, layout="user", trap=None, optimizer=True, rewards=()):
     """A trial of AReaL's: exports, and the recover files that it writes; returns (trial's folder, recover_info)."""
-    import pickle
-
     inner = Path(EXPERIMENT) / TRIAL
     top = root / "checkpoints" / (Path(USER) / inner if layout == "user" else inner)
     for step in steps:
@@ -190,7 +191,9 @@ def make_dcp(folder, *, optimizer):
     state = {"model": {"model.norm.weight": torch.ones(16)}}
     if optimizer:
         state["optim"] = {"state": {"model.norm.weight": {"exp_avg": torch.zeros(16)}}}
-    save_dcp({"dcp": state}, storage_writer=FileSystemWriter(folder), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that one process is what is meant
+        save_dcp({"dcp": state}, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 def write_areal_log(file, rewards):
