@@ -38,6 +38,8 @@ from launcher.verification import Identity, verify
 RECORD = "recovery.json"
 FORMAT = "grpo-recovery/1"
 STAGED = ".recovery-"
+KEPT_UNDOS = 3
+"""That can be taken back one after another; what lies further back would only keep its files from being freed."""
 TAKEN = "recovery.taken"
 
 
@@ -88,6 +90,7 @@ def prepare(paths: RunPaths, source: Checkpoint, *, forced: str = "", first_dama
         replace_file(staged / RECORD, encode(dataclasses.asdict(record)))
         _prove(paths, staged, source.name)
         put_in_place(staged, paths.recover_checkpoint)
+        _forget_old(paths, record)
     except OSError as error:
         raise CheckpointError(
             f"{paths.recover_checkpoint} was not prepared: {error}", "is there room, may we write there?"
@@ -103,6 +106,18 @@ def _prove(paths: RunPaths, staged: Path, name: CheckpointName) -> None:
     proof = verify(staged, name=name, identity=mine)
     if not proof.is_whole:
         raise CheckpointError(f"the copy is not whole: {proof.why_not}", "choose an older checkpoint")
+
+
+def _forget_old(paths: RunPaths, newest: Record) -> None:
+    """What was replaced longer ago; what somebody else had put there is kept however old."""
+    record: Record | None = newest
+    kept = []
+    while record is not None and len(kept) < KEPT_UNDOS:
+        kept.append(paths.checkpoints / f"{STAGED}{record.id}")
+        record = read_record(kept[-1])
+    for folder in paths.checkpoints.glob(f"{STAGED}*"):
+        if folder not in kept and read_record(folder) is not None:
+            shutil.rmtree(folder)
 
 
 def undo(paths: RunPaths) -> str:

@@ -99,6 +99,7 @@ def prepare(shelf: Shelf, entry: Entry, *, forced: str = "") -> ArealRecord:
         made = read_recover_info(folder / INFO, folder / CHECKPOINT)
         if made.problems or made.name != entry.checkpoint.name:
             raise CheckpointError(f"what was made could not be resumed from: {'; '.join(made.problems)}")
+        _take_earlier_back(trial)
         record = dataclasses.replace(record, phase=READY)
         _write(folder, record)  # from here on it is carried through, by this call or by the next
     except OSError as error:
@@ -236,24 +237,40 @@ def _put_in_place(folder: Path, record: ArealRecord) -> None:
         ) from error
 
 
+def _take_earlier_back(trial: Trial) -> None:
+    """What was set up before and not gone on from makes way for what AReaL itself wrote, which an undo gives back."""
+    for folder, record in _records(trial):
+        if record.phase == READY and _step_in_place(record) == record.global_step:
+            _begin_taking_back(folder, record)
+
+
 def undo(trial: Trial) -> str:
-    """Take the last `prepare` back; says what is there now. Raises StorageError where there is none."""
+    """Give AReaL back what it had itself; says what is there now. Raises StorageError where there is nothing to."""
     finish(trial)
     records = _records(trial)
     if not records:
         raise StorageError(f"nothing was set up for {trial.name}, or it was taken back already")
     folder, record = max(records, key=lambda item: item[1].prepared_at)
-    info = read_recover_info(Path(record.info), Path(record.checkpoint))
-    if info.name is None or info.name.global_step != record.global_step:
-        now = "a step that can't be read" if info.name is None else f"step {info.name.global_step}"
+    step = _step_in_place(record)
+    if step != record.global_step:
+        now = "a step that can't be read" if step is None else f"step {step}"
         raise StorageError(
             f"{record.info} is of {now} by now: AReaL has gone on from step {record.global_step}",
             f"what was there before lies in {folder / BEFORE}",
         )
+    _begin_taking_back(folder, record)
+    return f"{record.info} and {record.checkpoint} are as they were before"
+
+
+def _step_in_place(record: ArealRecord) -> int | None:
+    name = read_recover_info(Path(record.info), Path(record.checkpoint)).name
+    return None if name is None else name.global_step
+
+
+def _begin_taking_back(folder: Path, record: ArealRecord) -> None:
     record = dataclasses.replace(record, phase=UNDOING)
     _write(folder, record)
     _take_back(folder, record)
-    return f"{record.info} and {record.checkpoint} are as they were before"
 
 
 def _take_back(folder: Path, record: ArealRecord) -> None:

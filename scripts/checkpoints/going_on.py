@@ -14,12 +14,13 @@ import yaml
 from launcher.checkpoints import CheckpointStore
 from launcher.compose import compose
 from launcher.config import RunConfig
-from launcher.errors import CheckpointError
+from launcher.errors import CheckpointError, ConfigError
 from launcher.fingerprint import MEANINGS, Difference, Fingerprint, config_fingerprint, fingerprint_differences
 from launcher.memory_states import MemoryStates
 from launcher.policy.standing import Standing
 from launcher.prepared import find_prepared
 from launcher.resume import already_finished
+from launcher.run_paths import RunPaths
 from launcher.shelf import Entry, Shelf
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.choosing import Chosen, choose
@@ -51,6 +52,7 @@ def beginning(shelf: Shelf, *, good: bool, before_step: int | None, command: Com
     if not shelf.trial.is_ours:
         return _of_areal(shelf, good, before_step)
     config = composed(command)
+    _check_same_run(config, shelf)
     prepared = _prepared(config, shelf)
     if prepared is not None and not good and before_step is None:
         return prepared
@@ -59,6 +61,16 @@ def beginning(shelf: Shelf, *, good: bool, before_step: int | None, command: Com
     if shelf.past.damage is not None:
         return _before_damage(shelf)
     return _newest(shelf, config)
+
+
+def _check_same_run(config: RunConfig, shelf: Shelf) -> None:
+    """Raises ConfigError: the launch looks where its own settings say, below its own user's name."""
+    starts, found = RunPaths.of(config).checkpoints, shelf.trial.paths.checkpoints
+    if starts.resolve() != found.resolve():
+        raise ConfigError(
+            f"the command would go on with {starts}, not with {found}",
+            "give it the same experiment_name, trial_name and cluster.fileroot, as the user who ran it",
+        )
 
 
 def composed(command: Command) -> RunConfig:

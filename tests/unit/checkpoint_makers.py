@@ -17,10 +17,10 @@ from actors.position import Position
 from actors.prompt_queue import PromptQueue
 from launcher.checkpoints import CheckpointName, CheckpointStore
 from launcher.manifest import Manifest, record_files
-from launcher.run_paths import RunPaths
+from launcher.run_paths import RunPaths, login_name
 from tests.unit.tiny_models import actor, make_groups, make_model, reference
 
-EXPERIMENT, TRIAL, USER = "exp", "t1", "somebody"
+EXPERIMENT, TRIAL, USER = "exp", "t1", login_name()
 STEPS_PER_EPOCH = 80
 
 

@@ -76,6 +76,16 @@ def test_undo_puts_back_what_was_there_at_each_step(paths, store):
         undo(paths)
 
 
+def test_what_was_replaced_long_ago_is_let_go(paths, store):
+    for step in (5, 15, 25, 5, 15, 25):
+        prepare(paths, store.find(step))
+    assert len(hidden(paths)) == prepared.KEPT_UNDOS
+    for step in (15, 5, 25):
+        undo(paths)
+        assert prepared.read_record(paths.recover_checkpoint).global_step == step
+    assert "is gone" in undo(paths)
+
+
 def test_what_somebody_else_put_there_is_kept_for_an_undo_and_never_removed_by_it(paths, store):
     shutil.copytree(store.find(5).path, paths.recover_checkpoint)
     foreign = snapshot(paths.recover_checkpoint)
