@@ -40,6 +40,7 @@ FORMAT = "grpo-recovery/1"
 STAGED = ".recovery-"
 KEPT_UNDOS = 3
 """That can be taken back one after another; what lies further back would only keep its files from being freed."""
+GONE = ".gone"
 TAKEN = "recovery.taken"
 
 
@@ -117,7 +118,7 @@ def _forget_old(paths: RunPaths, newest: Record) -> None:
         record = read_record(kept[-1])
     for folder in paths.checkpoints.glob(f"{STAGED}*"):
         if folder not in kept and read_record(folder) is not None:
-            shutil.rmtree(folder)
+            _discard(folder)
 
 
 def undo(paths: RunPaths) -> str:
@@ -151,13 +152,23 @@ def clean(paths: RunPaths) -> None:
     if paths.checkpoints.is_dir():
         for folder in paths.checkpoints.glob(f"{STAGED}*"):
             if not is_prepared or is_own(folder):
-                shutil.rmtree(folder)
+                _discard(folder)
+
+
+def _discard(folder: Path) -> None:
+    """Out of the way at once, then file by file: half removed it would have lost its id. Raises OSError."""
+    gone = folder.with_name(f"{STAGED}{secrets.token_hex(6)}{GONE}")
+    folder.rename(gone)
+    sync_folder(gone.parent)
+    shutil.rmtree(gone)
 
 
 def is_own(folder: Path) -> bool:
-    """Is it under its own id, or without any content yet?"""
+    """Is it under its own id, without any content yet, or being removed?"""
     if not folder.is_dir():
         return False
+    if folder.name.endswith(GONE):
+        return True
     record = read_record(folder)
     if record is None:
         return not any(path.name != RECORD for path in folder.iterdir() if not path.name.startswith(f".{RECORD}"))
@@ -268,10 +279,8 @@ def _put_into(store: CheckpointStore, prepared: Prepared, aside: list[Path]) -> 
 
 def _remove(paths: RunPaths) -> None:
     """Its last act: first out of the way at once, then file by file; with it all that earlier ones replaced."""
-    gone = paths.checkpoints / f"{STAGED}{secrets.token_hex(6)}.taken"
     try:
-        paths.recover_checkpoint.rename(gone)
-        sync_folder(paths.checkpoints)
+        _discard(paths.recover_checkpoint)
     except OSError as error:
         raise CheckpointError(
             f"{paths.recover_checkpoint} can't be removed: {error}", "else each launch would go back to it: remove it"

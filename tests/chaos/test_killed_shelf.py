@@ -12,13 +12,16 @@ import yaml
 from launcher.areal import read_recover_info
 from launcher.checkpoints import CheckpointStore
 from launcher.policy.standing import Standing
-from launcher.prepared import read_record
+from launcher.prepared import KEPT_UNDOS, read_record
 from launcher.shelf import read_shelf
 from launcher.trials import find_trial
 from launcher.verification import verify
 from scripts.checkpoints import areal_setup
 from tests.killed_shelf import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
 from tests.unit.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
+
+MOST_LEFT = KEPT_UNDOS + 6
+"""Beside checkpoints: default/, recover_checkpoint/, what may be taken back, and what the last kill left staged."""
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def test_save_retention_and_setup(ours, kills):
         forks.live(source.uniform(0.0, 0.4))
         leftovers = [path.name for path in (*paths.checkpoints.iterdir(), *paths.default_checkpoints.iterdir())]
         met.update(name.split("-")[0] for name in leftovers if name.startswith("."))
+        assert len(leftovers) <= MOST_LEFT + len(CheckpointStore(paths.default_checkpoints).list()), "nothing piles up"
         shelf = read_shelf(find_trial(root, USER, EXPERIMENT, TRIAL))
         proven = [shelf.proven(entry) for entry in shelf.entries]
         assert all(entry.problem == "" for entry in proven), "what is listed is whole"
