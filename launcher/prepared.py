@@ -11,6 +11,7 @@ before, and a second launch must not go back once more.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
@@ -98,7 +99,8 @@ def prepare(paths: RunPaths, source: Checkpoint, *, forced: str = "", first_dama
         ) from error
     finally:
         if is_own(staged):  # not put in place; what it replaced has another's id, and stays for an undo
-            shutil.rmtree(staged, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                _discard(staged)
     return record
 
 
