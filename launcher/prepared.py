@@ -114,7 +114,7 @@ def _prove(paths: RunPaths, staged: Path, name: CheckpointName) -> None:
 def _forget_old(paths: RunPaths, newest: Record) -> None:
     """What was replaced longer ago; what somebody else had put there is kept however old."""
     record: Record | None = newest
-    kept = []
+    kept: list[Path] = []
     while record is not None and len(kept) < KEPT_UNDOS:
         kept.append(paths.checkpoints / f"{STAGED}{record.id}")
         record = read_record(kept[-1])

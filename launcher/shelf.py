@@ -114,7 +114,8 @@ def _areal_past(trial: Trial) -> RunPast:
 
 def _entry(checkpoint: Checkpoint, past: RunPast) -> Entry:
     manifest, files = checkpoint.manifest, _files(checkpoint.path)
-    reward = past.reward_around(checkpoint.global_step)
+    aside = checkpoint.path.name.partition(".")[2].partition("-")[0]
+    reward = None if aside else past.reward_around(checkpoint.global_step)  # those steps were taken again by now
     if reward is None and manifest is not None:
         reward = manifest.reward_mean
     entry = Entry(
@@ -125,7 +126,7 @@ def _entry(checkpoint: Checkpoint, past: RunPast) -> Entry:
         standing=Standing.UNVERIFIED,
         reason="",
         problem=_problem(checkpoint),
-        set_aside_as=checkpoint.path.name.partition(".")[2].partition("-")[0],
+        set_aside_as=aside,
     )
     return _judged(entry, past)
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from launcher.checkpoints import CheckpointStore
+from launcher.memory_states import MemoryStates
 from launcher.policy.standing import Standing
 from launcher.prepared import read_record
 from launcher.shelf import Entry, Shelf, read_shelf
@@ -106,7 +108,7 @@ def _last_good(shelf: Shelf, shown: Sequence[Entry]) -> Entry | None:
 
 def recover_facts(trial: Trial, shelf: Shelf) -> dict[str, object]:
     """What a resume would begin from, beside the newest checkpoint."""
-    facts: dict[str, object] = {"prepared": None, "areal": None}
+    facts: dict[str, object] = {"prepared": None, "memory": _in_memory(trial) if trial.is_ours else None, "areal": None}
     folder = trial.paths.recover_checkpoint
     if trial.is_ours and folder.is_dir():
         record, proof = read_record(folder), verify(folder)
@@ -133,11 +135,20 @@ def recover_facts(trial: Trial, shelf: Shelf) -> dict[str, object]:
     return facts
 
 
+def _in_memory(trial: Trial) -> dict[str, object] | None:
+    """The state after a later step than the newest checkpoint's, on this machine."""
+    checkpoints = CheckpointStore(trial.paths.default_checkpoints).list()
+    state = MemoryStates(trial.paths).newest_whole(checkpoints)
+    if state is None or state.global_step <= max((one.global_step for one in checkpoints), default=-1):
+        return None
+    return {"path": str(state.folder), "step": state.global_step, "created_at": state.created_at}
+
+
 def _show(
     shelf: Shelf, shown: Sequence[Entry], good: Entry | None, recover: dict[str, object] | None, now: float
 ) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_answer(shelf, good, now))
+    console.print(_answer(shelf, good, now), markup=False)
     if shelf.past.damage is not None:
         console.print(say_damage(shelf.past.damage), style="red", markup=False)
     if not shown:
@@ -181,13 +192,18 @@ def _nothing(shelf: Shelf) -> str:
 
 
 def _show_recover(console: Console, recover: dict[str, object], now: float) -> None:
-    prepared, areal = recover["prepared"], recover["areal"]
+    prepared, areal, memory = recover["prepared"], recover["areal"], recover["memory"]
     if isinstance(prepared, dict):
         made = (
             f", set up {age(now - prepared['prepared_at'])} ago from {prepared['source']}" if prepared["source"] else ""
         )
         state = "whole" if prepared["complete"] else f"NOT whole: {prepared['problem']}"
         console.print(f"the next launch takes {prepared['path']}: step {prepared['step']}{made}; {state}", markup=False)
+    elif isinstance(memory, dict):
+        console.print(
+            f"nothing is set up: the next launch takes the state after step {memory['step']} in this machine's memory",
+            markup=False,
+        )
     elif areal is None:
         console.print("nothing is set up: the next launch takes the newest checkpoint", markup=False)
     if isinstance(areal, dict):

@@ -60,7 +60,7 @@ def table(entries: Sequence[Entry], now: float) -> Table:
             reward(entry.reward),
             Text(entry.standing, style=COLOURS[entry.standing]),
             Text(complete(entry), style="red" if entry.problem else ""),
-            entry.reason,
+            Text(entry.reason),
         )
     return shown
 

@@ -1,6 +1,8 @@
 """setup_recovery: the newest that fits, proven; refused with the reason; on AReaL's, what its own resume loads."""
 
+import dataclasses
 import json
+import pickle
 import shutil
 
 import pytest
@@ -230,6 +232,31 @@ def test_areal_gets_the_files_that_its_resume_loads(tool, areal):
     assert (saver["epoch"]["steps"], saver["epoch"]["last_steps"], saver["time"]["steps"]) == (0, 0, 41)
     assert (info / "dataloader_info.pkl").read_bytes() == data
     assert read_recover_info(info, top / "default" / "recover_checkpoint").problems == ()
+
+
+@dataclasses.dataclass
+class StepInfo:
+    """As AReaL has it: made of the file's keys, so one too many or too few is an error."""
+
+    epoch: int
+    epoch_step: int
+    global_step: int
+    steps_per_epoch: int
+
+
+def test_a_loader_that_reads_as_areal_s_does_takes_them(tool, areal):
+    _, info = areal
+    tool("--good")
+    step = StepInfo(**json.loads((info / "step_info.json").read_text()))
+    assert step.epoch >= 0
+    for file in ("saver_info.json", "evaluator_info.json", "checkpoint_info.json"):
+        state = json.loads((info / file).read_text())
+        for part in ("epoch", "step", "time"):
+            assert set(state[part]) == set(FREQUENCY)
+            assert state[part]["last_steps"] <= state[part]["steps"]
+    assert json.loads((info / "stats_logger_info.json").read_text())["last_commit_step"] == step.global_step - 1
+    ranks = pickle.loads((info / "dataloader_info.pkl").read_bytes())
+    assert isinstance(ranks, list) and len(ranks) == 1
 
 
 def test_the_weights_are_those_of_the_export(tool, areal):
