@@ -78,7 +78,11 @@ class Shelf:
 
     def would_be(self, entry: Entry) -> Standing:
         """Its state, were its content proven."""
-        return _judge(entry, self.past, is_vouched=True).standing
+        return self.judged(entry).standing
+
+    def judged(self, entry: Entry) -> Judged:
+        """The same with the reason."""
+        return _judge(entry, self.past, is_vouched=True)
 
     def standing_of(self, global_step: int) -> Standing:
         """Of a whole checkpoint of that step, if there were one."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.areal import DATA_FILE, FREQUENCY_FILES, pickle_problems, read_recover_info
+from launcher.areal import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
 from launcher.areal_rewards import read_steps_per_epoch
 from launcher.checkpoint_folder import CheckpointName
 from launcher.durable import replace_file, sync_folder
@@ -75,7 +75,7 @@ def prepare(shelf: Shelf, entry: Entry, *, forced: str = "") -> ArealRecord:
     """Raises CheckpointError where AReaL could not resume from it, with all as it was before."""
     trial = shelf.trial
     finish(trial)
-    _refuse_megatron(trial)
+    _refuse_other_forms(trial)
     data = _data_file(shelf)
     target = trial.recover_info or trial.root / INFO
     record = ArealRecord(
@@ -118,7 +118,13 @@ def _prefix(trial: Trial) -> str:
 # ── what is written ──
 
 
-def _refuse_megatron(trial: Trial) -> None:
+def _refuse_other_forms(trial: Trial) -> None:
+    """Of what this run's AReaL wrote last is seen what it will read."""
+    if (trial.areal_checkpoint / "config.json").exists() and not (trial.areal_checkpoint / METADATA).exists():
+        raise CheckpointError(
+            f"{trial.areal_checkpoint} is a Hugging Face folder, as AReaL before 1.0 recovers from; only 1.0's is made",
+            "begin at these weights instead: actor.path=<the export>, and another trial_name",
+        )
     if (mark := trial.areal_checkpoint / "common.pt").exists():
         raise CheckpointError(
             f"{mark}: this run's recover folder is Megatron's, whose form only Megatron can write",

@@ -33,7 +33,7 @@ def choose(
         if not proven.problem:
             return Chosen(entry=proven, passed_over=tuple(passed_over), forced=_forced(shelf, proven))
         passed_over.append(f"step {entry.global_step}: {proven.problem}")
-    why = _why_none(shelf, before_step, passed_over)
+    why = _why_none(shelf, before_step, good, passed_over)
     raise CheckpointError(
         f"no checkpoint of {shelf.trial.name} {_asked(before_step, good)}: {why}",
         "see them all with python -m scripts.list_checkpoints --verify",
@@ -95,7 +95,7 @@ def _asked(before_step: int | None, good: bool) -> str:
     return " and ".join([*words, *([f"of a step before {before_step}"] if before_step is not None else [])])
 
 
-def _why_none(shelf: Shelf, before_step: int | None, passed_over: list[str]) -> str:
+def _why_none(shelf: Shelf, before_step: int | None, good: bool, passed_over: list[str]) -> str:
     if passed_over:
         return "; ".join(passed_over)
     if not shelf.entries:
@@ -103,8 +103,11 @@ def _why_none(shelf: Shelf, before_step: int | None, passed_over: list[str]) -> 
     fitting = [entry for entry in shelf.entries if before_step is None or entry.global_step < before_step]
     if not fitting:
         return f"the oldest is of step {shelf.entries[0].global_step}"
-    return "; ".join(f"step {entry.global_step} is {shelf.would_be(entry)} ({_why(entry)})" for entry in fitting[-4:])
+    if shelf.past.last_step < 0 and good:
+        return f"no rewards are known, {shelf.trial.logs} does not tell what followed any of them; name one yourself"
+    return "; ".join(f"step {entry.global_step} is {_told(shelf, entry)}" for entry in fitting[-4:])
 
 
-def _why(entry: Entry) -> str:
-    return entry.problem or entry.reason
+def _told(shelf: Shelf, entry: Entry) -> str:
+    judged = shelf.judged(entry)
+    return f"{judged.standing} ({entry.problem or judged.reason})"

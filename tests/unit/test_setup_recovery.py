@@ -314,6 +314,21 @@ def test_a_torn_export_is_passed_over(areal, tool):
     assert code == 0 and "goes on from step 20" in said and "passed over: step 40" in said
 
 
+def test_the_form_of_before_1_0_is_not_made_up(areal, refused):
+    top, _ = areal
+    shutil.rmtree(top / "default" / "recover_checkpoint")
+    shutil.copytree(top / "default" / str(name_of(20)), top / "default" / "recover_checkpoint")
+    assert "as AReaL before 1.0 recovers from" in refused("--good")
+
+
+def test_where_no_rewards_are_known_nothing_is_good_and_a_step_can_be_named(root, tool, refused):
+    make_areal(root, [20, 40], recover_step=60)
+    shutil.rmtree(root / "checkpoints" / USER / EXPERIMENT / TRIAL / "default" / "recover_checkpoint")
+    said = refused("--good")
+    assert "no rewards are known" in said and "name one yourself" in said
+    assert "goes on from step 40" in tool("--before-step", "50")[1]
+
+
 def test_megatron_s_form_is_not_made_up(areal, refused):
     top, _ = areal
     (top / "default" / "recover_checkpoint" / "common.pt").write_bytes(b"x")
