@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ def choose(
         return _this_one(shelf, path, force)
     passed_over: list[str] = []
     for entry in _candidates(shelf, before_step, good, force):
-        proven = shelf.proven(entry)
+        proven = _proven(shelf, entry)
         if not proven.problem:
             return Chosen(entry=proven, passed_over=tuple(passed_over), forced=_forced(shelf, proven))
         passed_over.append(f"step {entry.global_step}: {proven.problem}")
@@ -55,8 +56,17 @@ def _candidates(shelf: Shelf, before_step: int | None, good: bool, force: bool) 
             yield entry
 
 
+def _proven(shelf: Shelf, entry: Entry) -> Entry:
+    """Whole, and of a kind that its launcher can go on from."""
+    proven = shelf.proven(entry)
+    if shelf.trial.is_ours and not proven.problem and proven.checkpoint.manifest is None:
+        why = f"{entry.path} has no manifest: an export, without optimizer and data position; nothing can go on from it"
+        return dataclasses.replace(proven, problem=why)
+    return proven
+
+
 def _this_one(shelf: Shelf, path: Path, force: bool) -> Chosen:
-    entry = shelf.proven(_entry_at(shelf, path))
+    entry = _proven(shelf, _entry_at(shelf, path))
     if entry.problem:
         raise CheckpointError(f"it is not whole: {entry.problem}", "a torn checkpoint is never set up; choose another")
     forced = _forced(shelf, entry)

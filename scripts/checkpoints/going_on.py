@@ -95,13 +95,17 @@ def _prepared(config: RunConfig, shelf: Shelf) -> Beginning | None:
 
 
 def _before_damage(shelf: Shelf) -> Beginning:
-    """The last good one; where none is certified, the newest whole one from before the damage."""
-    damage = shelf.past.damage
-    assert damage is not None
+    """The last good one; where none is certified, the newest whole one from well before the damage."""
     try:
         return _chosen(shelf, True, None)
     except CheckpointError:
-        return _chosen(shelf, False, damage.first_step)
+        return _chosen(shelf, False, _trusted_before(shelf))
+
+
+def _trusted_before(shelf: Shelf) -> int:
+    """The onset is an estimate: the run itself leaves as many steps between."""
+    assert shelf.past.damage is not None
+    return shelf.past.damage.first_step - shelf.past.settings.onset_margin_steps
 
 
 def _chosen(shelf: Shelf, good: bool, before_step: int | None) -> Beginning:
@@ -167,20 +171,19 @@ def _newest(shelf: Shelf, config: RunConfig) -> Beginning:
 
 def _of_areal(shelf: Shelf, good: bool, before_step: int | None) -> Beginning:
     """Its own recover folder where it fits; else an export, which has no optimizer."""
-    damage = shelf.past.damage
-    if damage is not None and not good and before_step is None:
-        before_step = damage.first_step
-    info = shelf.recover_info
-    if areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=0):
-        assert info is not None and info.name is not None
-        return Beginning(
-            global_step=info.name.global_step,
-            said=f"goes on from step {info.name.global_step}, AReaL's own recover folder, with its optimizer",
-            facts=(("checkpoint", str(shelf.trial.areal_checkpoint)),),
-            made_with=_written_settings(shelf.trial.logs / "config.yaml"),
-            settings=(AREAL_RESUMES,),
-        )
-    chosen = choose(shelf, good=good, before_step=before_step)
+    if shelf.past.damage is not None and not good and before_step is None:
+        try:
+            return _of_areal(shelf, True, None)
+        except CheckpointError:
+            before_step = _trusted_before(shelf)
+    try:
+        chosen = choose(shelf, good=good, before_step=before_step)
+    except CheckpointError:
+        if not areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=0):
+            raise
+        return _areals_own(shelf)
+    if areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=chosen.entry.global_step):
+        return _areals_own(shelf)
     step = chosen.entry.global_step
     return Beginning(
         global_step=step,
@@ -191,6 +194,18 @@ def _of_areal(shelf: Shelf, good: bool, before_step: int | None) -> Beginning:
         good=good,
         before_step=before_step,
         settings=(AREAL_RESUMES, areal_setup.NO_OPTIMIZER),
+    )
+
+
+def _areals_own(shelf: Shelf) -> Beginning:
+    info = shelf.recover_info
+    assert info is not None and info.name is not None
+    return Beginning(
+        global_step=info.name.global_step,
+        said=f"goes on from step {info.name.global_step}, AReaL's own recover folder, with its optimizer",
+        facts=(("checkpoint", str(shelf.trial.areal_checkpoint)),),
+        made_with=_written_settings(shelf.trial.logs / "config.yaml"),
+        settings=(AREAL_RESUMES,),
     )
 
 

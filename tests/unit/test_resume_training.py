@@ -251,7 +251,7 @@ def test_areal_goes_on_with_its_own_command(tool, folder, areal):
     assert became[1:3] == [sys.executable, "examples/gsm8k.py"]
     assert became[-2:] == ["recover.mode=auto", "recover.no_load_optim=true"]
     assert "an export: its weights with a fresh optimizer" in said.splitlines()[0]
-    assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] in (40, 60)
+    assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] == 40
 
 
 def test_areal_s_own_folder_needs_no_setup(tool, folder, areal):

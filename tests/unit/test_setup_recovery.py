@@ -23,6 +23,7 @@ from tests.unit.checkpoint_makers import (
     flip,
     learned,
     make_areal,
+    make_export,
     make_trial,
     name_of,
     snapshot,
@@ -133,6 +134,12 @@ def test_one_with_nan_in_it_is_torn_too(tool, paths):
     edit_tensors(folder, "model.safetensors", lambda t: t["model.norm.weight"][0].fill_(float("nan")))
     assert "not finite" in tool("--good")[1]
     assert step_of(paths) == 15
+
+
+def test_an_export_in_a_run_of_ours_is_nothing_to_go_on_from(tool, paths, refused):
+    folder = make_export(paths.default_checkpoints / str(name_of(27)))
+    assert "without optimizer and data position" in refused("--checkpoint-path", folder)
+    assert tool("--good")[0] == 0 and step_of(paths) == 25
 
 
 def test_one_from_after_the_onset_only_by_force(tool, paths, refused):
