@@ -67,6 +67,7 @@ def on_disk_facts(checkpoints: Sequence[Checkpoint], damaged: Set[int]) -> list[
             policy_version=checkpoint.manifest.policy_version,
             health=CheckpointHealth.CANDIDATE,
             is_whole=checkpoint.global_step not in damaged,
+            reward=checkpoint.manifest.reward_mean,
         )
         for checkpoint in checkpoints
         if checkpoint.state is CheckpointState.COMMITTED and checkpoint.manifest is not None

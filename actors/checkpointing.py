@@ -13,7 +13,7 @@ from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
 from actors.retention import worth_sparing
-from actors.step_memory import POSITION_FILE, Restored, StepMemory
+from actors.step_memory import Restored, StepMemory
 from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError
@@ -23,6 +23,8 @@ from launcher.memory_states import MemoryState
 from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
 from launcher.schedule import Schedule
+from launcher.state_files import POSITION_FILE
+from launcher.verification import verify
 
 
 class Checkpointer:
@@ -124,7 +126,9 @@ class Checkpointer:
         checkpoint = self._store.find(global_step)
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint of step {global_step} in {self._store.root}")
-        self._store.verify(checkpoint)
+        proof = verify(checkpoint.path)
+        if not proof.is_whole:
+            raise CheckpointError(f"{checkpoint} can't be gone back to: {proof.why_not}", "an older one is used")
         return Restored(position=self.load(checkpoint.path, model, queue))
 
     def _load_state(self, state: MemoryState, model: PolicyModel, queue: PromptQueue) -> Restored:

@@ -27,6 +27,7 @@ from actors.update_stats import LogprobDistance, UpdateStats
 from launcher.config import ActorConfig, RefConfig
 from launcher.errors import CheckpointError, ConfigError, ResourceError, TrainerError
 from launcher.rollouts import RolloutGroup
+from launcher.state_files import TENSORS_FILE
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
 
@@ -162,7 +163,7 @@ class PolicyModel:
                 policy_version=self.policy_version,
                 parameters=dict(self._model.named_parameters()),
                 optimizer=self._optimizer,
-                master_weights=model_folder.WEIGHTS_FILE if exact else training_state.TENSORS_FILE,
+                master_weights=model_folder.WEIGHTS_FILE if exact else TENSORS_FILE,
             )
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
@@ -176,7 +177,7 @@ class PolicyModel:
             policy_version=self.policy_version,
             parameters=dict(self._model.named_parameters()),
             optimizer=self._optimizer,
-            master_weights=training_state.TENSORS_FILE,
+            master_weights=TENSORS_FILE,
         )
 
     def load(self, folder: Path) -> None:

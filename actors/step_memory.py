@@ -21,7 +21,6 @@ from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
 from actors.stored_tensors import overwrite_tensors
-from actors.training_state import FACTS_FILE, MASTER, MOMENTS, TENSORS_FILE
 from launcher.checkpoints import Checkpoint
 from launcher.config import RunConfig
 from launcher.errors import CheckpointError
@@ -30,8 +29,8 @@ from launcher.journal import Journal
 from launcher.memory_states import MemoryState, MemoryStates, StateFacts, write_small
 from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
+from launcher.state_files import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
 
-POSITION_FILE = "position.json"
 MIB = 2**20
 
 

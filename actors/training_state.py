@@ -21,15 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from actors.model_folder import WEIGHTS_FILE
 from actors.stored_tensors import UNUSABLE, StoredTensors, open_tensors
 from launcher.errors import CheckpointError
-
-FORMAT = "grpo-training-state/1"
-FACTS_FILE = "training_state.json"
-TENSORS_FILE = "training_state.tensors"
-MASTER = "master."
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from launcher.state_files import (
+    FACTS_FILE,
+    MASTER,
+    MOMENTS,
+    RANDOM_STATE,
+    STATE_FORMAT,
+    TENSORS_FILE,
+    WEIGHTS_FILE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def collect_training_state(
     if master_weights == TENSORS_FILE:
         tensors |= {f"{MASTER}{name}": parameter.detach() for name, parameter in parameters.items()}
     facts: dict[str, object] = {
-        "format": FORMAT,
+        "format": STATE_FORMAT,
         "policy_version": policy_version,
         "master_weights": master_weights,
         "optimizer_steps": {name: int(state["step"].item()) for name, state in states.items()},
@@ -94,8 +96,10 @@ def read_facts(folder: Path) -> Facts:
     path = folder / FACTS_FILE
     try:
         stored = json.loads(path.read_text())
-        if stored["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {stored['format']!r}, and {FORMAT!r} is what we read", UNUSABLE)
+        if stored["format"] != STATE_FORMAT:
+            raise CheckpointError(
+                f"{path} has format {stored['format']!r}, and {STATE_FORMAT!r} is what we read", UNUSABLE
+            )
         if stored["master_weights"] not in (WEIGHTS_FILE, TENSORS_FILE):
             raise ValueError(f"master_weights is {stored['master_weights']!r}")
         version, internal, gauss = stored["python_random"]
@@ -153,15 +157,15 @@ def _load_moments(
 
 
 def _try_torch_random(state: StoredTensors, path: Path) -> None:
-    state.expect("random.torch")
+    state.expect(RANDOM_STATE)
     try:
-        torch.Generator().set_state(state.read("random.torch"))
+        torch.Generator().set_state(state.read(RANDOM_STATE))
     except RuntimeError as error:
-        raise CheckpointError(f"{path} is damaged: random.torch: {error}", UNUSABLE) from error
+        raise CheckpointError(f"{path} is damaged: {RANDOM_STATE}: {error}", UNUSABLE) from error
 
 
 def _torch_random() -> dict[str, Tensor]:
-    states = {"random.torch": torch.get_rng_state()}
+    states = {RANDOM_STATE: torch.get_rng_state()}
     if _on_gpu():
         states["random.cuda"] = torch.cuda.get_rng_state()
     return states
@@ -170,7 +174,7 @@ def _torch_random() -> dict[str, Tensor]:
 def _set_random(state: StoredTensors, facts: Facts) -> None:
     random.setstate(facts.python_random)
     np.random.set_state(facts.numpy_random)
-    torch.set_rng_state(state.read("random.torch"))
+    torch.set_rng_state(state.read(RANDOM_STATE))
     if _on_gpu() and "random.cuda" in state:
         torch.cuda.set_rng_state(state.read("random.cuda"))
 

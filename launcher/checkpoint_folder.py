@@ -113,7 +113,7 @@ def verify_checkpoint(path: Path) -> tuple[str, ...]:
 
 def check_checkpoint_sizes(path: Path) -> None:
     """The cheap half of `verify_checkpoint`: no hashes. Raises CheckpointError."""
-    check_sizes(path, _manifest_of(path))
+    check_sizes(path, _manifest_of(path).files)
 
 
 def _manifest_of(path: Path) -> Manifest:

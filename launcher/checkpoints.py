@@ -200,7 +200,7 @@ class CheckpointStore:
 
         Damaged ones and AReaL's own are listed too, with their `state` and `problem`.
         """
-        return _list_folder(self.root)
+        return list_folder(self.root)
 
     def find(self, global_step: int) -> Checkpoint | None:
         """The committed checkpoint of a step, as listed."""
@@ -304,7 +304,7 @@ def _seal(staged: Path, manifest: Manifest, *, keep: bool) -> None:
         sync_folder(folder)
 
 
-def _list_folder(root: Path) -> tuple[Checkpoint, ...]:
+def list_folder(root: Path) -> tuple[Checkpoint, ...]:
     try:
         named = [(CheckpointName.parse(path.name.partition(".")[0]), path) for path in root.iterdir() if path.is_dir()]
     except FileNotFoundError:
@@ -319,7 +319,7 @@ def _list_folder(root: Path) -> tuple[Checkpoint, ...]:
 
 
 def _surplus_aside(aside: Path, keep_last: int) -> list[Checkpoint]:
-    superseded = [c for c in _list_folder(aside) if ".superseded-" in c.path.name and c.manifest is not None]
+    superseded = [c for c in list_folder(aside) if ".superseded-" in c.path.name and c.manifest is not None]
     superseded.sort(key=lambda checkpoint: checkpoint.manifest.created_at if checkpoint.manifest else 0.0)
     return [checkpoint for checkpoint in superseded[:-keep_last] if not checkpoint.keep]
 

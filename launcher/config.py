@@ -221,7 +221,7 @@ class RecoverConfig(FreqConfig):
     )
     keep_last: int = setting(
         3,
-        "newest checkpoints to resume from that stay, and up to three more to go back to from a collapse",
+        "newest checkpoints to resume from that stay; so do the best, and up to three to go back to from a collapse",
         COUNT,
     )
     memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")

@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -37,6 +38,7 @@ from launcher.journal import Journal
 from launcher.memory_book import MemoryBook
 from launcher.memory_states import MemoryStates
 from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
+from launcher.prepared import find_prepared, take
 from launcher.resume import already_finished, resume_point
 from launcher.run_paths import RunLock, RunPaths
 from launcher.screen import Screen
@@ -60,14 +62,24 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
     paths = RunPaths.of(config)
     paths.prepare()
     with RunLock(paths) as lock, Screen(config, paths) as screen:
-        if finished := already_finished(config, paths):
+        prepared = find_prepared(config, paths)
+        if prepared is None and (finished := already_finished(config, paths)):
             screen.line(finished)
             return EXIT_CODES[RunWord.FINISHED]
-        resume = resume_point(config, paths)
+        resume = None if prepared is not None else resume_point(config, paths)
         attempt = lock.next_attempt()
         screen.begin(attempt)
         journal = Journal(paths.events, attempt, time.time)
-        journal.record("run.started", reason="resumed" if resume else "fresh", resume_from=str(resume or ""))
+        if prepared is not None:
+            screen.line(f"going on from {prepared.name}, as it was set up")
+            resume = take(prepared, paths, journal)
+        journal.record(
+            "run.started",
+            reason="resumed" if resume else "fresh",
+            resume_from=str(resume or ""),
+            command=same_command(),
+            folder=str(Path.cwd()),
+        )
         outcome = Launch(config, paths, attempt, journal, screen, server_entry).run()
         if outcome.word is RunWord.FINISHED:
             MemoryStates(paths).remove()  # its trainer may have been killed just before it would have

@@ -60,6 +60,12 @@ class Manifest:
     def total_bytes(self) -> int:
         return sum(record.bytes for record in self.files.values())
 
+    @property
+    def reward_mean(self) -> float | None:
+        """Of the last steps before the save; None where it does not say."""
+        told = self.health.get("reward_mean")
+        return float(told) if isinstance(told, int | float) else None
+
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The manifest of a folder. Raises CheckpointError naming the folder, and what is wrong with the manifest."""
@@ -138,9 +144,9 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_sizes(folder: Path, manifest: Manifest) -> None:
+def check_sizes(folder: Path, files: Mapping[str, FileRecord]) -> None:
     """Every file is there in its length: the cheap half of `check_files`. Raises CheckpointError naming the file."""
-    for name, record in manifest.files.items():
+    for name, record in files.items():
         path = folder / name
         try:
             size = path.stat().st_size
@@ -152,10 +158,16 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Every file is there, in its length, with its hash. Raises CheckpointError naming the first that is not."""
-    check_sizes(folder, manifest)
+    check_sizes(folder, manifest.files)
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
         for _ in pool.map(lambda item: _check_hash(folder / item[0], item[1]), manifest.files.items()):
             pass
+
+
+def check_file(path: Path, expected: FileRecord) -> None:
+    """One file: there, in its length, with its hash. Raises CheckpointError naming it."""
+    check_sizes(path.parent, {path.name: expected})
+    _check_hash(path, expected)
 
 
 def _check_hash(path: Path, expected: FileRecord) -> None:

@@ -46,7 +46,7 @@ def read_shape(folder: Path) -> ModelShape:
 def check_weights(folder: Path, shape: ModelShape) -> None:
     """Every shard there and of its full length, every tensor of the architecture in one of them. Raises ModelError."""
     there: set[str] = set()
-    for file in _shards(folder):
+    for file in find_shards(folder):
         header = read_header(file)
         actual = file.stat().st_size
         if actual != header.file_bytes:
@@ -136,7 +136,8 @@ def read_header(file: Path) -> SafetensorsHeader:
     return SafetensorsHeader(names=frozenset(tensors), file_bytes=8 + length + end)
 
 
-def _shards(folder: Path) -> list[Path]:
+def find_shards(folder: Path) -> list[Path]:
+    """The files that hold the weights. Raises ModelError."""
     if (folder / INDEX).is_file():
         index = _read_json(folder / INDEX)
         named = index.get("weight_map")

@@ -8,6 +8,7 @@ from launcher.errors import ConfigError
 from launcher.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.journal import read_lines
 from launcher.memory_states import MemoryState, MemoryStates
+from launcher.prepared import TAKEN
 from launcher.run_paths import RunPaths
 
 
@@ -64,7 +65,7 @@ def already_finished(config: RunConfig, paths: RunPaths) -> str:
     """
     last: dict[str, object] = {}
     for line in read_lines(paths.events):
-        if str(line.get("event", "")) in {"run.finished", "run.errored", "run.aborted", "run.started"}:
+        if str(line.get("event", "")) in {"run.finished", "run.errored", "run.aborted", "run.started", TAKEN}:
             last = line
     lengths = (config.total_train_steps, config.total_train_epochs)
     if last.get("event") != "run.finished" or config.recover.mode == "off":

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 
 from launcher.config import RunConfig
-from launcher.supervision_config import HealthConfig, RestartConfig, RewardHealthConfig
+from launcher.supervision_config import HealthConfig, RestartConfig, RestoreConfig, RewardHealthConfig
 
 Contradiction = tuple[str, object, str]
 """The key, the value it was given, and what would be allowed."""
@@ -19,6 +19,7 @@ def find_contradictions(config: RunConfig) -> Iterator[Contradiction]:
     """Asks only for values that are in their own range."""
     yield from _hangs(config.health)
     yield from _rewards(config.reward_health)
+    yield from _certificate(config.restore, config.reward_health)
     yield from _budgets(config.restart, config.rollout.setup_timeout)
     yield from _ladder(config.memory.mem_fraction_static)
 
@@ -48,6 +49,17 @@ def _rewards(health: RewardHealthConfig) -> Iterator[Contradiction]:
             "reward_health.warmup_steps",
             health.warmup_steps,
             f"at most reward_health.baseline_steps={health.baseline_steps}",
+        )
+
+
+def _certificate(restore: RestoreConfig, health: RewardHealthConfig) -> Iterator[Contradiction]:
+    """The streak of zeros is the slowest detector; damage that it is still to find must not be certified."""
+    delay = health.zero_breaker_steps
+    if delay is not None and restore.good_after_steps < delay:
+        yield (
+            "restore.good_after_steps",
+            restore.good_after_steps,
+            f"at least reward_health.zero_breaker_steps={delay}, or damage is certified good before it can be found",
         )
 
 

@@ -13,6 +13,7 @@ checkpoint is against it, less a margin; and of the old enough ones a certified 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class CheckpointFacts:
     """What the choice needs of one checkpoint. `is_whole`: its manifest is valid, and nothing found it damaged.
 
     `in_memory`: the state that the trainer kept after the step, which is a checkpoint like any other except that it
-    does not outlive the machine.
+    does not outlive the machine. `reward`: the mean of the last steps before it, where its manifest says so.
     """
 
     global_step: int
@@ -53,6 +54,7 @@ class CheckpointFacts:
     health: CheckpointHealth
     is_whole: bool = True
     in_memory: bool = False
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +72,25 @@ def certify(checkpoint: CheckpointFacts, healthy_until: int, settings: RestoreCo
 
 
 def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> frozenset[int]:
-    """The steps that retention must leave alone: the newest, the newest good ones, and the next to become one.
+    """What retention must leave alone: the newest, the best, the newest good ones, and the next one to become good.
 
     Young checkpoints are not certified yet: by age alone, retention would delete the last that is. Of the good ones
     more than one stays, since a collapse that comes back goes further back. And one young one stays until it is
-    certified: where checkpoints are frequent and few are kept, none would ever live to be.
+    certified: where checkpoints are frequent and few are kept, none would ever live to be. The best is the one with
+    the highest mean reward, certified or not: it would be gone before it is.
     """
     whole = [c for c in checkpoints if c.is_whole and not c.in_memory]
     standing = sorted(c.global_step for c in whole if c.health is not CheckpointHealth.CONDEMNED)
     good = sorted(c.global_step for c in whole if c.health is CheckpointHealth.GOOD)
     young = [step for step in standing if step > max(good, default=FIRST_WEIGHTS)]
-    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:], *young[:1]])
+    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:], *young[:1], *_best(whole)])
+
+
+def _best(whole: Sequence[CheckpointFacts]) -> list[int]:
+    """The step with the highest reward, of equal ones the newest; none where no manifest tells."""
+    told = [(c.reward, c.global_step) for c in whole if c.reward is not None and math.isfinite(c.reward)]
+    condemned = {c.global_step for c in whole if c.health is CheckpointHealth.CONDEMNED}
+    return [step for _, step in sorted(told) if step not in condemned][-1:]
 
 
 def first_damaged(incident: Incident) -> int | None:

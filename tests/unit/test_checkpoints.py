@@ -33,19 +33,19 @@ def fill(folder, step=0):
         (folder / name).write_bytes(data + str(step).encode())
 
 
-def save(store, step, *, keep=False):
+def save(store, step, *, keep=False, reward=0.5):
     with store.staging(name_of(step)) as staged:
         fill(staged, step)
-        return commit(store, staged, step, keep=keep)
+        return commit(store, staged, step, keep=keep, reward=reward)
 
 
-def commit(store, staged, step, *, keep=False):
+def commit(store, staged, step, *, keep=False, reward=0.5):
     return store.commit(
         staged,
         global_step=step,
         policy_version=step + 1,
         config_fingerprint=FINGERPRINT,
-        health={"reward_mean": 0.5, "verdict": "HEALTHY"},
+        health={"reward_mean": reward, "verdict": "HEALTHY"},
         keep=keep,
     )
 

@@ -8,7 +8,7 @@ from actors.retention import worth_sparing
 from launcher.checkpoints import CheckpointStore
 from launcher.config import RecoverConfig, RunConfig
 from launcher.messages import Cause, Incident
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose
+from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose, worth_keeping
 from launcher.supervision_config import RestoreConfig
 from tests.unit.test_checkpoints import save, steps_of
 
@@ -51,3 +51,45 @@ def test_by_age_alone_there_would_be_none(store):
 
 def test_what_is_spared_does_not_pile_up(store):
     assert len(run_of(store, 30)) <= 2 + 2 + 1
+
+
+# ── the best, and what is torn ──
+
+
+def kept_of(store, rewards, *, keep_last=2):
+    config = RunConfig(
+        experiment_name="kept", recover=RecoverConfig(freq_steps=1, keep_last=keep_last), restore=SETTINGS
+    )
+    for step, reward in enumerate(rewards):
+        save(store, step, reward=reward)
+        store.prune(keep_last, spare=worth_sparing(store, config, healthy_until=step))
+    return steps_of(store)
+
+
+def test_the_best_stays_however_old_it_is(store):
+    assert 4 in kept_of(store, [0.1, 0.2, 0.3, 0.4, 0.9, *[0.5] * 25])
+
+
+def test_of_equals_the_newest_is_the_best(store):
+    kept = kept_of(store, [0.5] * 20)
+    assert kept == [9, 12, 15, 18, 19]  # two good ones, the next to become one, the newest two: it is among these
+
+
+def test_a_condemned_one_is_never_the_best():
+    condemned = facts_of(3, reward=0.9, health=CheckpointHealth.CONDEMNED)
+    assert 3 not in worth_keeping([condemned, facts_of(5, reward=0.1), facts_of(9, reward=0.2)], 1)
+    assert worth_keeping([facts_of(3, reward=float("nan")), facts_of(9)], 1) == {3, 9}  # 3: the next to become good
+
+
+def facts_of(step, *, health=CheckpointHealth.CANDIDATE, reward=None):
+    return CheckpointFacts(global_step=step, policy_version=step + 1, health=health, reward=reward)
+
+
+def test_torn_ones_do_not_count_among_the_two_good_ones_that_stay(store):
+    config = RunConfig(experiment_name="kept", recover=RecoverConfig(freq_steps=1, keep_last=1), restore=SETTINGS)
+    for step in range(10):
+        save(store, step)
+    for step in (4, 3):
+        (store.find(step).path / "model.safetensors").write_bytes(b"")
+    spared = worth_sparing(store, config, healthy_until=9)
+    assert {1, 2} <= spared and not {3, 4} & spared

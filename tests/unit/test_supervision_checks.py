@@ -8,7 +8,7 @@ from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.settings import settings_of, value_of
 from launcher.supervision_checks import find_contradictions
-from launcher.supervision_config import HealthConfig, MemoryConfig, RestartConfig, RewardHealthConfig
+from launcher.supervision_config import HealthConfig, MemoryConfig, RestartConfig, RestoreConfig, RewardHealthConfig
 
 SECTIONS = ("health.", "reward_health.", "restart.", "restore.", "memory.")
 
@@ -39,6 +39,12 @@ def test_the_defaults_contradict_nothing_and_are_in_their_ranges():
             "reward_health.warmup_steps",
             60,
             "at most reward_health.baseline_steps=50",
+        ),
+        (
+            {"restore": RestoreConfig(good_after_steps=9)},
+            "restore.good_after_steps",
+            9,
+            "at least reward_health.zero_breaker_steps=10",
         ),
         ({"restart": RestartConfig(wait_initial_s=90.0)}, "restart.wait_initial_s", 90.0, "restart.wait_max_s=60"),
         ({"restart": RestartConfig(window_s=360.0)}, "restart.window_s", 360.0, "more than 360 (rollout.setup_timeout"),

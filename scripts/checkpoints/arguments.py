@@ -1,0 +1,71 @@
+"""The flags that name a trial, the same in every tool, and how a tool ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.run_paths import login_name
+from launcher.trials import Trial, find_trial
+
+DONE, NOTHING_FITS, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """With the exit codes below its help; a wrong flag is said in one message, exit code 2."""
+
+    def __init__(self, name: str, what: str, exit_codes: str) -> None:
+        super().__init__(
+            prog=f"python -m scripts.{name}",
+            description=what,
+            epilog=f"Exit codes: {exit_codes}",
+            allow_abbrev=False,
+        )
+
+
+def add_trial(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which trial")
+    group.add_argument("--experiment-name", metavar="NAME", help="experiment_name of the run")
+    group.add_argument("--trial-name", metavar="NAME", help="trial_name of the run")
+    group.add_argument(
+        "--fileroot",
+        type=Path,
+        default=Path("outputs/grpo"),
+        metavar="FOLDER",
+        help="cluster.fileroot of the run, with checkpoints/ and logs/ in it (default: %(default)s)",
+    )
+    group.add_argument("--user", default=login_name(), metavar="NAME", help="who ran it (default: %(default)s)")
+
+
+def step(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no step: a whole number, from 0")
+    return int(text)
+
+
+def trial_of(given: argparse.Namespace) -> Trial:
+    """Raises UsageError naming what is wrong, and what there is instead."""
+    return find_trial(given.fileroot, given.user, given.experiment_name, given.trial_name)
+
+
+def ended(run: Callable[[], int]) -> int:
+    """The exit code of `run`; what it raises of ours is said in one message."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `… | head`
+        sys.stderr.close()
+        return DONE
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG if error.exit_code == WRONG else NOTHING_FITS
+
+
+def print_json(content: Mapping[str, object]) -> None:
+    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))

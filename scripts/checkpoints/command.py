@@ -1,0 +1,58 @@
+"""The command of a run, to be typed again: as its journal has it, with settings changed on the way."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.journal import read_lines
+from launcher.trials import Trial
+from scripts.checkpoints.areal_setup import NO_OPTIMIZER
+
+LAUNCH = ("python", "-m", "launcher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """`words` without `python -m launcher` are the settings. `folder`: where it was typed, and paths in it begin."""
+
+    words: tuple[str, ...]
+    folder: str
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return self.words[len(LAUNCH) :]
+
+    def changed(self, settings: Sequence[str]) -> Command:
+        """With other values of some settings; a later one of the same key would be refused, so it is replaced."""
+        keys = {setting.partition("=")[0] for setting in settings}
+        kept = [word for word in self.words if word.partition("=")[0] not in keys or "=" not in word]
+        return Command(words=(*kept, *settings), folder=self.folder)
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+    @property
+    def typed(self) -> str:
+        """For a shell that may stand elsewhere."""
+        return f"cd {shlex.quote(self.folder)} && {self}" if self.folder else str(self)
+
+
+def recorded_command(trial: Trial) -> Command | None:
+    """The last launch's; None where the journal does not tell, as those of earlier versions."""
+    found = None
+    for event in read_lines(trial.paths.events):
+        command = event.get("command")
+        if event.get("event") == "run.started" and isinstance(command, str):
+            words = tuple(shlex.split(command))
+            found = Command(words=words, folder=str(event.get("folder") or "")) if words[:3] == LAUNCH else found
+    return found
+
+
+def next_command(trial: Trial, *, has_optimizer: bool = True) -> str:
+    if trial.is_ours:
+        command = recorded_command(trial)
+        return command.typed if command is not None else "the command that the run was started with, unchanged"
+    more = "" if has_optimizer else f" {NO_OPTIMIZER}"
+    return f"<the command that AReaL was started with> recover.mode=auto{more}"

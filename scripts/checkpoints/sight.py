@@ -1,0 +1,121 @@
+"""What is shown of checkpoints: in words, as a table, as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from launcher.policy.standing import Damage, Standing
+from launcher.shelf import Entry, Shelf
+
+COLOURS = {
+    Standing.GOOD: "green",
+    Standing.CANDIDATE: "yellow",
+    Standing.CONDEMNED: "red",
+    Standing.UNVERIFIED: "dim",
+}
+
+
+def age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def size(count: int) -> str:
+    for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= width:
+            return f"{count / width:.1f} {unit}"
+    return f"{count} B"
+
+
+def reward(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def complete(entry: Entry) -> str:
+    """`yes` is what lengths and headers say; `proven` is after everything was read."""
+    if entry.problem:
+        return entry.problem.replace(f"{entry.path}/", "").replace(str(entry.path), "it")
+    return "yes" if entry.proof is None else "proven"
+
+
+def table(entries: Sequence[Entry], now: float) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("step", "epoch", "age", "size", "reward"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("state", no_wrap=True)
+    shown.add_column("complete", overflow="fold")
+    shown.add_column("why", overflow="fold")
+    for entry in entries:
+        shown.add_row(
+            str(entry.global_step),
+            str(entry.checkpoint.name.epoch),
+            age(now - entry.created_at),
+            size(entry.bytes),
+            reward(entry.reward),
+            Text(entry.standing, style=COLOURS[entry.standing]),
+            Text(complete(entry), style="red" if entry.problem else ""),
+            Text(entry.reason),
+        )
+    return shown
+
+
+def say_damage(damage: Damage) -> str:
+    return (
+        f"damage from about step {damage.onset_step} on ({damage.source}: {damage.reason}); "
+        f"checkpoints of step {damage.first_step} and later hold it"
+    )
+
+
+def entry_facts(entry: Entry, now: float) -> dict[str, object]:
+    """One checkpoint as JSON; keys are only ever added."""
+    name = entry.checkpoint.name
+    proof = entry.proof
+    return {
+        "step": name.global_step,
+        "epoch": name.epoch,
+        "epoch_step": name.epoch_step,
+        "path": str(entry.path),
+        "created_at": entry.created_at,
+        "age_s": max(0.0, now - entry.created_at),
+        "bytes": entry.bytes,
+        "reward": entry.reward if entry.reward is not None and math.isfinite(entry.reward) else None,
+        "state": str(entry.standing),
+        "reason": entry.reason,
+        "complete": not entry.problem,
+        "problem": entry.problem,
+        "set_aside_as": entry.set_aside_as,
+        "has_manifest": entry.checkpoint.manifest is not None,
+        "has_optimizer": entry.has_optimizer,
+        "verified": None if proof is None else proof.is_whole,
+        "problems": [] if proof is None else proof.problems,
+        "unknown": [] if proof is None else proof.unknown,
+        "notes": [] if proof is None else proof.notes,
+    }
+
+
+def shelf_facts(shelf: Shelf) -> dict[str, object]:
+    trial, damage = shelf.trial, shelf.past.damage
+    return {
+        "format": "grpo-checkpoints/1",
+        "experiment_name": trial.paths.experiment_name,
+        "trial_name": trial.paths.trial_name,
+        "user": trial.paths.user,
+        "fileroot": str(trial.paths.fileroot),
+        "folder": str(trial.default),
+        "made_by": "grpo-launcher" if trial.is_ours else "AReaL",
+        "last_step": shelf.past.last_step if shelf.past.last_step >= 0 else None,
+        "damage": None
+        if damage is None
+        else {
+            "onset_step": damage.onset_step,
+            "first_damaged_checkpoint": damage.first_step,
+            "reason": damage.reason,
+            "source": damage.source,
+        },
+    }

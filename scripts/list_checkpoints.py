@@ -1,0 +1,221 @@
+"""The checkpoints of a trial, ours or AReaL's, with what each is worth: `python -m scripts.list_checkpoints --help`.
+
+See docs/checkpoints.md. Nothing is changed and nothing is created by looking, also while the run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from launcher.checkpoints import CheckpointStore
+from launcher.memory_states import MemoryStates
+from launcher.policy.standing import Standing
+from launcher.prepared import read_record
+from launcher.shelf import Entry, Shelf, read_shelf
+from launcher.trials import Trial
+from launcher.verification import verify
+from scripts.checkpoints.arguments import DONE, NOTHING_FITS, Parser, add_trial, ended, print_json, step, trial_of
+from scripts.checkpoints.sight import age, entry_facts, say_damage, shelf_facts, table
+
+WIDTH = 140
+"""Columns where no terminal tells."""
+
+EXIT_CODES = (
+    "0 there it is; 1 nothing fits what was asked for, or --verify found one that is not whole; "
+    "2 there is no such trial, or the command is wrong"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    return ended(lambda: _list(given))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = Parser("list_checkpoints", "List the checkpoints of a trial, and what each is worth.", EXIT_CODES)
+    add_trial(made)
+    which = made.add_argument_group("which checkpoints")
+    until = which.add_mutually_exclusive_group()
+    until.add_argument("--max-step", type=step, metavar="N", help="of step N and earlier")
+    until.add_argument("--before-step", type=step, metavar="N", help="of steps before N")
+    which.add_argument("--latest", action="store_true", help="only the newest that is complete")
+    which.add_argument("--good", action="store_true", help="only those that are good; AReaL's are read for that")
+    made.add_argument(
+        "--recover-info", action="store_true", help="also what the next resume would take, and whether it could"
+    )
+    made.add_argument(
+        "--verify", action="store_true", help="read all of each: hashes, numbers finite, shapes, optimizer, position"
+    )
+    made.add_argument("--json", action="store_true", help="as JSON")
+    return made
+
+
+def _list(given: argparse.Namespace) -> int:
+    trial = trial_of(given)
+    shelf = read_shelf(trial)
+    shown = chosen(shelf, given)
+    now = time.time()
+    recover = recover_facts(trial, shelf) if given.recover_info else None
+    good = _last_good(shelf, shown)
+    if given.json:
+        facts = shelf_facts(shelf) | {
+            "last_good": None if good is None else good.global_step,
+            "last_good_path": None if good is None else str(good.path),
+            "checkpoints": [entry_facts(entry, now) for entry in shown],
+        }
+        print_json(facts | ({} if recover is None else {"recover": recover}))
+    else:
+        _show(shelf, shown, good, recover, now)
+    not_whole = given.verify and any(entry.problem for entry in shown)
+    return NOTHING_FITS if not_whole or not shown else DONE
+
+
+def chosen(shelf: Shelf, given: argparse.Namespace) -> list[Entry]:
+    """Those that were asked for, read as far as that needs."""
+    last = given.max_step if given.before_step is None else given.before_step - 1
+    found = [entry for entry in shelf.entries if last is None or entry.global_step <= last]
+    if given.good:
+        found = [entry for entry in found if shelf.would_be(entry) is Standing.GOOD]
+    if given.latest:
+        return _latest(shelf, found, given)
+    if given.verify or given.good:
+        found = [entry if entry.is_vouched and not given.verify else shelf.proven(entry) for entry in found]
+    return [entry for entry in found if not given.good or entry.standing is Standing.GOOD]
+
+
+def _latest(shelf: Shelf, found: Sequence[Entry], given: argparse.Namespace) -> list[Entry]:
+    for entry in reversed(found):
+        if entry.set_aside_as or entry.problem:
+            continue
+        if given.verify or (given.good and not entry.is_vouched):
+            entry = shelf.proven(entry)
+        if not entry.problem and (not given.good or entry.standing is Standing.GOOD):
+            return [entry]
+    return []
+
+
+def _last_good(shelf: Shelf, shown: Sequence[Entry]) -> Entry | None:
+    """As far as it is known without reading more than was asked for."""
+    looked_at = {entry.path: entry for entry in shown}
+    entries = [looked_at.get(entry.path, entry) for entry in shelf.entries]
+    return next((entry for entry in reversed(entries) if entry.standing is Standing.GOOD), None)
+
+
+def recover_facts(trial: Trial, shelf: Shelf) -> dict[str, object]:
+    """What a resume would begin from, beside the newest checkpoint."""
+    facts: dict[str, object] = {"prepared": None, "memory": _in_memory(trial) if trial.is_ours else None, "areal": None}
+    folder = trial.paths.recover_checkpoint
+    if trial.is_ours and folder.is_dir():
+        record, proof = read_record(folder), verify(folder)
+        facts["prepared"] = {
+            "path": str(folder),
+            "step": None if record is None else record.global_step,
+            "source": None if record is None else record.source,
+            "prepared_at": None if record is None else record.prepared_at,
+            "forced": "" if record is None else record.forced,
+            "complete": proof.is_whole,
+            "problem": proof.why_not,
+        }
+    if (info := shelf.recover_info) is not None:
+        facts["areal"] = {
+            "path": str(info.folder),
+            "checkpoint": str(trial.areal_checkpoint),
+            "step": None if info.name is None else info.name.global_step,
+            "epoch": None if info.name is None else info.name.epoch,
+            "steps_per_epoch": info.steps_per_epoch,
+            "complete": not info.problems,
+            "has_optimizer": info.has_optimizer,
+            "problems": list(info.problems),
+        }
+    return facts
+
+
+def _in_memory(trial: Trial) -> dict[str, object] | None:
+    """The state after a later step than the newest checkpoint's, on this machine."""
+    checkpoints = CheckpointStore(trial.paths.default_checkpoints).list()
+    state = MemoryStates(trial.paths).newest_whole(checkpoints)
+    if state is None or state.global_step <= max((one.global_step for one in checkpoints), default=-1):
+        return None
+    return {"path": str(state.folder), "step": state.global_step, "created_at": state.created_at}
+
+
+def _show(
+    shelf: Shelf, shown: Sequence[Entry], good: Entry | None, recover: dict[str, object] | None, now: float
+) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_answer(shelf, good, now), markup=False)
+    if shelf.past.damage is not None:
+        console.print(say_damage(shelf.past.damage), style="red", markup=False)
+    if not shown:
+        console.print(_nothing(shelf), markup=False)
+        return
+    console.print()
+    wide = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    wide.print(table(shown, now))
+    console.print(f"\nin {shelf.trial.default}", markup=False)
+    for entry in shown:
+        for note in (*(entry.proof.problems[1:] if entry.proof else ()), *(entry.proof.notes if entry.proof else ())):
+            console.print(f"step {entry.global_step}: {note}", markup=False, style="dim")
+    if recover is not None:
+        _show_recover(console, recover, now)
+
+
+def _answer(shelf: Shelf, good: Entry | None, now: float) -> str:
+    name = shelf.trial.name
+    if good is not None:
+        where = good.path if good.path.parent != shelf.trial.default else good.path.name
+        return (
+            f"{name}: the last good checkpoint is of step {good.global_step}, {age(now - good.created_at)} old: {where}"
+        )
+    likely = next((e for e in reversed(shelf.entries) if shelf.would_be(e) is Standing.GOOD), None)
+    if likely is not None:
+        return f"{name}: step {likely.global_step} would be the last good one; nothing vouches for it yet: add --verify"
+    return f"{name}: no good checkpoint; {_why_none(shelf)}"
+
+
+def _why_none(shelf: Shelf) -> str:
+    if not shelf.entries:
+        return f"there is none at all in {shelf.trial.default}"
+    if shelf.past.last_step < 0:
+        return f"no rewards are known: {shelf.trial.logs} does not tell what followed any of them"
+    return f"none has {shelf.past.settings.good_after_steps} healthy steps after it, is complete and stands"
+
+
+def _nothing(shelf: Shelf) -> str:
+    steps = ", ".join(str(entry.global_step) for entry in shelf.entries) or "none"
+    return f"nothing fits what was asked for; there are checkpoints of steps {steps}"
+
+
+def _show_recover(console: Console, recover: dict[str, object], now: float) -> None:
+    prepared, areal, memory = recover["prepared"], recover["areal"], recover["memory"]
+    if isinstance(prepared, dict):
+        made = (
+            f", set up {age(now - prepared['prepared_at'])} ago from {prepared['source']}" if prepared["source"] else ""
+        )
+        state = "whole" if prepared["complete"] else f"NOT whole: {prepared['problem']}"
+        console.print(f"the next launch takes {prepared['path']}: step {prepared['step']}{made}; {state}", markup=False)
+    elif isinstance(memory, dict):
+        console.print(
+            f"nothing is set up: the next launch takes the state after step {memory['step']} in this machine's memory",
+            markup=False,
+        )
+    elif areal is None:
+        console.print("nothing is set up: the next launch takes the newest checkpoint", markup=False)
+    if isinstance(areal, dict):
+        console.print(
+            f"AReaL's recover_info is of step {areal['step']} (epoch {areal['epoch']}, {areal['steps_per_epoch']} steps"
+            f" in each): {'it can resume' if areal['complete'] else 'it can NOT resume'}"
+            f"{'' if areal['has_optimizer'] else ', without an optimizer: recover.no_load_optim=true'}",
+            markup=False,
+        )
+        for problem in areal["problems"]:
+            console.print(f"  {problem}", style="red", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

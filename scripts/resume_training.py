@@ -1,0 +1,136 @@
+"""Go on with a run, guided: what it goes on from, whether the settings fit, the exact command; asks, and runs it.
+
+`python -m scripts.resume_training --help`; see docs/checkpoints.md. The run takes this process's place, so its exit
+code and Ctrl-C are the run's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import CheckpointError, ConfigError
+from launcher.fingerprint import Difference
+from launcher.shelf import Shelf, read_shelf
+from launcher.trials import Trial
+from scripts.checkpoints.arguments import DONE, NOTHING_FITS, WRONG, Parser, add_trial, ended, step, trial_of
+from scripts.checkpoints.command import Command, recorded_command
+from scripts.checkpoints.going_on import Beginning, beginning, differences_of
+from scripts.checkpoints.sight import say_damage
+from scripts.setup_recovery import held, set_up_chosen
+
+EXIT_CODES = (
+    "those of the run, where it was started; 0 there was nothing to do; 1 there is nothing to go on from, or the "
+    "answer was no; 2 the settings do not fit the checkpoint, the run is running, or the command is wrong"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_intermixed_args(arguments)
+    return ended(lambda: _resume(given))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = Parser("resume_training", "Go on with a run: choose, check, show the command, ask, run it.", EXIT_CODES)
+    add_trial(made)
+    which = made.add_argument_group(
+        "from which checkpoint (default: the newest; the last good one where damage is known)"
+    )
+    one = which.add_mutually_exclusive_group()
+    one.add_argument("--good", action="store_true", help="the newest that is good")
+    one.add_argument("--before-step", type=step, metavar="N", help="the newest whole one of a step before N")
+    made.add_argument("--yes", action="store_true", help="don't ask: set up and run")
+    made.add_argument(
+        "--command", metavar="TEXT", help="what the run was started with, where its journal does not tell (AReaL's)"
+    )
+    made.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="settings to change, e.g. sglang.mem_fraction_static=0.7"
+    )
+    return made
+
+
+def _resume(given: argparse.Namespace) -> int:
+    trial = trial_of(given)
+    with held(trial):  # a run that goes on is not to be gone on with
+        shelf = read_shelf(trial)
+        command = _command(given, trial)
+        begins = beginning(shelf, good=given.good, before_step=given.before_step, command=command)
+        _show(shelf, begins)
+        if begins.is_finished:
+            print(begins.is_finished)
+            return DONE
+        differences = differences_of(shelf, begins, command)
+        if differences:
+            return _refuse(begins, differences)
+        print("settings    fit the checkpoint: experiment and trial, batch size, group size, nodes, model")
+        runs = command.changed(begins.settings)
+        print(f"command     {runs.typed}")
+        if not given.yes and not _agreed():
+            print("nothing was changed, nothing was started")
+            return NOTHING_FITS
+        if begins.needs_setup:
+            _, lines = set_up_chosen(shelf, before_step=begins.before_step, path=None, good=begins.good, force=False)
+            print("\n".join(lines[:2]))
+    return _run(runs)
+
+
+def _command(given: argparse.Namespace, trial: Trial) -> Command:
+    """Raises ConfigError where nobody tells it."""
+    if given.command:
+        told: Command | None = Command(words=tuple(shlex.split(given.command)), folder=str(Path.cwd()))
+    else:
+        told = recorded_command(trial) if trial.is_ours else None
+    if told is None:
+        raise ConfigError(
+            f"what {trial.name} was started with is not known: {trial.paths.events if trial.is_ours else 'AReaL'} "
+            "does not tell",
+            "say it: --command 'python -m launcher conf=… …', as it was; the resolved settings are in "
+            f"{trial.logs / 'config.yaml'}",
+        )
+    wrong = [setting for setting in given.settings if "=" not in setting]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} is no setting", "write key=value")
+    return told.changed(given.settings) if given.settings else told
+
+
+def _show(shelf: Shelf, begins: Beginning) -> None:
+    print(f"{shelf.trial.name}: {begins.said}")
+    for name, line in begins.facts:
+        print(f"{name:<11} {line}")
+    if shelf.past.damage is not None:
+        print(f"{'damage':<11} {say_damage(shelf.past.damage)}")
+
+
+def _refuse(begins: Beginning, differences: Sequence[Difference]) -> int:
+    print(f"settings    do NOT fit step {begins.global_step}:")
+    for one in differences:
+        print(f"  {one}")
+    print("set them back, or give the new run another trial_name; nothing was started", file=sys.stderr)
+    return WRONG
+
+
+def _agreed() -> bool:
+    try:
+        return input("go on? [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        return False
+
+
+def _run(command: Command) -> int:
+    """In this process's place. Raises CheckpointError where there is no such program."""
+    words = [sys.executable, *command.words[1:]] if command.words[0] in {"python", "python3"} else [*command.words]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(command.folder or ".")
+        os.execvp(words[0], words)
+    except OSError as error:
+        raise CheckpointError(f"{command} can't be started: {error}", "start it by hand") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Set up the checkpoint that the next launch goes on from: `python -m scripts.setup_recovery --help`.
+
+See docs/checkpoints.md. Ours: a verified copy at recover_checkpoint/, which the next launch takes. AReaL's: what its
+own resume loads. The checkpoints themselves stay as they are; --undo takes the last set-up back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher import prepared
+from launcher.errors import CheckpointError, UsageError
+from launcher.run_paths import RunLock
+from launcher.shelf import Shelf, read_shelf
+from launcher.trials import Trial
+from scripts.checkpoints import areal_setup
+from scripts.checkpoints.arguments import DONE, Parser, add_trial, ended, print_json, step, trial_of
+from scripts.checkpoints.choosing import Chosen, choose
+from scripts.checkpoints.command import next_command
+from scripts.checkpoints.sight import say_damage
+
+EXIT_CODES = (
+    "0 it is set up, or taken back; 1 it was refused, and nothing was changed: none fits, it is torn, it holds damage; "
+    "2 there is no such trial, it is running, or the command is wrong"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    return ended(lambda: _undo(given) if given.undo else _set_up(given))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = Parser("setup_recovery", "Set up the checkpoint that the next launch goes on from.", EXIT_CODES)
+    add_trial(made)
+    which = made.add_argument_group("which checkpoint").add_mutually_exclusive_group(required=True)
+    which.add_argument("--before-step", type=step, metavar="N", help="the newest whole one of a step before N")
+    which.add_argument("--checkpoint-path", type=Path, metavar="FOLDER", help="this one")
+    which.add_argument("--good", action="store_true", help="the newest that is good")
+    which.add_argument(
+        "--undo", action="store_true", help="take back what was set up last, as long as it was not taken"
+    )
+    made.add_argument("--force", action="store_true", help="also one that holds known damage; never one that is torn")
+    made.add_argument("--json", action="store_true", help="say what was done as JSON")
+    return made
+
+
+def _set_up(given: argparse.Namespace) -> int:
+    trial = trial_of(given)
+    with held(trial):
+        shelf = read_shelf(trial)
+        facts, lines = set_up_chosen(
+            shelf, before_step=given.before_step, path=given.checkpoint_path, good=given.good, force=given.force
+        )
+    if given.json:
+        print_json(facts)
+    else:
+        print("\n".join(lines))
+    return DONE
+
+
+def set_up_chosen(
+    shelf: Shelf, *, before_step: int | None, path: Path | None, good: bool, force: bool
+) -> tuple[dict[str, object], list[str]]:
+    """What was done, as facts and in words. Raises CheckpointError, with nothing changed."""
+    try:
+        chosen = choose(shelf, before_step=before_step, path=path, good=good, force=force)
+    except CheckpointError:
+        if path is None and areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=0):
+            return _stays(shelf)
+        raise
+    newest = chosen.entry.global_step
+    if path is None and areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=newest):
+        return _stays(shelf)
+    facts = set_up(shelf, chosen)
+    return facts, [*told(shelf, chosen, facts)]
+
+
+def _stays(shelf: Shelf) -> tuple[dict[str, object], list[str]]:
+    """AReaL's own recover folder is the best there is: model, optimizer and data position of one step."""
+    info, trial = shelf.recover_info, shelf.trial
+    assert info is not None and info.name is not None
+    command = next_command(trial)
+    facts: dict[str, object] = {
+        "format": "grpo-setup/1",
+        "step": info.name.global_step,
+        "source": str(trial.areal_checkpoint),
+        "recover_checkpoint": str(trial.areal_checkpoint),
+        "recover_info": str(info.folder),
+        "how": "there already",
+        "has_optimizer": True,
+        "next_command": command,
+    }
+    step = info.name.global_step
+    return facts, [
+        f"{trial.name}: nothing to do: AReaL's own recover folder fits, of step {step}, with its optimizer",
+        f"  {trial.areal_checkpoint}",
+        f"go on with: {command}",
+    ]
+
+
+@contextlib.contextmanager
+def held(trial: Trial) -> Iterator[None]:
+    """Nobody runs this trial meanwhile, as far as that can be known. Raises UsageError."""
+    if not trial.is_ours or not trial.paths.logs.is_dir():  # AReaL has no lock
+        yield
+        return
+    with RunLock(trial.paths):
+        yield
+
+
+def set_up(shelf: Shelf, chosen: Chosen) -> dict[str, object]:
+    """Do it. Raises CheckpointError, with nothing changed."""
+    entry, trial = chosen.entry, shelf.trial
+    facts: dict[str, object] = {
+        "format": "grpo-setup/1",
+        "step": entry.global_step,
+        "source": str(entry.path),
+        "forced": chosen.forced,
+        "passed_over": list(chosen.passed_over),
+    }
+    if trial.is_ours:
+        damage = shelf.past.damage
+        first = None if damage is None or entry.global_step >= damage.first_step else damage.first_step
+        record = prepared.prepare(trial.paths, entry.checkpoint, forced=chosen.forced, first_damaged=first)
+        more = {"recover_checkpoint": str(trial.paths.recover_checkpoint), "how": record.how, "has_optimizer": True}
+    else:
+        made = areal_setup.prepare(shelf, entry, forced=chosen.forced)
+        more = {
+            "recover_checkpoint": made.checkpoint,
+            "recover_info": made.info,
+            "how": "written from the export",
+            "has_optimizer": False,
+            "data_position_of_step": made.data_step,
+        }
+    return facts | more | {"next_command": next_command(trial, has_optimizer=bool(more["has_optimizer"]))}
+
+
+def told(shelf: Shelf, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
+    name = shelf.trial.name
+    yield f"{name}: the next launch goes on from step {facts['step']}, at step {chosen.entry.global_step + 1}"
+    yield f"  {facts['recover_checkpoint']} ({facts['how']}), from {facts['source']}"
+    if shelf.past.damage is not None:
+        yield f"  {say_damage(shelf.past.damage)}"
+    for passed in chosen.passed_over:
+        yield f"  passed over: {passed}"
+    if chosen.forced:
+        yield f"  FORCED although: {chosen.forced}"
+    if not facts["has_optimizer"]:
+        yield f"  an export holds no optimizer: AReaL begins with a fresh one, which needs {areal_setup.NO_OPTIMIZER}"
+        yield "  and a few steps of warm-up (actor.optimizer.warmup_steps_proportion), or the first steps are too large"
+        yield f"  the data position is that of step {facts['data_position_of_step']}: prompts are left out or met again"
+    yield "  take it back: the same command with --undo in place of the choice"
+    yield f"go on with: {facts['next_command']}"
+
+
+def _undo(given: argparse.Namespace) -> int:
+    if given.force:
+        raise UsageError("--undo takes no --force", "leave it out")
+    trial = trial_of(given)
+    with held(trial):
+        left = prepared.undo(trial.paths) if trial.is_ours else areal_setup.undo(trial)
+    if given.json:
+        print_json({"format": "grpo-setup/1", "undone": True, "now": left})
+    else:
+        print(f"{trial.name}: taken back; {left}")
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
