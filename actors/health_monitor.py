@@ -30,7 +30,7 @@ from actors.run_series import RunSeries
 from actors.server_watch import ServerWatch
 from actors.sglang_client import SGLangClient
 from launcher.config import RunConfig
-from launcher.journal import Journal
+from launcher.journal import Journal, LineLog
 from launcher.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.policy.admission import Admission, BatchReport, Gate, Usual, admit
 from launcher.policy.canaries import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
@@ -72,7 +72,7 @@ class HealthMonitor:
         self._rejected = 0
         self._compared = 0
         self._last_rejection = ""
-        self._memory = MemoryWatch(config.memory, journal)
+        self._memory = MemoryWatch(config.memory, journal, series=LineLog(paths.memory))
         self.changed = asyncio.Event()
 
     # ── servers ──

@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping
 
 from actors.alerts import Alerts
-from actors.run_series import Tail
 from launcher.event_lines import alert_of
 from launcher.journal import Journal
 from launcher.run_paths import RunPaths
 from launcher.supervision_config import AlertsConfig
+from launcher.tail import Tail
 
 SENT = "alert.sent"
 SOON_S = 0.05

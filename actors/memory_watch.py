@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from launcher.hardware import memory_in_use
-from launcher.journal import Journal
+from launcher.journal import Journal, LineLog
 from launcher.policy.memory_trend import MemorySample, find_rise
 from launcher.supervision_config import MemoryConfig
 
@@ -22,18 +22,20 @@ Reading = Mapping[str, tuple[float, float]]
 
 
 class MemoryWatch:
-    """`look_if_due` as often as one likes. One event, `memory.rising`, for each rise."""
+    """`look_if_due` as often as one likes. Each look is a line of `series`; each rise is one event, `memory.rising`."""
 
     def __init__(
         self,
         settings: MemoryConfig,
         journal: Journal,
         *,
+        series: LineLog | None = None,
         read: Callable[[], Reading] = memory_in_use,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._journal = journal
+        self._series = series
         self._read = read
         self._clock = clock
         self._looked_at = float("-inf")
@@ -45,7 +47,10 @@ class MemoryWatch:
         if now - self._looked_at < self._settings.sample_interval_s:
             return
         self._looked_at = now
-        for name, (used, limit) in self._read().items():
+        reading = self._read()
+        if self._series is not None:
+            self._series.append({"time": time.time(), "in_use": reading})
+        for name, (used, limit) in reading.items():
             samples = self._samples.setdefault(name, deque(maxlen=MOST_SAMPLES))
             samples.append(MemorySample(at=now, used=used))
             self._judge(name, limit)

@@ -7,51 +7,19 @@ the damage would be found again and again.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from launcher.journal import LONGEST_LINE
 from launcher.policy.reward import RewardPoint
 from launcher.run_paths import RunPaths
+from launcher.tail import Tail
 
 RESTORED = frozenset({"trainer.restored", "trainer.loaded"})
 CANARY_EVENTS = frozenset({"canary.wrong", "canary.sound"})
 REWARD = "grpo_actor/task_reward"
 MOST_STEPS = 2000
 """Kept; more than any detector looks back."""
-
-
-class Tail:
-    """The whole lines that were appended to a file since the last `read`. What is torn or no object is passed over."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self) -> Iterator[Mapping[str, object]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-                    if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                        return  # still being written: from here again next time
-                    self._offset = file.tell()
-                    record = _parse(line)
-                    if record is not None:
-                        yield record
-        except OSError:
-            return  # not there yet, or not readable now: it is tried again
-
-
-def _parse(line: bytes) -> Mapping[str, object] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

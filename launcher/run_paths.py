@@ -77,6 +77,10 @@ class RunPaths:
         return self.logs / "ledger.jsonl"
 
     @property
+    def memory(self) -> Path:
+        return self.logs / "memory.jsonl"
+
+    @property
     def trainer_log(self) -> Path:
         return self.logs / "trainer.log"
 

@@ -15,6 +15,7 @@ from launcher.display import Display
 from launcher.durable import replace_file
 from launcher.messages import EvalReport, Outcome, ServerInfo, StepReport, TrainerStatus
 from launcher.progress import Progress
+from launcher.report.writer import ReportWriter
 from launcher.run_paths import RunPaths
 from launcher.sinks import WandbSink
 from launcher.summary import write_summary
@@ -30,6 +31,7 @@ class Screen:
         self._started = time.monotonic()
         self._progress: Progress | None = None
         self._wandb: WandbSink | None = None
+        self._report: ReportWriter | None = None
         self._evals: tuple[EvalReport, ...] = ()
 
     def __enter__(self) -> Self:
@@ -39,6 +41,8 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._display.close()
+        if self._report is not None:
+            self._report.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -74,6 +78,7 @@ class Screen:
         settings = dataclasses.asdict(config)
         write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
+        self._report = ReportWriter(self._paths)
 
     def show(
         self,
@@ -99,6 +104,8 @@ class Screen:
         self._display.close()
         if self._wandb is not None:
             self._wandb.finish()
+        if self._report is not None:
+            self._report.close()
         self._display.line(write_summary(self._paths, outcome))
 
     def _tell_eval(self, report: EvalReport) -> None:

@@ -138,6 +138,7 @@ def render_summary(summary: Summary, paths: RunPaths) -> str:
         ("rollouts", _rollout_text(summary)),
         ("incidents", _incident_text(summary.incidents)),
         ("checkpoints", _checkpoint_text(summary)),
+        ("report", str(paths.report) if paths.report.exists() else ""),
         ("curve", str(paths.curve) if paths.curve.exists() else ""),
         ("files", _files_text(paths)),
         ("next", summary.next_command),

@@ -1,0 +1,82 @@
+"""Makes a run's report.html anew from its files, also of a run that died: `python -m scripts.report --help`.
+
+Exit codes: 0 written; 2 the command is wrong, or the report can't be written: the message says what to change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):  # python scripts/report.py
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from launcher.errors import LauncherError, UsageError
+from launcher.report.facts import RunFacts
+from launcher.report.writer import write_report
+from launcher.run_paths import RunPaths
+from scripts.faults.find import NotLive, find_driver
+from scripts.run_choice import add_run_arguments, chosen_run
+
+WRITTEN, WRONG = 0, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        paths = chosen_run(given)
+        if not (paths.events.exists() or paths.metrics.exists()):
+            raise UsageError(
+                f"{paths.logs} has neither events.jsonl nor metrics.jsonl", "is it a run's folder of logs?"
+            )
+        facts = write_report(paths, is_live=is_live(paths))
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    said = summary_of(facts, paths)
+    print(json.dumps(said, indent=1) if given.json else said["report"])
+    return WRITTEN
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.report",
+        description="Make a run's report.html anew from its files, of a live run or of one that died.",
+        epilog="exit codes: 0 written; 2 the command is wrong, or the report can't be written",
+    )
+    add_run_arguments(made)
+    made.add_argument("--json", action="store_true", help="the main figures instead of the file's path alone")
+    return made
+
+
+def is_live(paths: RunPaths) -> bool | None:
+    """None: the run is another machine's, and nobody here can tell."""
+    try:
+        find_driver(paths)
+    except NotLive as error:
+        return None if " runs on " in error.message else False
+    return True
+
+
+def summary_of(facts: RunFacts, paths: RunPaths) -> dict[str, object]:
+    losses = facts.losses
+    return {
+        "report": str(paths.report),
+        "word": facts.word,
+        "attempts": len(facts.attempts),
+        "steps": len(facts.steps),
+        "steps_taken_back": sum(map(len, facts.taken_back)),
+        "incidents": len(facts.incidents),
+        "mended": sum(one.is_mended is True for one in facts.incidents),
+        "ettr": losses.ettr,
+        "ettr_strict": losses.strict,
+        "ettr_semantic": losses.semantic,
+        "violations": None if facts.audit is None else list(facts.audit.problems),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Which run a command is about: by the folder of its logs, or by its names. What is wrong names what exists instead."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.run_paths import RunPaths, login_name
+
+DEFAULT_FILEROOT = Path("outputs/grpo")
+MOST_NAMED = 12
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("logs", nargs="?", type=Path, metavar="FOLDER", help="the run's folder of logs, or the names:")
+    parser.add_argument("--experiment-name", help="experiment_name of the run")
+    parser.add_argument("--trial-name", help="trial_name of the run; needed where the experiment has several")
+    parser.add_argument(
+        "--fileroot", type=Path, default=DEFAULT_FILEROOT, help=f"cluster.fileroot (default {DEFAULT_FILEROOT})"
+    )
+    parser.add_argument("--user", default=login_name(), help="who started the run (default: you)")
+
+
+def chosen_run(given: argparse.Namespace) -> RunPaths:
+    """The run that was named, which has a folder of logs. Raises UsageError."""
+    if given.logs is not None:
+        if given.experiment_name or given.trial_name:
+            raise UsageError("both a folder and names were given", "give one of them")
+        return _of_folder(given.logs)
+    return _of_names(given)
+
+
+def _of_folder(folder: Path) -> RunPaths:
+    """`{fileroot}/logs/{user}/{experiment}/{trial}`, or any copy of such a folder that has a run's files."""
+    folder = folder.expanduser().absolute()
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", _beside(folder.parent))
+    parts = folder.parts
+    if len(parts) < 5 or parts[-4] != "logs":
+        raise UsageError(
+            f"{folder} is not …/logs/<user>/<experiment>/<trial>", "give that folder, or --experiment-name"
+        )
+    return RunPaths(fileroot=folder.parents[3], user=parts[-3], experiment_name=parts[-2], trial_name=parts[-1])
+
+
+def _of_names(given: argparse.Namespace) -> RunPaths:
+    """Whatever part of the path isn't there is named, with what is there in its place."""
+    fileroot = given.fileroot.expanduser().absolute()
+    logs = fileroot / "logs"
+    if not logs.is_dir():
+        raise UsageError(f"--fileroot {given.fileroot}: {logs} is not there", "give the cluster.fileroot of the run")
+    if not (logs / given.user).is_dir():
+        raise UsageError(f"--user {given.user} has no runs below {logs}", _beside(logs))
+    mine = logs / given.user
+    experiment = given.experiment_name or _only(mine, "--experiment-name")
+    if not (mine / experiment).is_dir():
+        raise UsageError(f"--experiment-name {experiment} is not below {mine}", _beside(mine))
+    trial = given.trial_name or _only(mine / experiment, "--trial-name")
+    if not (mine / experiment / trial).is_dir():
+        raise UsageError(f"--trial-name {trial} is not below {mine / experiment}", _beside(mine / experiment))
+    return RunPaths(fileroot=fileroot, user=given.user, experiment_name=experiment, trial_name=trial)
+
+
+def _only(folder: Path, flag: str) -> str:
+    names = _names(folder)
+    if len(names) == 1:
+        return names[0]
+    raise UsageError(f"{flag} is needed: {folder} has {len(names)}", _beside(folder))
+
+
+def _beside(folder: Path) -> str:
+    names = _names(folder)
+    if not names:
+        return f"{folder} is empty" if folder.is_dir() else f"{folder} is not there either"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"there: {', '.join(names[:MOST_NAMED])}{more}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
