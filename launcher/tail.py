@@ -12,9 +12,10 @@ from launcher.journal import LONGEST_LINE
 class Tail:
     """The whole lines that were appended to a file since the last `read`. What is torn or no object is passed over."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, since: int = 0) -> None:
+        """`since`: the byte to begin at; a line that it falls into is torn, and so passed over."""
         self._path = path
-        self._offset = 0
+        self._offset = since
 
     def read(self, *, has_ended: bool = False) -> Iterator[Mapping[str, object]]:
         """`has_ended`: nobody writes any more, so that a last line without its end is all that will ever be there."""

@@ -1,0 +1,127 @@
+"""Is this run healthy? Servers, logs, GPUs, memory, disk, steps, checkpoints: `python -m scripts.check_health --help`.
+
+For a live run and for a dead one. It asks and looks, and changes nothing. Exit codes: 0 healthy; 1 not healthy, or
+something could not be seen; 2 the command is wrong, and nothing was checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):  # python scripts/check_health.py
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launcher.errors import LauncherError, UsageError
+from launcher.health.finding import Finding, Verdict, first_line, is_healthy
+from launcher.run_paths import RunPaths
+from scripts.health.look_disk import check_checkpoints, check_disk
+from scripts.health.look_logs import check_logs
+from scripts.health.look_machine import check_gpus, check_memory
+from scripts.health.look_run import Subject, check_run, find_subject
+from scripts.health.look_servers import check_servers
+from scripts.health.side_by_side import run_checks
+from scripts.health.view import read_view
+from scripts.run_choice import add_run_arguments, chosen_run
+
+IS_HEALTHY, NOT_HEALTHY, WRONG = 0, 1, 2
+CHECKS = {
+    "run": check_run,
+    "servers": check_servers,
+    "logs": check_logs,
+    "gpu": check_gpus,
+    "memory": check_memory,
+    "disk": check_disk,
+    "checkpoints": check_checkpoints,
+}
+COLOURS = {
+    Verdict.OK: "green",
+    Verdict.NOTE: "cyan",
+    Verdict.ABSENT: "dim",
+    Verdict.UNKNOWN: "bold yellow",
+    Verdict.BAD: "bold red",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        paths = chosen_run(given)
+        if given.timeout <= 0 or given.recent < 0:
+            raise UsageError("--timeout or --recent is no number of seconds", "e.g. --timeout 10 --recent 60")
+        subject = find_subject(
+            paths, read_view(paths), timeout_s=given.timeout, recent_s=given.recent, extra_servers=tuple(given.server)
+        )
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    findings = run_checks({name: _bound(check, subject) for name, check in CHECKS.items()}, timeout_s=given.timeout)
+    if given.json:
+        print(json.dumps(as_json(paths, subject, findings), indent=1))
+    else:
+        show(paths, subject, findings)
+    return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
+
+
+def _bound(check, subject):
+    return lambda: check(subject)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.check_health",
+        description="Is this run healthy? Looks at a live run or at what a dead one left; changes nothing.",
+        epilog="exit codes: 0 healthy; 1 not healthy, or something could not be seen; 2 the command is wrong",
+    )
+    add_run_arguments(made)
+    made.add_argument(
+        "--server", action="append", default=[], metavar="URL", help="ask this server too; may be repeated"
+    )
+    made.add_argument("--timeout", type=float, default=10.0, metavar="S", help="deadline of each check (default 10)")
+    made.add_argument(
+        "--recent",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="errors in the logs younger than this count (default 60)",
+    )
+    made.add_argument("--json", action="store_true", help="everything that was found, for machines")
+    return made
+
+
+def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> dict[str, object]:
+    return {
+        "format": "grpo-health/1",
+        "healthy": is_healthy(findings),
+        "run": {"experiment_name": paths.experiment_name, "trial_name": paths.trial_name, "logs": str(paths.logs)},
+        "is_live": subject.is_live,
+        "checked_at": time.time(),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def show(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    run = f"{paths.experiment_name} / {paths.trial_name}"
+    state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")
+    healthy = is_healthy(findings)
+    console.print(Text(first_line(run, state, findings), style="bold green" if healthy else "bold red"), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+    for heading in ("check", "of", "is", "what was seen"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("check", "is"))
+    for one in findings:
+        table.add_row(one.check, Text(one.subject), Text(one.verdict, style=COLOURS[one.verdict]), Text(one.said))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Room on the disks of a run, and the checkpoints that it could go on from."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from launcher.checkpoint_folder import check_checkpoint_sizes
+from launcher.checkpoints import STAGING, Checkpoint, CheckpointState, CheckpointStore
+from launcher.errors import CheckpointError
+from launcher.health.finding import Finding, Verdict
+from launcher.health.judge import GIB, judge_room
+from launcher.run_paths import RunPaths
+from scripts.health.look_run import Subject
+
+LAST = 3
+LOGS_NEED = 256 * 2**20
+
+
+def check_disk(subject: Subject) -> list[Finding]:
+    paths = subject.paths
+    checkpoints = CheckpointStore(paths.default_checkpoints).list()
+    sizes = [size for one in checkpoints[-LAST:] if (size := _bytes(one)) > 0]
+    there = _existing(paths.default_checkpoints)
+    free = shutil.disk_usage(there).free
+    found = [judge_room(str(there), free, sizes)]
+    logs = _existing(paths.logs)
+    if logs.stat().st_dev != there.stat().st_dev:
+        free = shutil.disk_usage(logs).free
+        verdict = Verdict.OK if free >= LOGS_NEED else Verdict.BAD
+        said = f"{free / GIB:.1f} GiB free in {logs}"
+        found.append(Finding(check="disk", subject="logs", verdict=verdict, said=said, facts={"free_bytes": free}))
+    return found
+
+
+def _bytes(checkpoint: Checkpoint) -> int:
+    """By its manifest; of one without, by its files."""
+    if checkpoint.manifest is not None:
+        return checkpoint.manifest.total_bytes
+    return sum(file.stat().st_size for file in checkpoint.path.rglob("*") if file.is_file())
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def check_checkpoints(subject: Subject) -> list[Finding]:
+    """Sizes against manifests: a torn one is seen. A flipped bit is not; `scripts.list_checkpoints --verify` reads all."""
+    paths = subject.paths
+    found = [_judge(one) for one in CheckpointStore(paths.default_checkpoints).list()]
+    whole = [one for one, problem in found if not problem]
+    facts = {
+        "whole": [one.global_step for one in whole],
+        "damaged": {one.path.name: problem for one, problem in found if problem},
+        "staged": _staged(paths),
+    }
+    if not found:
+        verdict = Verdict.NOTE if subject.is_live is not False else Verdict.BAD
+        said = "none yet" if verdict is Verdict.NOTE else "none: there is nothing to resume from"
+        return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts)]
+    findings = [
+        Finding(check="checkpoints", subject=one.path.name, verdict=Verdict.BAD, said=problem, facts={})
+        for one, problem in found
+        if problem
+    ]
+    said = f"{len(whole)} whole by their sizes" + (
+        f", newest of step {whole[-1].global_step}{_age(whole[-1])}" if whole else ""
+    )
+    verdict = Verdict.OK if whole else Verdict.BAD
+    return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts), *findings]
+
+
+def _judge(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
+    """With what is wrong with it."""
+    if checkpoint.state is not CheckpointState.COMMITTED:
+        return checkpoint, checkpoint.problem
+    try:
+        check_checkpoint_sizes(checkpoint.path)
+    except CheckpointError as error:
+        return checkpoint, error.message if checkpoint.path.is_dir() else ""  # pruned while it was looked at
+    return checkpoint, ""
+
+
+def _age(checkpoint: Checkpoint) -> str:
+    assert checkpoint.manifest is not None
+    seconds = max(time.time() - checkpoint.manifest.created_at, 0.0)
+    return f", {seconds:.0f} s old" if seconds < 120 else f", {seconds / 60:.0f} min old"
+
+
+def _staged(paths: RunPaths) -> list[str]:
+    folder = paths.default_checkpoints
+    return sorted(path.name for path in folder.glob(f"{STAGING}*")) if folder.is_dir() else []

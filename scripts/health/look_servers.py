@@ -1,0 +1,112 @@
+"""Each server: its processes, a real generation of one token, its weight version, its queue, its KV cache.
+
+Asks what any client may ask, and takes nothing from the run: one token, greedy, of a prompt of one token. No weights
+are touched, nothing is paused or flushed. A publish aborts what is under way; so a question is asked twice at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from actors.generation_probe import PROMPT, SAMPLING
+from actors.sglang_client import SGLangClient
+from launcher.errors import RequestFailed
+from launcher.health.finding import Finding, Verdict
+from launcher.health.judge import ServerSeen, judge_server
+from launcher.report.story import whole
+from scripts.faults.find import Server, state
+from scripts.health.look_run import Subject
+from scripts.health.view import ServerSaid, read_steps
+
+SHARE_OF_DEADLINE = 0.8
+"""Of the check's: the rest is for what comes after the answer."""
+RUNNING, QUEUED, KV_USE = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
+WORST = "ZTtDRSI"
+"""Letters of proc(5), the one that says most first."""
+
+
+def check_servers(subject: Subject) -> list[Finding]:
+    servers = dict(subject.view.servers) if subject.is_live is not False else {}
+    servers |= {url: ServerSaid(state="READY", url=url) for url in subject.extra_servers}
+    if not servers:
+        said = "the run has ended" if subject.is_live is False else "the journal names none yet"
+        verdict = Verdict.ABSENT if subject.is_live is False else Verdict.UNKNOWN
+        return [Finding(check="servers", subject="servers", verdict=verdict, said=said)]
+    return asyncio.run(_all(subject, servers))
+
+
+async def _all(subject: Subject, servers: dict[str, ServerSaid]) -> list[Finding]:
+    async with SGLangClient() as client:
+        return list(await asyncio.gather(*(_one(subject, client, name, said) for name, said in servers.items())))
+
+
+async def _one(subject: Subject, client: SGLangClient, name: str, said: ServerSaid) -> Finding:
+    process = _process_state(subject, name, said)
+    before = read_steps(subject.paths.metrics).policy_version
+    timeout_s = SHARE_OF_DEADLINE * subject.timeout_s
+    version, load, (generated_s, failure) = None, {}, (None, "")
+    if said.state == "READY" and said.url and process != "":
+        version, load, (generated_s, failure) = await asyncio.gather(
+            _version(client, said.url, timeout_s),
+            _load(client, said.url, timeout_s),
+            _token(client, said.url, timeout_s),
+        )
+    after = read_steps(subject.paths.metrics).policy_version
+    allowed = whole(subject.view.setting("rollout", "max_head_offpolicyness")) or 0
+    expected = None if before is None or after is None or name == said.url else (before - allowed, after + 1)
+    return judge_server(
+        ServerSeen(
+            name=name,
+            said_state=said.state,
+            url=said.url,
+            process=process,
+            weight_version=version,
+            expected=expected,
+            generated_s=generated_s,
+            failure=failure,
+            running=load.get(RUNNING),
+            queued=load.get(QUEUED),
+            kv_use=load.get(KV_USE),
+        )
+    )
+
+
+def _process_state(subject: Subject, name: str, said: ServerSaid) -> str | None:
+    """The worst of its processes'; None where they are another machine's, or nobody named them."""
+    if subject.processes is None or name == said.url:
+        return None
+    found: Server | None = next((one for one in subject.processes.servers if one.name == name), None)
+    if found is None or (said.pid is not None and found.http.pid != said.pid):
+        return "" if said.state == "READY" else None
+    letters = {letter for process in found.tree if (letter := state(process))}
+    return min(letters, key=lambda letter: WORST.find(letter) % (len(WORST) + 1), default="")
+
+
+async def _version(client: SGLangClient, url: str, timeout_s: float) -> int | None:
+    try:
+        return (await client.model_info(url, timeout_s=timeout_s)).weight_version
+    except RequestFailed:
+        return None
+
+
+async def _load(client: SGLangClient, url: str, timeout_s: float) -> dict[str, float]:
+    try:
+        return await client.metrics(url, timeout_s=timeout_s)
+    except (RequestFailed, ValueError):  # without --enable-metrics there is no such page
+        return {}
+
+
+async def _token(client: SGLangClient, url: str, timeout_s: float) -> tuple[float | None, str]:
+    """(seconds that a token took, "") or (None, why there is none)."""
+    give_up_at = time.monotonic() + timeout_s
+    failure = ""
+    for _ in range(2):
+        began = time.monotonic()
+        try:
+            await client.generate(url, token_ids=PROMPT, sampling=SAMPLING, timeout_s=max(give_up_at - began, 0.1))
+        except RequestFailed as error:
+            failure = error.message
+            continue
+        return time.monotonic() - began, ""
+    return None, failure
