@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):  # python scripts/check_health.py
@@ -29,10 +29,11 @@ from scripts.health.look_logs import check_logs
 from scripts.health.look_machine import check_gpus, check_memory
 from scripts.health.look_run import Subject, check_run, find_subject
 from scripts.health.look_servers import check_servers
-from scripts.health.side_by_side import run_checks
+from scripts.health.side_by_side import Check, run_checks
 from scripts.health.view import read_view
 from scripts.run_choice import add_run_arguments, chosen_run
 
+WIDTH_OF_A_FILE = 200
 IS_HEALTHY, NOT_HEALTHY, WRONG = 0, 1, 2
 CHECKS = {
     "run": check_run,
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
 
 
-def _bound(check, subject):
+def _bound(check: Callable[[Subject], list[Finding]], subject: Subject) -> Check:
     return lambda: check(subject)
 
 
@@ -83,16 +84,14 @@ def parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 healthy; 1 not healthy, or something could not be seen; 2 the command is wrong",
     )
     add_run_arguments(made)
-    made.add_argument(
-        "--server", action="append", default=[], metavar="URL", help="ask this server too; may be repeated"
-    )
+    made.add_argument("--server", action="append", default=[], metavar="URL", help="ask this one too; may be repeated")
     made.add_argument("--timeout", type=float, default=10.0, metavar="S", help="deadline of each check (default 10)")
     made.add_argument(
         "--recent",
         type=float,
         default=60.0,
         metavar="S",
-        help="errors in the logs younger than this count (default 60)",
+        help="younger errors in the logs count (default 60)",
     )
     made.add_argument("--json", action="store_true", help="everything that was found, for machines")
     return made
@@ -111,6 +110,8 @@ def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> d
 
 def show(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH_OF_A_FILE)
     run = f"{paths.experiment_name} / {paths.trial_name}"
     state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")
     healthy = is_healthy(findings)

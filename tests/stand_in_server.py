@@ -171,6 +171,7 @@ class StandIn:
         served = sum(self.prompts.values())
         return web.Response(
             text=f'# TYPE sglang:num_requests_total counter\nsglang:num_requests_total{{a="b"}} {served}.0\n'
+            f"sglang:num_running_reqs {self.in_flight}.0\nsglang:num_queue_reqs 0.0\nsglang:token_usage 0.25\n"
         )
 
     async def update_from_disk(self, request: web.Request) -> web.Response:

@@ -40,9 +40,7 @@ def judge_run(seen: RunSeen) -> list[Finding]:
         said = "its driver is gone and wrote no last word; the same command resumes it"
         return [_run("state", Verdict.BAD, said, seen)]
     if seen.is_live is None:
-        return [
-            _run("state", Verdict.UNKNOWN, f"{seen.state} by its journal; its driver runs on another machine", seen)
-        ]
+        return [_run("state", Verdict.UNKNOWN, f"{seen.state} by its journal; its driver is on another machine", seen)]
     return [_judge_state(seen), *_judge_steps(seen)]
 
 
@@ -207,11 +205,13 @@ def judge_room(folder: str, free: int, sizes: Sequence[int]) -> Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillsSeen:
     """`kills` are (unix time, pid, name) from the kernel's log, None where it can't be read. `count`: the kernel's own
-    counter since boot. `own_pids`: of this attempt. `ran_out`: the journal's `memory.ran_out` of this attempt."""
+    counter since boot. The attempt ran from `since` to `until`; `own_pids` are its processes, `ran_out` the journal's
+    words on memory that ran out in it."""
 
     kills: tuple[tuple[float, int, str], ...] | None
     count: int
     since: float
+    until: float
     own_pids: frozenset[int]
     ran_out: tuple[str, ...]
     deaths: int
@@ -221,7 +221,7 @@ class KillsSeen:
 def judge_kills(seen: KillsSeen) -> Finding:
     facts = {"oom_kill": seen.count, "ran_out": list(seen.ran_out)}
     own = [kill for kill in seen.kills or () if kill[1] in seen.own_pids]
-    recent = [kill for kill in seen.kills or () if kill[0] >= seen.since]
+    others = [kill for kill in seen.kills or () if seen.since <= kill[0] <= seen.until]
     if own:
         _, pid, name = own[-1]
         said = f"the kernel killed {len(own)} of this run's processes for memory, the last one {name} (pid {pid})"
@@ -229,15 +229,14 @@ def judge_kills(seen: KillsSeen) -> Finding:
     if seen.ran_out:
         said = f"memory ran out {len(seen.ran_out)} times in this attempt, the last time {seen.ran_out[-1]}"
         return _kills(Verdict.NOTE if seen.is_live else Verdict.BAD, said, facts)
-    if recent:
-        _, pid, name = recent[-1]
-        return _kills(Verdict.NOTE, f"{len(recent)} since the run began, none of this run: {name} (pid {pid})", facts)
+    if others:
+        _, pid, name = others[-1]
+        return _kills(Verdict.NOTE, f"{len(others)} while it ran, none of this run: {name} (pid {pid})", facts)
     if seen.kills is None and seen.count and seen.deaths:
         said = f"{seen.count} since boot; the kernel's log can't be read, and {seen.deaths} processes of the run died"
         return _kills(Verdict.UNKNOWN, said, facts)
-    said = (
-        "none since the run began" if seen.kills is not None or not seen.count else "none of this run's processes died"
-    )
+    is_known = seen.kills is not None or not seen.count
+    said = "none while it ran" if is_known else "none of this run's processes died"
     return _kills(Verdict.OK, said + (f" ({seen.count} since boot)" if seen.count else ""), facts)
 
 

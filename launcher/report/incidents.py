@@ -48,7 +48,7 @@ class IncidentFacts:
 
 
 def incidents_of(
-    story: Story, *, steps_back: Mapping[int | None, int], folders: frozenset[int], say: Callable[[Line], str]
+    story: Story, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]
 ) -> tuple[IncidentFacts, ...]:
     """By number; the first beginning and the last end of each count."""
     began: dict[int, Line] = {}

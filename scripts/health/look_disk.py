@@ -46,7 +46,7 @@ def _existing(path: Path) -> Path:
 
 
 def check_checkpoints(subject: Subject) -> list[Finding]:
-    """Sizes against manifests: a torn one is seen. A flipped bit is not; `scripts.list_checkpoints --verify` reads all."""
+    """Sizes against manifests: a torn one is seen, a flipped bit is not (`scripts.list_checkpoints --verify` does)."""
     paths = subject.paths
     found = [_judge(one) for one in CheckpointStore(paths.default_checkpoints).list()]
     whole = [one for one, problem in found if not problem]
@@ -64,9 +64,8 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
         for one, problem in found
         if problem
     ]
-    said = f"{len(whole)} whole by their sizes" + (
-        f", newest of step {whole[-1].global_step}{_age(whole[-1])}" if whole else ""
-    )
+    newest = f", the newest of step {whole[-1].global_step}{_age(whole[-1])}" if whole else ""
+    said = f"{len(whole)} whole by their sizes{newest}"
     verdict = Verdict.OK if whole else Verdict.BAD
     return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts), *findings]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ BACK_BYTES = 16 * 1024
 """So far before a line without a time its time is looked for: tracebacks have one at their head."""
 KINDS = {
     "connection refused": rb"Connection ?[Rr]efused|Connect call failed",
-    "connection reset": rb"Connection ?[Rr]eset|[Rr]eset by peer|connection broke off|Server disconnected|Broken ?[Pp]ipe",
+    "connection reset": rb"Connection ?[Rr]eset|reset by peer|connection broke off|Server disconnected|Broken ?pipe",
     "timed out": rb"TimeoutError|ReadTimeout|ConnectTimeout|[Tt]imed out|no answer within",
     "answer broke off": rb"answer broke off|IncompleteRead|ClientPayloadError",
     "server error (5xx)": rb'HTTP/1\.[01]" 5\d\d|\b50[0-4] (?:Internal Server Error|Bad Gateway|Service Unavailable)',
@@ -71,13 +72,11 @@ def _time_of(text: bytes, at: int) -> list[float]:
     """When its line, or the last one before it that says, was written."""
     line_start = text.rfind(b"\n", 0, at) + 1
     before = text[max(line_start - BACK_BYTES, 0) : at]
-    for stamp, form in STAMPS:
-        said = None
-        for said in stamp.finditer(before):
-            pass
-        if said is not None:
-            try:
-                return [time.mktime(time.strptime(said[1].decode().replace("T", " "), form))]
-            except (ValueError, OverflowError):
-                return []
-    return []
+    found = [(last[0], form) for stamp, form in STAMPS if (last := deque(stamp.finditer(before), maxlen=1))]
+    if not found:
+        return []
+    said, form = max(found, key=lambda pair: pair[0].start())
+    try:
+        return [time.mktime(time.strptime(said[1].decode().replace("T", " "), form))]
+    except (ValueError, OverflowError):
+        return []

@@ -89,6 +89,7 @@ def _kills(subject: Subject) -> Finding:
             kills=_kernel_kills(),
             count=oom_kills(),
             since=view.started_at,
+            until=time.time() if subject.is_live is not False else view.ended_at,
             own_pids=view.pids | frozenset(_own_pids(subject)),
             ran_out=view.ran_out,
             deaths=view.deaths,

@@ -50,7 +50,7 @@ def find_subject(
 
 def check_run(subject: Subject) -> list[Finding]:
     view, steps = subject.view, read_steps(subject.paths.metrics)
-    if not view.has_begun and steps.last_step is None:
+    if subject.is_live is False and not view.has_begun and steps.last_step is None:
         said = f"{subject.paths.logs} has no events.jsonl of a run"
         return [Finding(check="run", subject="state", verdict=Verdict.UNKNOWN, said=said)]
     found = judge_run(

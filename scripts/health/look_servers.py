@@ -17,7 +17,7 @@ from launcher.health.judge import ServerSeen, judge_server
 from launcher.report.story import whole
 from scripts.faults.find import Server, state
 from scripts.health.look_run import Subject
-from scripts.health.view import ServerSaid, read_steps
+from scripts.health.view import ServerSaid, trainer_version
 
 SHARE_OF_DEADLINE = 0.8
 """Of the check's: the rest is for what comes after the answer."""
@@ -43,18 +43,22 @@ async def _all(subject: Subject, servers: dict[str, ServerSaid]) -> list[Finding
 
 async def _one(subject: Subject, client: SGLangClient, name: str, said: ServerSaid) -> Finding:
     process = _process_state(subject, name, said)
-    before = read_steps(subject.paths.metrics).policy_version
+    before = trainer_version(subject.paths)
     timeout_s = SHARE_OF_DEADLINE * subject.timeout_s
-    version, load, (generated_s, failure) = None, {}, (None, "")
+    version: int | None = None
+    load: dict[str, float] = {}
+    generated_s, failure = None, ""
     if said.state == "READY" and said.url and process != "":
         version, load, (generated_s, failure) = await asyncio.gather(
             _version(client, said.url, timeout_s),
             _load(client, said.url, timeout_s),
             _token(client, said.url, timeout_s),
         )
-    after = read_steps(subject.paths.metrics).policy_version
+    after = trainer_version(subject.paths)
     allowed = whole(subject.view.setting("rollout", "max_head_offpolicyness")) or 0
-    expected = None if before is None or after is None or name == said.url else (before - allowed, after + 1)
+    expected = None
+    if before is not None and after is not None and name != said.url:  # a publish or a restore may come in between
+        expected = min(before, after) - allowed, max(before, after) + 1
     return judge_server(
         ServerSeen(
             name=name,

@@ -32,9 +32,11 @@ class ServerSaid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """Of the last attempt. `deaths` counts its processes that died; `pids` are all that it named."""
+    """Of the last attempt. `ended_at`: the last that is known of it. `deaths`: how many of its processes died. `pids`:
+    all that it named."""
 
     started_at: float
+    ended_at: float
     word: str
     reason: str
     state: str
@@ -62,7 +64,7 @@ def read_view(paths: RunPaths) -> RunView:
     attempts = [number for event in events if (number := whole(event.get("attempt"))) is not None]
     mine = [event for event in events if whole(event.get("attempt")) == max(attempts, default=0)]
     view = RunView(
-        started_at=0.0, word="", reason="", state="", state_reason="", servers={}, open_incidents=(),
+        started_at=0.0, ended_at=0.0, word="", reason="", state="", state_reason="", servers={}, open_incidents=(),
         pids=frozenset(), deaths=0, ran_out=(), total_steps=None, settings=_settings(paths),
     )  # fmt: skip
     servers: dict[str, ServerSaid] = {}
@@ -77,6 +79,7 @@ def _take(
 ) -> RunView:
     name, subject, reason = str(event.get("event")), str(event.get("subject")), str(event.get("reason") or "")
     pid, number = whole(event.get("pid")), whole(event.get("incident"))
+    view = replace(view, ended_at=max(view.ended_at, moment(event.get("time"))))
     if pid is not None:
         view = replace(view, pids=view.pids | {pid})
     match name:
@@ -140,6 +143,16 @@ def read_steps(path: Path) -> StepsSeen:
         usual_step_s=median(seconds) if seconds else None,
         last_rewards=tuple(rewards),
     )
+
+
+def trainer_version(paths: RunPaths) -> int | None:
+    """The weights that servers should hold: after the last step, or after a restore that no step has followed yet."""
+    steps = read_steps(paths.metrics)
+    restored = [event for event in last_lines(paths.events) if event.get("event") == "trainer.restored"]
+    if restored and moment(restored[-1].get("time")) > (steps.last_at or 0.0):
+        step = whole(restored[-1].get("global_step"))
+        return None if step is None else step + 1
+    return steps.policy_version
 
 
 def last_lines(path: Path) -> list[Mapping[str, object]]:

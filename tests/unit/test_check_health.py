@@ -1,0 +1,430 @@
+"""Healthy is said of a run only where all was seen and all is well; what hangs or lies costs its own check alone."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from urllib.request import Request, urlopen
+
+import pytest
+
+from launcher.checkpoints import CheckpointName, CheckpointStore
+from launcher.compose import REPOSITORY
+from launcher.errors import CheckpointError
+from launcher.health.finding import Finding, Verdict, first_line, is_healthy
+from launcher.health.judge import (
+    ErrorsSeen,
+    KillsSeen,
+    RunSeen,
+    ServerSeen,
+    judge_errors,
+    judge_kills,
+    judge_memory,
+    judge_room,
+    judge_run,
+    judge_server,
+)
+from launcher.journal import Journal, append_line
+from launcher.run_paths import RunLock, RunPaths
+from scripts import check_health
+from scripts.health import look_logs
+from scripts.health.look_disk import check_checkpoints
+from scripts.health.look_logs import check_logs
+from scripts.health.look_machine import check_gpus, check_memory
+from scripts.health.look_run import check_run, find_subject
+from scripts.health.look_servers import check_servers
+from scripts.health.side_by_side import run_checks
+from scripts.health.view import ServerSaid, read_view
+from tests.fake_run import run_paths
+from tests.stand_in_server import running
+
+OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
+GIB = 2**30
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
+
+
+def subject_of(paths, **changes):
+    found = find_subject(paths, read_view(paths), timeout_s=5.0, recent_s=60.0)
+    return dataclasses.replace(found, **changes)
+
+
+def verdicts(findings):
+    return [finding.verdict for finding in findings]
+
+
+# ── what is judged ──
+
+LIVE = RunSeen(
+    is_live=True, word="", reason="", state="RUNNING", state_reason="", open_incidents=(), last_step=9, total_steps=20,
+    since_step_s=2.0, usual_step_s=1.5, last_rewards=(0.5,) * 10,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "said"),
+    [
+        ({}, OK, "RUNNING, 10 of 20 steps are done"),
+        ({"state": "REPAIRING", "state_reason": "server-1 is restarted"}, BAD, "REPAIRING: server-1 is restarted"),
+        ({"open_incidents": ("incident 3: server-1 hangs",)}, BAD, "RUNNING: incident 3: server-1 hangs"),
+        ({"state": "INITIALIZING"}, UNKNOWN, "it is still starting"),
+        ({"since_step_s": 59.0}, OK, ""),
+        ({"since_step_s": 61.0}, BAD, "the last step was 61 s ago, one usually takes 1.5 s"),
+        ({"since_step_s": 300.0, "usual_step_s": 40.0}, OK, ""),
+        ({"last_rewards": (0.5,) * 5 + (0.0,) * 5}, BAD, "0 in each of the last 5 steps"),
+        ({"last_rewards": (0.0,) * 4}, OK, ""),
+        ({"is_live": None}, UNKNOWN, "its driver is on another machine"),
+        ({"is_live": False}, BAD, "its driver is gone and wrote no last word"),
+        ({"is_live": False, "word": "FINISHED", "reason": "all 20"}, OK, "FINISHED: all 20"),
+        ({"is_live": False, "word": "ERRORED", "reason": "no memory"}, BAD, "ERRORED: no memory"),
+        ({"is_live": False, "word": "ABORTED", "reason": "by you"}, BAD, "ABORTED: by you"),
+    ],
+)
+def test_a_run(change, verdict, said):
+    findings = judge_run(dataclasses.replace(LIVE, **change))
+    worst = next((v for v in (BAD, UNKNOWN) if v in verdicts(findings)), OK)
+    assert worst is verdict
+    assert any(said in finding.said for finding in findings)
+
+
+SERVER = ServerSeen(
+    name="server-0", said_state="READY", url="u", process="S", weight_version=7, expected=(7, 8), generated_s=0.1,
+    failure="", running=2.0, queued=1.0, kv_use=0.25,
+)  # fmt: skip
+SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "said"),
+    [
+        ({}, OK, "a token in 0.10 s, 2 running, 1 queued, KV cache 25% used, weight_version 7"),
+        ({"weight_version": 8}, OK, "weight_version 8"),
+        ({"weight_version": 6}, BAD, "it holds weight_version 6, the trainer is at 7 or 8"),
+        ({"weight_version": 9}, BAD, "it holds weight_version 9"),
+        ({"expected": None, "weight_version": 3}, OK, "weight_version 3"),
+        ({"running": None, "queued": None, "kv_use": None}, OK, "a token in 0.10 s, weight_version 7"),
+        ({"process": ""}, BAD, "its process is gone"),
+        ({"process": "T"}, BAD, "a process of it is stopped"),
+        ({"process": "Z"}, BAD, "a process of it has ended"),
+        (SILENT | {"running": 0.0}, BAD, "it answers and generates nothing: no answer within 4 s"),
+        (SILENT, UNKNOWN, "it says that it is busy, 2 running, 1 queued, KV cache 25% used: no answer within 4 s"),
+        (SILENT | {"running": None, "weight_version": None}, BAD, "no answer within 4 s"),
+        ({"said_state": "STARTING"}, UNKNOWN, "it is starting"),
+        ({"said_state": "DEAD"}, BAD, "it died, and has not been started anew yet"),
+        ({"said_state": "ABANDONED"}, BAD, "given up; the run goes on without it"),
+    ],
+)
+def test_a_server(change, verdict, said):
+    finding = judge_server(dataclasses.replace(SERVER, **change))
+    assert finding.verdict is verdict
+    assert said in finding.said
+
+
+def test_memory_and_room():
+    assert verdicts(judge_memory("host memory", used, 100.0) for used in (84, 86, 96, 0)) == [OK, NOTE, BAD, OK]
+    rooms = [judge_room("/d", free * GIB, [2 * GIB, 3 * GIB]) for free in (2, 4, 8, 30)]
+    assert verdicts(rooms) == [BAD, NOTE, NOTE, OK]
+    assert rooms[-1].facts["fits"] == 10
+    assert "10 more checkpoints of 3.00 GiB fit" in rooms[-1].said
+    assert judge_room("/d", GIB, []).verdict is NOTE
+
+
+KILLS = KillsSeen(
+    kills=(), count=0, since=100.0, until=200.0, own_pids=frozenset({7}), ran_out=(), deaths=0, is_live=True
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "said"),
+    [
+        ({}, OK, "none while it ran"),
+        ({"kills": ((50.0, 9, "other"),), "count": 1}, OK, "none while it ran (1 since boot)"),
+        ({"kills": ((150.0, 9, "other"),), "count": 1}, NOTE, "none of this run: other (pid 9)"),
+        ({"kills": ((150.0, 7, "python"),), "count": 1}, NOTE, "killed 1 of this run's processes for memory"),
+        ({"kills": ((150.0, 7, "python"),), "count": 1, "is_live": False}, BAD, "python (pid 7)"),
+        ({"ran_out": ("server-0 (server_pool)",)}, NOTE, "memory ran out 1 times in this attempt"),
+        ({"kills": None, "count": 3, "deaths": 1}, UNKNOWN, "the kernel's log can't be read"),
+        ({"kills": None, "count": 3}, OK, "none of this run's processes died (3 since boot)"),
+        ({"kills": None}, OK, "none while it ran"),
+    ],
+)
+def test_kills_for_memory(change, verdict, said):
+    finding = judge_kills(dataclasses.replace(KILLS, **change))
+    assert finding.verdict is verdict
+    assert said in finding.said
+
+
+def test_errors_in_logs_count_while_they_are_young_and_the_run_lives():
+    errors = [ErrorsSeen(kind="timed out", log="a.log", count=3, first=10.0, last=950.0)]
+    assert verdicts(judge_errors(errors, now=1000.0, recent_s=60, is_live=True)) == [BAD]
+    assert verdicts(judge_errors(errors, now=1000.0, recent_s=40, is_live=True)) == [NOTE]
+    (dead,) = judge_errors(errors, now=1000.0, recent_s=60, is_live=False)
+    assert (dead.verdict, dead.said) == (NOTE, "3 × timed out, from 16 min ago to 50 s ago")
+    assert verdicts(judge_errors([], now=1000.0, recent_s=60, is_live=True)) == [OK]
+
+
+def test_unknown_is_never_healthy_and_nothing_there_is():
+    findings = [Finding(check="gpu", subject="GPUs", verdict=v, said=v.value) for v in (OK, NOTE, ABSENT)]
+    assert is_healthy(findings)
+    assert first_line("run", "RUNNING", findings) == "HEALTHY      run: RUNNING"
+    for verdict in (UNKNOWN, BAD):
+        ill = [*findings, Finding(check="c", subject="server-0", verdict=verdict, said="hangs")]
+        assert not is_healthy(ill)
+        assert first_line("run", "RUNNING", ill) == "NOT HEALTHY  run: server-0: hangs"
+
+
+# ── what is seen ──
+
+
+def test_a_check_that_hangs_or_fails_costs_itself_alone():
+    hangs = threading.Event()
+    good = [Finding(check="disk", subject="d", verdict=OK, said="fine")]
+
+    def fails():
+        raise CheckpointError("no folder")
+
+    checks = {"hangs": lambda: hangs.wait() and [], "fails": fails, "breaks": lambda: 1 / 0, "disk": lambda: good}
+    findings = run_checks(checks, timeout_s=0.3)
+    hangs.set()
+    assert [(finding.check, finding.verdict) for finding in findings] == [
+        ("hangs", UNKNOWN),
+        ("fails", UNKNOWN),
+        ("breaks", UNKNOWN),
+        ("disk", OK),
+    ]
+    assert "no answer within 0.3 s" in findings[0].said
+    assert findings[1].said == "no folder"
+    assert "ZeroDivisionError" in findings[2].said
+
+
+def fault(url, kind, **more):
+    body = json.dumps({"kind": kind, "path": "/generate", "times": None, "seconds": 0} | more).encode()
+    urlopen(Request(f"{url}/stand_in/fault", data=body, headers={"Content-Type": "application/json"})).read()
+
+
+def asked(url):
+    with urlopen(f"{url}/stand_in/state") as answer:
+        return json.loads(answer.read())["asked"]
+
+
+def test_a_server_is_asked_for_one_real_token_and_for_nothing_that_changes_it(paths):
+    with running("--weight-version", "3") as url:
+        subject = subject_of(paths, extra_servers=(url,))
+        (finding,) = check_servers(subject)
+        assert finding.verdict is OK
+        assert finding.facts["weight_version"] == 3
+        assert finding.facts["kv_use"] == 0.25
+        assert set(asked(url)) <= {"/generate", "/model_info", "/metrics/", "/stand_in/state"}
+        assert asked(url)["/generate"] == 1
+        fault(url, "500")
+        (finding,) = check_servers(subject)
+        assert (finding.verdict, "generates nothing" in finding.said) == (BAD, True)
+        fault(url, "slow", seconds=60)
+        (finding,) = check_servers(dataclasses.replace(subject, timeout_s=0.5))
+        assert (finding.verdict, "no answer within" in finding.said) == (BAD, True)
+    (finding,) = check_servers(subject)
+    assert (finding.verdict, "onnect" in finding.said) == (BAD, True)
+
+
+def test_a_server_of_other_weights_than_the_trainers_is_not_healthy(paths):
+    with running("--weight-version", "3") as url:
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+        journal.record("server.ready", subject="server-0", url=url, pid=1)
+        append_line(paths.metrics, {"global_step": 2, "policy_version": 3, "time": time.time() - 5})
+        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+        append_line(paths.metrics, {"global_step": 9, "policy_version": 10, "time": time.time() - 4})
+        (finding,) = check_servers(subject_of(paths, is_live=None))
+        assert "it holds weight_version 3, the trainer is at 10 or 11" in finding.said
+        journal.record("trainer.restored", subject="trainer", global_step=2)  # it went back, and has not stepped since
+        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+
+
+def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
+    old = Journal(paths.events, 1)
+    old.record("run.started")
+    old.record("server.ready", subject="server-9", url="http://old", pid=5)
+    journal = Journal(paths.events, 2)
+    journal.record("run.started", reason="resumed")
+    journal.record("server.ready", subject="server-0", url="http://a", pid=10)
+    journal.record("server.died", subject="server-0", pid=10)
+    journal.record("incident.began", subject="server-0", cause="server_crash", incident=4, reason="SIGKILL")
+    journal.record("server.starting", subject="server-1")
+    view = read_view(paths)
+    assert view.servers == {"server-0": ServerSaid(state="DEAD"), "server-1": ServerSaid(state="STARTING")}
+    assert view.open_incidents == ("incident 4: server-0 crashed (SIGKILL)",)
+    assert (view.deaths, view.pids, view.word) == (1, {10}, "")
+    journal.record("server.ready", subject="server-0", url="http://b", pid=11)
+    journal.record("incident.ended", subject="server-0", incident=4, is_mended=True)
+    journal.record("run.running", state="RUNNING", reason="nothing to do")
+    journal.record("run.finished", reason="all steps")
+    view = read_view(paths)
+    assert view.servers["server-0"] == ServerSaid(state="READY", url="http://b", pid=11)
+    assert (view.open_incidents, view.state, view.word) == ((), "RUNNING", "FINISHED")
+
+
+LOG = """2026-11-21 03:51:38,382 trainer INFO: step 0: reward 0.336, policy_version 1
+2026-11-21 03:51:40,000 trainer WARNING: POST http://127.0.0.1:1/generate: Connection refused
+2026-11-21 03:52:40,000 trainer WARNING: ConnectionRefusedError: [Errno 111] Connect call failed
+2026-11-21 03:52:41,000 trainer ERROR: it failed
+Traceback (most recent call last):
+  File "x.py", line 1
+TimeoutError
+20251111-11:37:11.251 StatsLogger INFO: (AReaL) fine
+\x1b[31m20251111-11:37:12.251 Rollout ERROR: Failed after 3 retries each. Payload: x\x1b[0m
+INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 503 Service Unavailable
+the connection was not refused by anybody
+"""
+
+
+def test_connection_errors_are_told_by_kind_and_time(paths):
+    paths.trainer_log.write_text(LOG)
+    told = {f.facts["kind"]: f.facts for f in check_logs(subject_of(paths))}
+    assert {kind: facts["count"] for kind, facts in told.items()} == {
+        "connection refused": 2,
+        "timed out": 1,
+        "request given up": 1,
+        "server error (5xx)": 1,
+    }
+    refused = told["connection refused"]
+    assert refused["last"] - refused["first"] == 60
+    assert told["timed out"]["last"] - refused["last"] == 1  # the time of the line at the traceback's head
+    areal = time.mktime(time.strptime("20251111-11:37:12", "%Y%m%d-%H:%M:%S"))
+    assert told["request given up"]["last"] == areal
+
+
+def test_of_a_huge_log_the_end_is_read(paths, monkeypatch):
+    monkeypatch.setattr(look_logs, "LOG_BYTES", 1000)
+    paths.trainer_log.write_text(LOG + "x" * 2000 + "\nConnection reset by peer\n")
+    assert {f.facts["kind"] for f in check_logs(subject_of(paths))} == {"connection reset"}
+
+
+def save(store, step):
+    with store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
+        (staged / "model.safetensors").write_bytes(b"w" * 1000)
+        return store.commit(
+            staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={}, keep=False
+        )
+
+
+def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
+    (none,) = check_checkpoints(subject_of(paths))
+    assert none.verdict is BAD  # nothing to resume from, and nobody makes one
+    store = CheckpointStore(paths.default_checkpoints)
+    save(store, 4)
+    newest = save(store, 9)
+    (whole,) = check_checkpoints(subject_of(paths))
+    assert (whole.verdict, whole.facts["whole"]) == (OK, [4, 9])
+    assert "2 whole by their sizes, the newest of step 9" in whole.said
+    (newest.path / "model.safetensors").write_bytes(b"w" * 10)
+    summary, torn = check_checkpoints(subject_of(paths))
+    assert summary.facts["whole"] == [4]
+    assert (torn.verdict, "model.safetensors" in torn.said) == (BAD, True)
+
+
+def test_this_machine_can_be_looked_at(paths):
+    memory, kills = check_memory(subject_of(paths))
+    assert memory.facts["used_bytes"] > 0
+    assert kills.subject == "kills for memory"
+    gpus = check_gpus(subject_of(paths))
+    assert {finding.verdict for finding in gpus} <= {OK, NOTE, ABSENT}
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_not_healthy(paths, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    paths.config.write_text("sglang: {device: cuda}\n")
+    (finding,) = check_gpus(subject_of(paths))
+    assert (finding.verdict, "sglang.device is cuda" in finding.said) == (BAD, True)
+
+
+# ── a live run, and a dead one ──
+
+
+@pytest.fixture
+def live(tmp_path):
+    """Real processes under a real lock; servers that serve nothing."""
+    command = [sys.executable, "-m", "tests.fake_run", str(tmp_path), "--servers", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield run_paths(tmp_path), process
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def test_the_processes_of_a_live_run_are_found_and_one_that_is_missing_is_named(live):
+    paths, _ = live
+    Journal(paths.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
+    subject = subject_of(paths)
+    assert subject.is_live is True
+    state, processes = check_run(subject)
+    assert (state.verdict, processes.verdict) == (OK, OK)
+    assert set(processes.facts["pids"]) == {"driver", "trainer", "health_monitor", "coordinator"}
+    os.kill(processes.facts["pids"]["coordinator"], signal.SIGKILL)
+    gone = [f for f in run_until_seen(paths, "coordinator") if f.subject == "processes"]
+    assert gone[0].said == "no process of coordinator"
+    (server,) = check_servers(subject_of(paths))
+    assert server.verdict is BAD
+
+
+def run_until_seen(paths, name):
+    give_up_at = time.monotonic() + 30
+    while True:
+        findings = check_run(subject_of(paths))
+        if any(name in f.said and f.verdict is BAD for f in findings):
+            return findings
+        assert time.monotonic() < give_up_at
+
+
+def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):
+    with RunLock(paths):
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+    save(CheckpointStore(paths.default_checkpoints), 4)
+    arguments = ["--fileroot", str(paths.fileroot), "--user", "ann", "--json"]
+    assert check_health.main(arguments) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["format"], told["healthy"], told["is_live"]) == ("grpo-health/1", False, False)
+    assert set(told["findings"][0]) == {"check", "subject", "verdict", "said", "facts"}
+    journal.record("run.finished", reason="all steps")
+    assert check_health.main(arguments[:-1]) == 0
+    assert capsys.readouterr().out.startswith("HEALTHY      exp / t0: FINISHED: all steps\n")
+    assert {f["check"] for f in told["findings"]} == set(check_health.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fileroot", "{root}/none"], "{root}/none/logs is not there"),
+        (["--fileroot", "{root}", "--user", "bob"], "there: ann"),
+        (["--fileroot", "{root}", "--user", "ann", "--experiment-name", "exb"], "there: exp"),
+        (["--fileroot", "{root}", "--user", "ann", "--trial-name", "t9"], "there: t0"),
+        (["{root}/logs/ann/exp/t8"], "there: t0"),
+        (["{root}/logs"], "is not …/logs/<user>/<experiment>/<trial>"),
+        (["{root}/logs/ann/exp/t0", "--trial-name", "t0"], "give one of them"),
+        (["{root}/logs/ann/exp/t0", "--timeout", "0"], "--timeout"),
+    ],
+)
+def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, said):
+    root = str(paths.fileroot)
+    assert check_health.main([argument.replace("{root}", root) for argument in arguments]) == 2
+    assert said.replace("{root}", root) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["check_health", "report"])
+@pytest.mark.parametrize("how", [["-m", "scripts.{}"], ["scripts/{}.py"]])
+def test_both_ways_to_call_a_script_work_from_its_repository(script, how):
+    words = [word.format(script) for word in how]
+    done = subprocess.run([sys.executable, *words, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "exit codes: 0 " in done.stdout
