@@ -195,8 +195,12 @@ def judge_room(folder: str, free: int, sizes: Sequence[int]) -> Finding:
         return Finding(check="disk", subject="checkpoints", verdict=Verdict.NOTE, said=said, facts=facts)
     fits = free // max(*sizes, 1)
     verdict = Verdict.BAD if fits < 1 else Verdict.NOTE if fits < FEW_CHECKPOINTS else Verdict.OK
-    said = f"{free / GIB:.1f} GiB free in {folder}: {fits:,} more checkpoints of {max(sizes) / GIB:.2f} GiB fit"
+    said = f"{free / GIB:.1f} GiB free in {folder}: {fits:,} more checkpoints of {_size(max(sizes))} fit"
     return Finding(check="disk", subject="checkpoints", verdict=verdict, said=said, facts=facts | {"fits": int(fits)})
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
 
 
 # ── kills for memory ──

@@ -82,6 +82,7 @@ td.words{min-width:230px;overflow-wrap:anywhere}
 .word.good,.word.bad{color:var(--card)}
 ul.plain{margin:.4em 0;padding-left:1.1em}
 summary{cursor:pointer;color:var(--faint)}details{margin-top:10px}
+.wide-table+.wide-table{margin-top:22px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:3px 14px;font-size:.83rem;color:var(--faint);margin:8px 0}
 dt{font-weight:600}dd{margin:0}
 @media (max-width:700px){main{padding:14px 10px 40px}svg.wide{display:none}svg.narrow{display:block}

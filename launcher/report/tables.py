@@ -67,8 +67,10 @@ def spread(values: Sequence[float | None]) -> str:
 def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "—"
+    if value < 0.1:
+        return f"{1000 * max(value, 0.0):.0f} ms"
     if value < 1:
-        return f"{max(value, 0.0):.2f} s"
+        return f"{value:.2f} s"
     if value < 120:
         return f"{value:.1f} s"
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
