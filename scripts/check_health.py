@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -66,10 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return WRONG
     findings = run_checks({name: _bound(check, subject) for name, check in CHECKS.items()}, timeout_s=given.timeout)
-    if given.json:
-        print(json.dumps(as_json(paths, subject, findings), indent=1))
-    else:
-        show(paths, subject, findings)
+    try:
+        if given.json:
+            print(json.dumps(as_json(paths, subject, findings), indent=1))
+        else:
+            show(paths, subject, findings)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; the exit code still says how the run is
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
 
 

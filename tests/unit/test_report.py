@@ -9,7 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from launcher.config import RunConfig
 from launcher.journal import Journal, append_line
+from launcher.messages import Outcome, RunWord
 from launcher.report import writer
 from launcher.report.facts import facts_of
 from launcher.report.markup import join, tag, text
@@ -19,6 +21,7 @@ from launcher.report.story import MOST_MEMORY, Story, StoryReader
 from launcher.report.thin import running_mean, thin
 from launcher.report.writer import ReportWriter, write_report
 from launcher.run_paths import RunPaths
+from launcher.screen import Screen
 from tests.long_run import LongRun
 
 BAD = """'"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e\x00"""
@@ -421,6 +424,38 @@ def test_a_page_that_takes_long_is_made_seldom(paths, monkeypatch):
     following._turn = lambda *, is_live: clock.__setitem__(0, clock[0] + next(costs))
     following._follow()
     assert pauses == pytest.approx([10.0, 10.0, 50.0, 200.0])
+
+
+def small_run(tmp_path):
+    config = RunConfig(experiment_name="exp")
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    return config, paths
+
+
+@pytest.mark.parametrize("word", list(RunWord))
+def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_where(tmp_path, capsys, word):
+    config, paths = small_run(tmp_path)
+    with Screen(config, paths) as screen:
+        screen.begin(1)
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+        journal.record(f"run.{word.lower()}", reason="so it is")
+        screen.close(Outcome(word=word, reason="so it is"))
+    assert (
+        f'<span class="word {"good" if word is RunWord.FINISHED else "bad"}">{word}</span>' in paths.report.read_text()
+    )
+    assert f"report      {paths.report}" in capsys.readouterr().out
+
+
+def test_a_driver_that_breaks_leaves_a_report_too(tmp_path):
+    config, paths = small_run(tmp_path)
+    with pytest.raises(ZeroDivisionError), Screen(config, paths) as screen:
+        screen.begin(1)
+        Journal(paths.events, 1).record("run.started", reason="fresh")
+        1 / 0  # noqa: B018
+    assert "ENDED WITHOUT A WORD" in paths.report.read_text()
 
 
 def test_new_lines_alone_are_read_again(paths):
