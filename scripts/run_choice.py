@@ -7,13 +7,20 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
+from scripts.faults.find import live_runs
 
 DEFAULT_FILEROOT = Path("outputs/grpo")
 MOST_NAMED = 12
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="?", type=Path, metavar="FOLDER", help="the run's folder of logs, or the names:")
+    parser.add_argument(
+        "logs",
+        nargs="?",
+        type=Path,
+        metavar="FOLDER",
+        help="the run's folder of logs (default: the only run, or the only live one)",
+    )
     parser.add_argument("--experiment-name", help="experiment_name of the run")
     parser.add_argument("--trial-name", help="trial_name of the run; needed where the experiment has several")
     parser.add_argument(
@@ -53,6 +60,8 @@ def _of_names(given: argparse.Namespace) -> RunPaths:
     if not (logs / given.user).is_dir():
         raise UsageError(f"--user {given.user} has no runs below {logs}", _beside(logs))
     mine = logs / given.user
+    if not given.experiment_name and not given.trial_name and (live := _only_live(fileroot, given.user)):
+        return live
     experiment = given.experiment_name or _only(mine, "--experiment-name")
     if not (mine / experiment).is_dir():
         raise UsageError(f"--experiment-name {experiment} is not below {mine}", _beside(mine))
@@ -60,6 +69,12 @@ def _of_names(given: argparse.Namespace) -> RunPaths:
     if not (mine / experiment / trial).is_dir():
         raise UsageError(f"--trial-name {trial} is not below {mine / experiment}", _beside(mine / experiment))
     return RunPaths(fileroot=fileroot, user=given.user, experiment_name=experiment, trial_name=trial)
+
+
+def _only_live(fileroot: Path, user: str) -> RunPaths | None:
+    """Where no name was given, the run that is meant is the one that is going on, if there is one."""
+    live = [paths for paths in live_runs(fileroot) if paths.user == user]
+    return live[0] if len(live) == 1 else None
 
 
 def _only(folder: Path, flag: str) -> str:

@@ -377,6 +377,14 @@ def test_the_processes_of_a_live_run_are_found_and_one_that_is_missing_is_named(
     assert server.verdict is BAD
 
 
+def test_without_a_name_the_run_that_goes_on_is_meant(live, capsys):
+    paths, _ = live
+    dataclasses.replace(paths, trial_name="old").prepare()
+    dataclasses.replace(paths, experiment_name="older").prepare()
+    check_health.main(["--fileroot", str(paths.fileroot), "--timeout", "3"])
+    assert "game / day" in capsys.readouterr().out
+
+
 def run_until_seen(paths, name):
     give_up_at = time.monotonic() + 30
     while True:
