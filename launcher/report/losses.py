@@ -51,6 +51,7 @@ def losses_of(
     bad = _bad_steps(timed, incidents)
     semantic_s = None if bad is None else standing_s - sum(line.step_s for line in bad)
     strict = _share(strict_s, wall_s)
+    lost_steps = max(wall_s - strict_s, 0.0) / usual / len(incidents) if incidents and usual and wall_s > 0 else None
     return Losses(
         wall_s=wall_s,
         standing_s=standing_s,
@@ -59,9 +60,7 @@ def losses_of(
         strict=strict,
         semantic=None if semantic_s is None else _share(semantic_s, wall_s),
         bad_steps=None if bad is None else len(bad),
-        lost_steps_per_incident=(
-            None if not incidents or not usual or strict is None else (wall_s - strict_s) / usual / len(incidents)
-        ),
+        lost_steps_per_incident=lost_steps,
     )
 
 

@@ -92,7 +92,8 @@ table.rows thead{display:none}table.rows tr{display:block;padding:8px 0;border-b
 table.rows td{display:flex;justify-content:space-between;gap:14px;border:0;padding:2px 0;text-align:right;min-width:0}
 table.rows td.words{display:block;text-align:left}
 table.rows td[data-label]::before{content:attr(data-label);color:var(--faint);text-align:left}
-table.rows td.words::before{display:none}}
+table.rows td.words::before,table.rows td.head::before{display:none}
+table.rows td.zero{display:none}table.rows td.head{font-size:.95rem}.tile b{font-size:1.12rem}}
 @media print{body{background:#fff}.card,.tile{break-inside:avoid}}
 """
 

@@ -24,10 +24,15 @@ def table(rows: Sequence[Sequence[Cell]]) -> Markup:
     """On a phone each row is a block with its headings inside. All rows have the headings of the first."""
     head = tag("tr", *(tag("th", heading, class_=css or None) for heading, _, css in rows[0]))
     body = [
-        tag("tr", *(tag("td", content, class_=css or None, data_label=heading) for heading, content, css in row))
+        tag("tr", *(tag("td", content, class_=_css(content, css), data_label=heading) for heading, content, css in row))
         for row in rows
     ]
     return tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_="rows"), class_="wide-table")
+
+
+def _css(content: object, css: str) -> str | None:
+    """What is 0 has no line of its own on a phone."""
+    return f"{css} zero" if content == 0 and isinstance(content, int) else css or None
 
 
 def causes_table(facts: RunFacts) -> Markup:
@@ -43,7 +48,7 @@ def causes_table(facts: RunFacts) -> Markup:
 
 def _cause_row(name: str, incidents: Sequence[IncidentFacts]) -> list[Cell]:
     return [
-        ("cause", tag("b", name), ""),
+        ("cause", tag("b", name), "head"),
         ("incidents", len(incidents), "n"),
         ("mended", sum(one.is_mended is True for one in incidents), "n"),
         ("MTTD", spread([one.detected_s for one in incidents]), "n"),

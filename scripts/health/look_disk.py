@@ -60,14 +60,21 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
         said = "none yet" if verdict is Verdict.NOTE else "none: there is nothing to resume from"
         return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts)]
     findings = [
-        Finding(check="checkpoints", subject=one.path.name, verdict=Verdict.BAD, said=problem, facts={})
+        Finding(check="checkpoints", subject=one.path.name, verdict=_verdict(one), said=problem)
         for one, problem in found
         if problem
     ]
     newest = f", the newest of step {whole[-1].global_step}{_age(whole[-1])}" if whole else ""
     said = f"{len(whole)} whole by their sizes{newest}"
-    verdict = Verdict.OK if whole else Verdict.BAD
+    verdict = (
+        Verdict.OK if whole else max(map(_verdict, (one for one, _ in found)), key=[Verdict.NOTE, Verdict.BAD].index)
+    )
     return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts), *findings]
+
+
+def _verdict(checkpoint: Checkpoint) -> Verdict:
+    """Of one that isn't whole by its manifest. One without any is another program's, and may be as good as ours."""
+    return Verdict.NOTE if checkpoint.state is CheckpointState.UNVERIFIED else Verdict.BAD
 
 
 def _judge(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:

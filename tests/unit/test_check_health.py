@@ -331,6 +331,15 @@ def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
     assert (torn.verdict, "model.safetensors" in torn.said) == (BAD, True)
 
 
+def test_checkpoints_of_another_program_are_no_damage(paths):
+    folder = paths.default_checkpoints / "epoch0epochstep4globalstep4"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"w")
+    assert verdicts(check_checkpoints(subject_of(paths))) == [NOTE, NOTE]
+    (paths.default_checkpoints / "epoch0epochstep9globalstep9").mkdir()  # empty: nobody's
+    assert verdicts(check_checkpoints(subject_of(paths))) == [BAD, NOTE, BAD]
+
+
 def test_this_machine_can_be_looked_at(paths):
     memory, kills = check_memory(subject_of(paths))
     assert memory.facts["used_bytes"] > 0
