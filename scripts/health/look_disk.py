@@ -10,7 +10,7 @@ from launcher.checkpoint_folder import check_checkpoint_sizes
 from launcher.checkpoints import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.errors import CheckpointError
 from launcher.health.finding import Finding, Verdict
-from launcher.health.judge import GIB, judge_room
+from launcher.health.judge_machine import GIB, judge_room
 from launcher.run_paths import RunPaths
 from scripts.health.look_run import Subject
 

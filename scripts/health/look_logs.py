@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.health.finding import Finding
-from launcher.health.judge import ErrorsSeen, judge_errors
+from launcher.health.judge_logs import ErrorsSeen, judge_errors
 from scripts.health.look_run import Subject
 
 LOG_BYTES = 32 * 2**20

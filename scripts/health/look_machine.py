@@ -15,7 +15,7 @@ import pynvml
 from actors.process_tree import descendants
 from launcher.hardware import find_hardware, memory_in_use, oom_kills
 from launcher.health.finding import Finding, Verdict
-from launcher.health.judge import GIB, KillsSeen, judge_kills, judge_memory
+from launcher.health.judge_machine import GIB, KillsSeen, judge_kills, judge_memory
 from scripts.health.look_run import Subject
 
 KERNEL_LOG = Path("/dev/kmsg")

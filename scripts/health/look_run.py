@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from launcher.health.finding import Finding, Verdict
-from launcher.health.judge import RunSeen, judge_run
+from launcher.health.judge_run import RunSeen, judge_run
 from launcher.run_paths import RunPaths
 from scripts.faults.find import NotLive, RunProcesses, find_driver, find_servers, look
 from scripts.health.view import RunView, read_steps

@@ -13,7 +13,7 @@ from actors.generation_probe import PROMPT, SAMPLING
 from actors.sglang_client import SGLangClient
 from launcher.errors import RequestFailed
 from launcher.health.finding import Finding, Verdict
-from launcher.health.judge import ServerSeen, judge_server
+from launcher.health.judge_server import ServerSeen, judge_server
 from launcher.report.story import whole
 from scripts.faults.find import Server, state
 from scripts.health.look_run import Subject

@@ -5,18 +5,10 @@ import dataclasses
 import pytest
 
 from launcher.health.finding import Finding, Verdict, first_line, is_healthy
-from launcher.health.judge import (
-    ErrorsSeen,
-    KillsSeen,
-    RunSeen,
-    ServerSeen,
-    judge_errors,
-    judge_kills,
-    judge_memory,
-    judge_room,
-    judge_run,
-    judge_server,
-)
+from launcher.health.judge_logs import ErrorsSeen, judge_errors
+from launcher.health.judge_machine import KillsSeen, judge_kills, judge_memory, judge_room
+from launcher.health.judge_run import RunSeen, judge_run
+from launcher.health.judge_server import ServerSeen, judge_server
 
 OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
 GIB = 2**30
