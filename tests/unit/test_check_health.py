@@ -22,13 +22,13 @@ from scripts import check_health
 from scripts.health import look_logs
 from scripts.health.look_disk import check_checkpoints
 from scripts.health.look_logs import check_logs
-from scripts.health.look_machine import check_gpus, check_memory
-from scripts.health.look_run import check_run, find_subject
+from scripts.health.look_run import check_run
 from scripts.health.look_servers import check_servers
 from scripts.health.side_by_side import run_checks
 from scripts.health.view import ServerSaid, read_view
 from tests.fake_run import run_paths
 from tests.stand_in_server import running
+from tests.unit.health_parts import subject_of, verdicts
 
 OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
 
@@ -38,15 +38,6 @@ def paths(tmp_path):
     paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
     paths.prepare()
     return paths
-
-
-def subject_of(paths, **changes):
-    found = find_subject(paths, read_view(paths), timeout_s=5.0, recent_s=60.0)
-    return dataclasses.replace(found, **changes)
-
-
-def verdicts(findings):
-    return [finding.verdict for finding in findings]
 
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
@@ -202,21 +193,6 @@ def test_checkpoints_of_another_program_are_no_damage(paths):
     assert verdicts(check_checkpoints(subject_of(paths))) == [NOTE, NOTE]
     (paths.default_checkpoints / "epoch0epochstep9globalstep9").mkdir()  # empty: nobody's
     assert verdicts(check_checkpoints(subject_of(paths))) == [BAD, NOTE, BAD]
-
-
-def test_this_machine_can_be_looked_at(paths):
-    memory, kills = check_memory(subject_of(paths))
-    assert memory.facts["used_bytes"] > 0
-    assert kills.subject == "kills for memory"
-    gpus = check_gpus(subject_of(paths))
-    assert {finding.verdict for finding in gpus} <= {OK, NOTE, ABSENT}
-
-
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_not_healthy(paths, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    paths.config.write_text("sglang: {device: cuda}\n")
-    (finding,) = check_gpus(subject_of(paths))
-    assert (finding.verdict, "sglang.device is cuda" in finding.said) == (BAD, True)
 
 
 # ── a live run, and a dead one ──

@@ -9,13 +9,10 @@ from launcher.health.judge_logs import ErrorsSeen, judge_errors
 from launcher.health.judge_machine import KillsSeen, judge_kills, judge_memory, judge_room
 from launcher.health.judge_run import RunSeen, judge_run
 from launcher.health.judge_server import ServerSeen, judge_server
+from tests.unit.health_parts import verdicts
 
 OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
 GIB = 2**30
-
-
-def verdicts(findings):
-    return [finding.verdict for finding in findings]
 
 
 LIVE = RunSeen(

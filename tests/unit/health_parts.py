@@ -1,0 +1,15 @@
+"""What the tests of check_health share."""
+
+import dataclasses
+
+from scripts.health.look_run import find_subject
+from scripts.health.view import read_view
+
+
+def subject_of(paths, **changes):
+    found = find_subject(paths, read_view(paths), timeout_s=5.0, recent_s=60.0)
+    return dataclasses.replace(found, **changes)
+
+
+def verdicts(findings):
+    return [finding.verdict for finding in findings]
