@@ -25,6 +25,8 @@ KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.
 MOST_MEMORY = 4000
 """Readings kept; beyond that the larger of two neighbours stays, so that no peak is lost."""
 LONGEST_TEXT = 2000
+TEXTS = frozenset({"event", "subject", "reason", "cause", "doing", "state"})
+MOST, MOST_WHOLE = 1e100, 2**53
 MOST_SECONDS = 2.0**35
 """Unix seconds of the year 3058: what is later is damage, and would stretch every axis."""
 
@@ -67,8 +69,8 @@ class Story:
         self._thinning = 1
 
     def take_step(self, line: Line) -> None:
-        step = line.get("global_step")
-        if not isinstance(step, int):
+        step = whole(line.get("global_step"))
+        if step is None:
             return
         self.steps.append(
             StepLine(
@@ -87,8 +89,8 @@ class Story:
         )
 
     def take_ledger(self, line: Line) -> None:
-        step, ids, versions = line.get("global_step"), line.get("prompt_ids"), line.get("weight_versions")
-        if not isinstance(step, int):
+        step, ids, versions = whole(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
+        if step is None:
             return
         self.rollouts_failed += whole(line.get("rollouts_failed")) or 0
         self.rollouts_retried += whole(line.get("rollouts_retried")) or 0
@@ -102,7 +104,7 @@ class Story:
     def take_event(self, line: Line) -> None:
         name = line.get("event")
         if isinstance(name, str) and name.startswith(KEPT_EVENTS):
-            self.events.append({key: _short(value) for key, value in line.items() if key != "traceback"})
+            self.events.append({key: _kept(key, value) for key, value in line.items() if key != "traceback"})
 
     def take_memory(self, line: Line) -> None:
         in_use = line.get("in_use")
@@ -164,11 +166,12 @@ def _folder(path: Path) -> Iterator[Path]:
 
 
 def figure(value: object, otherwise: float = math.nan) -> float:
-    """As journal.py writes it: NaN and the infinities are strings."""
+    """As journal.py writes it: NaN and the infinities are strings. What could not even be summed is infinite too."""
     try:
-        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else otherwise
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else otherwise
     except (ValueError, OverflowError):
         return otherwise
+    return math.copysign(math.inf, number) if abs(number) > MOST else number  # not of NaN: it compares as False
 
 
 def moment(value: object) -> float:
@@ -178,10 +181,13 @@ def moment(value: object) -> float:
 
 
 def whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE else None
 
 
-def _short(value: object) -> object:
+def _kept(key: str, value: object) -> object:
+    """Texts are texts, whatever a damaged line has in their place, and no longer than anybody reads."""
+    if key in TEXTS and value is not None:
+        return str(value)[:LONGEST_TEXT]
     return value[:LONGEST_TEXT] if isinstance(value, str) else value
 
 

@@ -70,9 +70,9 @@ def _label(name: str, row: int, size: Size) -> Markup:
 def _states(facts: RunFacts, plot: Plot) -> Markup:
     """Neighbours too short to be seen are drawn as one, in the colour of the first."""
     bars = []
-    ends = [time for time, _, _ in facts.states[1:]] + [facts.attempts[-1].end]
+    ends = [*(time for time, _, _ in facts.states[1:]), facts.attempts[-1].end]
     drawn_to = -1.0
-    for (start, state, reason), end in zip(facts.states, ends, strict=True):
+    for (start, state, reason), end in zip(facts.states, ends, strict=False):  # without any state there is one end more
         css = STATES.get(state)
         first, last = facts.clock.at(start), facts.clock.at(end)
         left, right = plot.px(first), plot.px(last)
