@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,13 @@ from dataclasses import dataclass
 
 from launcher.report.story import Line, StepLine, Story, figure, moment, whole
 
+HANGS = frozenset({"server_hang", "trainer_hang"})
+SILENCES = (
+    *("stopped", "asleep", "unanswered", "does not answer"),
+    *("without a token", "no token for anybody", "no progress"),
+)
+SILENCE = re.compile(rf"(?:{'|'.join(SILENCES)}) for (\d+(?:\.\d+)?) s")
+"""How launcher/policy/liveness.py and trainer_liveness.py say how long there was no sign of life."""
 LONGEST_S = 86_400.0
 """A beginning further back than a day is another clock's."""
 OF_LEARNING = frozenset({"reward_collapse", "verifier_broken", "nonfinite", "server_corrupt", "server_stale"})
@@ -125,10 +133,13 @@ def _facts(
 
 
 def _onset(event: Line, death_s: float, lines: Sequence[StepLine], times: Sequence[float]) -> float:
-    """The earliest known: the observer's `at`, the death that its guard saw, the commit of the first bad step."""
+    """The earliest known: the observer's `at`, the death that its guard saw, the last sign of life of what hangs, the
+    commit of the first bad step."""
     told_at = moment(event.get("time"))
     since_s = figure(event.get("monotonic")) - figure(event.get("at"))
     candidates = [told_at - death_s]
+    if event.get("cause") in HANGS:
+        candidates += [told_at - float(said) for said in SILENCE.findall(str(event.get("reason")))]
     if 0 <= since_s < LONGEST_S:
         candidates.append(told_at - since_s)
     onset_step = whole(event.get("onset_step"))

@@ -1,7 +1,11 @@
 """The report's figures are those of the files: when, how long, how many, and what was lost."""
 
+import inspect
+
 import pytest
 
+from launcher.policy import liveness, trainer_liveness
+from launcher.report.incidents import SILENCES
 from launcher.report.page import page
 from launcher.report.story import MOST_MEMORY, Story
 from tests.unit.report_parts import T0, event, facts, started, step
@@ -22,6 +26,21 @@ def test_an_incident_is_timed_from_its_own_beginning():
     assert one.repaired_s == pytest.approx(10.0)
     assert one.next_step_s == pytest.approx(6.8)
     assert (one.step, one.is_mended, one.steps_back) == (1, True, 0)
+
+
+def test_a_hang_began_with_its_last_sign_of_life():
+    story = Story()
+    started(story)
+    reason = "scheduler stopped for 3.3 s; loading weights for 9.5 s; one-token generation unanswered for 3.0 s"
+    event(story, "incident.began", 50, incident=1, cause="server_hang", subject="server-0", at=49.9, reason=reason)
+    event(story, "incident.ended", 60, incident=1, cause="server_hang", is_mended=True)
+    (one,) = facts(story).incidents
+    assert (one.detected_s, one.repaired_s) == pytest.approx((3.3, 13.3))
+
+
+def test_the_words_for_silence_are_those_of_the_policies():
+    said = inspect.getsource(liveness) + inspect.getsource(trainer_liveness)
+    assert all(f"{words} for {{" in said for words in SILENCES)
 
 
 def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_it_was_told():
