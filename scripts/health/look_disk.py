@@ -8,10 +8,13 @@ from pathlib import Path
 
 from launcher.checkpoint_folder import check_checkpoint_sizes
 from launcher.checkpoints import STAGING, Checkpoint, CheckpointState, CheckpointStore
-from launcher.errors import CheckpointError
+from launcher.errors import CheckpointError, LauncherError
 from launcher.health.finding import Finding, Verdict
 from launcher.health.judge_machine import GIB, judge_room
+from launcher.policy.standing import Standing
 from launcher.run_paths import RunPaths
+from launcher.shelf import read_shelf
+from launcher.trials import find_trial
 from scripts.health.look_run import Subject
 
 LAST = 3
@@ -54,6 +57,7 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
         "whole": [one.global_step for one in whole],
         "damaged": {one.path.name: problem for one, problem in found if problem},
         "staged": _staged(paths),
+        "last_good": _last_good(paths),
     }
     if not found:
         verdict = Verdict.NOTE if subject.is_live is not False else Verdict.BAD
@@ -65,7 +69,8 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
         if problem
     ]
     newest = f", the newest of step {whole[-1].global_step}{_age(whole[-1])}" if whole else ""
-    said = f"{len(whole)} whole by their sizes{newest}"
+    good = f", the last good of step {facts['last_good']}" if facts["last_good"] is not None else ""
+    said = f"{len(whole)} whole by their sizes{newest}{good}"
     verdict = (
         Verdict.OK if whole else max(map(_verdict, (one for one, _ in found)), key=[Verdict.NOTE, Verdict.BAD].index)
     )
@@ -92,6 +97,16 @@ def _age(checkpoint: Checkpoint) -> str:
     assert checkpoint.manifest is not None
     seconds = max(time.time() - checkpoint.manifest.created_at, 0.0)
     return f", {seconds:.0f} s old" if seconds < 120 else f", {seconds / 60:.0f} min old"
+
+
+def _last_good(paths: RunPaths) -> int | None:
+    """As `scripts.list_checkpoints` has it; of ours, since of AReaL's all of its logs would have to be read."""
+    try:
+        trial = find_trial(paths.fileroot, paths.user, paths.experiment_name, paths.trial_name)
+        entries = read_shelf(trial).entries if trial.is_ours else ()
+    except LauncherError:
+        return None
+    return max((entry.global_step for entry in entries if entry.standing is Standing.GOOD), default=None)
 
 
 def _staged(paths: RunPaths) -> list[str]:

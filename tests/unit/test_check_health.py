@@ -180,6 +180,10 @@ def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
     (whole,) = check_checkpoints(subject_of(paths))
     assert (whole.verdict, whole.facts["whole"]) == (OK, [4, 9])
     assert "2 whole by their sizes, the newest of step 9" in whole.said
+    for step in range(16):
+        append_line(paths.metrics, {"global_step": step, "time": 1.0, "grpo_actor/task_reward/avg": 0.5})
+    (judged,) = check_checkpoints(subject_of(paths))
+    assert judged.facts["last_good"] == 4  # ten healthy steps after it, and six after the other
     (newest.path / "model.safetensors").write_bytes(b"w" * 10)
     summary, torn = check_checkpoints(subject_of(paths))
     assert summary.facts["whole"] == [4]
