@@ -140,8 +140,8 @@ class HealthMonitor:
             self.canaries(CanaryRound(step=report.global_step, scores=report.canaries))
         self._judge()
         decision = admit(report, self._gate, usual=self._usual(), compared_in_a_row=self._compared)
-        if decision.admitted and self._incident is not None:
-            known = self._incident
+        known = self._incident
+        if known is not None and (decision.admitted or decision.is_compared):  # it says why the batch is unusual
             decision = Admission(admitted=False, reason=known.reason, cause=known.cause, subjects=(known.subject,))
         self._count(report, decision)
         return decision

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.batch_metrics import batch_metrics
@@ -66,7 +66,7 @@ class Phase:
     """What the loop is doing, for whoever looks in from another thread."""
 
     name: str = "start"
-    since: float = 0.0
+    since: float = field(default_factory=time.monotonic)
     entered: int = 0
 
     def enter(self, name: str) -> None:

@@ -114,16 +114,18 @@ def test_a_sound_run_is_admitted_step_by_step(world):
     assert list(read_lines(world.paths.events)) == []  # silence is the sound of health
 
 
-def test_s1_not_one_batch_passes_a_broken_verifier_and_it_is_named_at_once(world):
+@pytest.mark.parametrize("mean_reward", [0.4, 0.0])  # the second alone would look like a collapse
+def test_s1_not_one_batch_passes_a_broken_verifier_and_it_is_named_at_once(world, mean_reward):
     world.steps(30)
+    world.config.gate.max_reward_jump = 0.2
 
     def work(monitor):
-        answers = [monitor.admit(batch(30, canaries=(SOUND, WRONG), mean_reward=0.4)) for _ in range(3)]
+        answers = [monitor.admit(batch(30, canaries=(SOUND, WRONG), mean_reward=mean_reward)) for _ in range(3)]
         return answers, monitor.view()
 
     answers, view = use(world, work)
     assert not any(answer.admitted for answer in answers)
-    assert answers[0].cause is Cause.VERIFIER_BROKEN
+    assert {(answer.cause, answer.subjects) for answer in answers} == {(Cause.VERIFIER_BROKEN, ("reward",))}
     assert (view.incident.cause, view.incident.onset_step) == (Cause.VERIFIER_BROKEN, 30)
     assert view.rejected_in_a_row == 3
     assert len(world.events("health.verifier_broken")) == len(world.events("canary.wrong")) == 1
