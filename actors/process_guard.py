@@ -170,11 +170,13 @@ def remove_scratch(options: Options) -> None:
 class Cause(NamedTuple):
     """Why the tree is ended. `words` are empty where the server ended by itself.
 
-    `may_end_itself`: what is left of it has its grace, and its exit code is waited for.
+    `may_end_itself`: what is left of it has its grace, and its exit code is waited for. `dying`: the process whose exit
+    code can be seen already.
     """
 
     words: str
     may_end_itself: bool = True
+    dying: int | None = None
 
 
 SERVER_ENDED = Cause("")
@@ -286,12 +288,14 @@ class Guard:
                 self._vital.add(child)
                 self._wait_for(child, f"its {title}", may_end_itself=False)
                 words = f"its {title} (pid {child.pid}) is gone"
-                self._wait_for_lock(child.pid, Cause(words, may_end_itself=False))
+                self._wait_for_lock(child.pid, Cause(words, may_end_itself=False, dying=child.pid))
 
     def _end(self, cause: Cause) -> None:
         if cause is SERVER_DIES:
             self._exit_code = dying_with(self._server)
             cause = SERVER_ENDED if self._exit_code is None else cause
+        elif cause.dying is not None:
+            self._exit_code = dying_with(cause.dying)
         if not cause.may_end_itself:  # its memory takes the kernel 0.1 s to free, for which nobody need wait
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         elif self._options.grace_s > 0:

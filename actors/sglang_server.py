@@ -174,7 +174,7 @@ class SGLangProcess:
         if watching.done():
             end = watching.result()
             return life.why_not_ready(
-                "it was stopped" if self._stopping else f"it ended with {exit_words(end.exit_code)}"
+                "it was stopped" if self._stopping else f"it, or a part of it, ended with {exit_words(end.exit_code)}"
             )
         error = serving.exception() if serving.done() else None
         if not serving.done() or (isinstance(error, RequestFailed) and error.kind == "timeout"):

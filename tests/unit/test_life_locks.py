@@ -105,7 +105,7 @@ def test_the_guard_says_who_died_and_of_what(world, victim):
         return killed, ended
 
     killed, ended = asyncio.run(work())
-    expected = (-9, "") if victim == "server" else (None, f"its vital::one (pid {killed}) is gone")
+    expected = (-9, "") if victim == "server" else (-9, f"its vital::one (pid {killed}) is gone")
     assert (ended.exit_code, ended.cause) == expected
 
 
