@@ -43,7 +43,9 @@ def date_fall(series: Floats, *, first: int, noise: float, top: float, near: int
     allowed = np.flatnonzero(profile <= profile[best] + INTERVAL)
     onset, bottom = first + best, first + dated_bottom
     if bottom - onset < 3:  # a drop: a step that was hit in part counts as bad
-        while onset > first + 3 and series[onset - 1] < top - PARTLY_BAD * noise and series[onset - 1] < (top + low) / 2:
+        while (
+            onset > first + 3 and series[onset - 1] < top - PARTLY_BAD * noise and series[onset - 1] < (top + low) / 2
+        ):
             onset -= 1
     earliest, latest = first + int(allowed[0]), first + int(allowed[-1])
     return Dated(onset=onset, earliest=min(earliest, onset), latest=max(latest, onset), bottom=max(bottom, onset))

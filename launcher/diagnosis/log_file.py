@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from launcher.diagnosis import clock
-from launcher.diagnosis.line_reader import Block, Ints, read_blocks
 from launcher.diagnosis.line_facts import facts_of
+from launcher.diagnosis.line_reader import Block, Ints, read_blocks
 from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
 from launcher.diagnosis.server_pauses import ServerPauses
 from launcher.diagnosis.stats_tables import read_step

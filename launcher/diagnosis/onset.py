@@ -147,7 +147,9 @@ class _Level:
 
 def _next_fall(series: Floats, begin: int, noise: float) -> Fall | None:
     part = series[begin:]
-    levels = [_Level(begin + a, begin + b, float(series[begin + a : begin + b].mean())) for a, b in partition(part, noise)]
+    levels = [
+        _Level(begin + a, begin + b, float(series[begin + a : begin + b].mean())) for a, b in partition(part, noise)
+    ]
     floor = min(0.0, float(np.quantile(series, 0.02)))
     best: _Level | None = None
     for number, level in enumerate(levels):

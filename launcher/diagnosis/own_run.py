@@ -65,9 +65,7 @@ def read_events(path: Path, steps: Steps) -> Contents:
         if kind is not None:
             happenings.append(_happening(kind, line, path, lambda time: _step_before(times, numbers, time)))
         elif line.get("event") == "run.started" and _is_later(line):
-            happenings.append(
-                _happening(Kind.RECOVER_RUN, line, path, lambda time: _step_before(times, numbers, time))
-            )
+            happenings.append(_happening(Kind.RECOVER_RUN, line, path, lambda time: _step_before(times, numbers, time)))
     source = Source(path=str(path), what=f"{count} events", role=Role.UNKNOWN, bytes=path.stat().st_size)
     return Contents(steps=Steps(), happenings=tuple(happenings), sources=(source,))
 

@@ -30,8 +30,7 @@ KINDS: dict[Kind, str] = {
     Kind.SERVER_WATCHDOG: r"[Ww]atchdog timeout|Watchdog caught collective operation timeout",
     Kind.SERVER_UNHEALTHY: r"[Hh]ealth check failed",
     Kind.OUT_OF_MEMORY: "|".join(
-        pattern.pattern
-        for pattern in (exit_cause.POOL_TOO_SMALL, exit_cause.POOL, exit_cause.DEVICE, exit_cause.HOST)
+        pattern.pattern for pattern in (exit_cause.POOL_TOO_SMALL, exit_cause.POOL, exit_cause.DEVICE, exit_cause.HOST)
     ),
     Kind.KILLED_FOR_MEMORY: r"oom-kill|oom_kill|Out of memory: Killed process|exitcode\s*:\s*-9|Signal 9 \(SIGKILL\)",
     Kind.TRAINER_FAILED: r"ChildFailedError|Root Cause \(first observed failure\)|NCCL error|ncclUnhandled"
