@@ -2,7 +2,8 @@
 
 Least squares over every pair (onset, bottom) of the grid. Squares are of values clipped to the two levels ± 4 standard
 deviations, so that spikes and bad batches do not pull. The interval is the profile's: onsets whose sum of squares
-exceeds the least by no more than 4 variances (about 95 %).
+exceeds the least by no more than 4 variances (about 95 % where steps are independent); of a slope 10, since levels
+wander, which a slope takes for its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ LONGEST_SLOPE = 1500
 GRID = 160
 """Bottoms that are tried for each onset."""
 CLIP = 4.0
-INTERVAL = 4.0
+SLOPE_STEPS = 8
+INTERVAL, INTERVAL_OF_A_SLOPE = 4.0, 10.0
 PARTLY_BAD = 4.0
 AFTER_STEPS = 150
 """Steps at the new level that are looked at, at most."""
@@ -40,7 +42,8 @@ def date_fall(series: Floats, *, first: int, noise: float, top: float, near: int
     low = _new_level(series[near:stop])
     part = np.clip(series[first:stop], min(low, top) - CLIP * noise, top + CLIP * noise)
     best, dated_bottom, profile = _fit(part, noise, low)
-    allowed = np.flatnonzero(profile <= profile[best] + INTERVAL)
+    width = INTERVAL if dated_bottom - best < SLOPE_STEPS else INTERVAL_OF_A_SLOPE
+    allowed = np.flatnonzero(profile <= profile[best] + width)
     onset, bottom = first + best, first + dated_bottom
     if bottom - onset < 3:  # a drop: a step that was hit in part counts as bad
         while (
@@ -68,8 +71,7 @@ def _fit(part: Floats, noise: float, low: float) -> tuple[int, int, Floats]:
     }  # fmt: skip
     profile, bottoms = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
     for onset in range(min(3, n - 1), n):
-        before = _flat(sums, 0, onset)
-        level = (sums["x"][onset] - sums["x"][max(0, onset - 30)]) / min(onset, 30)
+        before, level = _flat(sums, 0, onset)
         ends = np.unique(np.geomspace(1, max(n - onset, 1), GRID).astype(np.int64)) + onset - 1
         costs = before + _ramp(sums, onset, ends, level, low / noise) + _around(sums, ends, n, low / noise)
         at = int(np.argmin(costs))
@@ -82,14 +84,16 @@ def _cumulative(values: Floats) -> Floats:
     return np.concatenate(([0.0], np.cumsum(values)))
 
 
-def _flat(s: dict[str, Floats], a: int, b: int) -> float:
-    """Squares about a line that rises or is level: a run that learns is still rising before it falls."""
+def _flat(s: dict[str, Floats], a: int, b: int) -> tuple[float, float]:
+    """Squares about a line that rises or is level, and where it ends: a run that learns still rises before it falls."""
     n = b - a
     x, xx, xt, t, tt = (float(s[key][b] - s[key][a]) for key in ("x", "xx", "xt", "t", "tt"))
     spread_t = tt - t * t / n
     slope = (xt - x * t / n) / spread_t if spread_t > 0 and n > 10 else 0.0
     squares = xx - x * x / n
-    return squares - slope * slope * spread_t if slope > 0 else squares
+    if slope <= 0:
+        return squares, x / n
+    return squares - slope * slope * spread_t, x / n + slope * (b - 1 - t / n)
 
 
 def _ramp(s: dict[str, Floats], onset: int, ends: np.ndarray, level: float, low: float) -> Floats:

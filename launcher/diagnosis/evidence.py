@@ -56,6 +56,7 @@ def of_server_crash(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(
             weight=1, text=f"rollouts failed fast: {change.before:.3g} s a step before, {change.after:.3g} s after"
         )
+    yield from _explained_by_memory(scene)
     yield from _still_generating(scene)
     if scene.has_log(Role.TRAINER) and not scene.near(Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED):
         yield Evidence(weight=-2, text="no refused or broken connection around the onset")
@@ -84,6 +85,7 @@ def of_server_hang(scene: Scene) -> Iterator[Evidence]:
         yield _from(-2, refused, "connections are refused: a process that hangs still accepts them")
     if exits := scene.near(Kind.SERVER_EXITED):
         yield _from(-2, exits, "the server's process ended")
+    yield from _explained_by_memory(scene)
     yield from _still_generating(scene)
     yield from _no_server_words(scene)
 
@@ -92,7 +94,7 @@ def of_memory(scene: Scene) -> Iterator[Evidence]:
     yield from _incidents(scene, "server_oom", "trainer_oom")
     ran_out = scene.near(Kind.OUT_OF_MEMORY)
     if ran_out:
-        yield _from(6, ran_out, f"{where_memory_ran_out(scene)} ran out of memory: {_shown(ran_out[0])}")
+        yield _from(6, ran_out, f"{where_memory_ran_out(scene)}: {_shown(ran_out[0])}")
     if killed := scene.near(Kind.KILLED_FOR_MEMORY):
         yield _from(2, killed, f"a process was killed by SIGKILL: {_shown(killed[0])}")
     if [h for h in scene.near(Kind.SERVER_EXITED) if h.facts.get("exit_code") in (-9, 137)] and not ran_out:
@@ -200,6 +202,13 @@ def _incidents(scene: Scene, *causes: str) -> Iterator[Evidence]:
     own = [h for h in scene.near(Kind.INCIDENT) if h.facts.get("cause") in causes]
     if own:
         yield _from(6, own, f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}")
+
+
+def _explained_by_memory(scene: Scene) -> Iterator[Evidence]:
+    """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
+    ran_out = [h for h in scene.near(Kind.OUT_OF_MEMORY) if place_of(h)[0] == "server"]
+    if ran_out:
+        yield _from(-6, ran_out, "a server ran out of memory: what else it did came of that")
 
 
 def _refusals(scene: Scene, weight: int) -> Iterator[Evidence]:

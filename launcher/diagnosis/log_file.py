@@ -42,6 +42,7 @@ class LogFile:
         self._path = path
         self._names = names
         self._role = role_of_name(path.name)
+        self._may_serve = self._role is not Role.TRAINER
         self._steps = Steps()
         self._keys: set[str] = set()
         self._happenings: list[Happening] = []
@@ -128,7 +129,7 @@ class LogFile:
         if self._first_time is None:
             self._first_time = first if first is not None else last
         self._last_time = last if last is not None else self._last_time
-        if self._role is not Role.TRAINER:
+        if self._may_serve:
             self._pauses.take(block.data, limit, self._step)
 
     def contents(self, size: int) -> Contents:

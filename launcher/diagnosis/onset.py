@@ -128,6 +128,11 @@ def _noise(series: Floats) -> float:
     return max(float(np.median(told)) / 0.954 if len(told) >= 5 else 0.0, NOISE_FLOOR * height, 1e-9)
 
 
+def _noise_at(before: Floats) -> float:
+    """The same of the old level alone, its zeros with it: E|x − y| is 2σ/√π."""
+    return math.sqrt(math.pi) / 2 * float(np.abs(np.diff(before)).mean()) if len(before) > 1 else 0.0
+
+
 def _wandering(series: Floats, end: int) -> float:
     """How much the mean of 25 steps differs from that of the 25 before it, up to `end`; a steady rise is no wandering."""
     count = end // BLOCK_STEPS
@@ -182,7 +187,8 @@ def _as_fall(
     low = series[level.begin : end if end is not None else len(series)]
     low_steps = int((low < middle).sum())
     n_before = min(best.end - begin, LOOKED_BACK)
-    error = noise * math.sqrt(1 / max(low_steps, 1) + 1 / max(n_before, 1))
+    error = max(noise, _noise_at(series[max(begin, best.end - 2 * LOOKED_BACK) : best.end]))
+    error *= math.sqrt(1 / max(low_steps, 1) + 1 / max(n_before, 1))
     if low_steps < LEAST_LOW or drop < STANDARD_ERRORS * error:
         return None
     if _is_usual_zero(series[begin : best.end], low):

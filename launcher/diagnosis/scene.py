@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.diagnosis.history import FoundFall
+from launcher.diagnosis.onset import Shape
 from launcher.diagnosis.records import FIGURES, Contents, Floats, Happening, Kind, Role, Steps
 
 STEPS_BEFORE, STEPS_AFTER = 3, 5
@@ -21,7 +22,8 @@ MARGIN_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A figure's median over up to 30 steps before the onset and 10 from it on; `noise` is its usual spread before."""
+    """A figure's median over up to 30 steps before the onset and 10 from it on (of a decay from its foot on); `noise` is
+    its usual spread before."""
 
     before: float
     after: float
@@ -92,7 +94,9 @@ class Scene:
             return None
         column, rows, onset = self.contents.steps.column(name), self.found.rows, self.found.fall.onset
         before = _finite(column[rows[max(0, onset - COMPARED_BEFORE) : onset]])
-        after = _finite(column[rows[onset : onset + COMPARED_AFTER]])
+        fall = self.found.fall
+        begin = fall.bottom if fall.shape is Shape.DECAY else onset
+        after = _finite(column[rows[begin : begin + COMPARED_AFTER]])
         if len(before) < 5 or len(after) < 2:
             return None
         middle = float(np.median(before))

@@ -126,12 +126,7 @@ def _ended_by(contents: Contents) -> list[Happening]:
         return [] if endings[-1].facts.get("event") != "run.errored" else [endings[-1]]
     steps = contents.steps
     last_time = float(steps.times[-1]) if len(steps) else float("nan")
-    after = [
-        h
-        for h in contents.happenings
-        if h.kind in FATAL
-        and (h.time > last_time if h.time is not None and np.isfinite(last_time) else h.after_step == steps.last_step)
-    ]
+    after = [h for h in contents.happenings if h.kind in FATAL and _is_after(h, steps.last_step, last_time)]
     if not len(steps):
         after = [h for h in contents.happenings if h.kind in FATAL]
     ready = [h.time for h in contents.happenings if h.kind is Kind.SERVER_READY and h.time is not None]
@@ -141,6 +136,13 @@ def _ended_by(contents: Contents) -> list[Happening]:
     if ready and not len(steps) and fatal[-1].time is not None and max(ready) > fatal[-1].time:
         return []  # it came up in the end
     return fatal
+
+
+def _is_after(happening: Happening, last_step: int | None, last_time: float) -> bool:
+    """Did it happen after the last step? By the step where its log counts them, else by time."""
+    if happening.after_step is not None:
+        return happening.after_step == last_step
+    return happening.time is not None and happening.time > last_time
 
 
 def _onset(contents: Contents, found: FoundFall) -> Onset:
