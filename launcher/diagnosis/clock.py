@@ -6,6 +6,8 @@ Logs of one run are compared by them, so that a trainer's and a server's file ne
 from __future__ import annotations
 
 import calendar
+import functools
+import re
 import time as wall
 
 from launcher.diagnosis.words import STAMP
@@ -18,21 +20,28 @@ HEAD = 240
 def stamp_in(data: bytes, start: int, end: int) -> float | None:
     """The first date in `data[start:end]`, in seconds."""
     match = STAMP.search(data, start, end)
-    return None if match is None else _seconds(match.groups())
+    return None if match is None else seconds_of(match)
 
 
 def stamp_before(data: bytes, position: int, reach: int) -> float | None:
     """The last date within `reach` bytes before `position`."""
-    found = STAMP.findall(data, max(0, position - reach), position)
-    return _seconds(found[-1]) if found else None
+    found = [*STAMP.finditer(data, max(0, position - reach), position)]
+    return seconds_of(found[-1]) if found else None
 
 
-def _seconds(parts: tuple[bytes, ...]) -> float | None:
-    year, month, day, hour, minute, second = (int(part) for part in parts[:6])
-    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24):
+def seconds_of(match: re.Match[bytes]) -> float | None:
+    """The date of a match of STAMP; None where it is none, such as month 19."""
+    year, month, day, hour, minute, second, fraction = match.groups()
+    if not (0 < int(month) <= 12 and 0 < int(day) <= 31 and int(hour) < 24):
         return None
-    fraction = float(b"0." + parts[6]) if parts[6] else 0.0
-    return calendar.timegm((year, month, day, hour, minute, second)) + fraction
+    whole = _days(int(year), int(month), int(day)) + int(hour) * 3600 + int(minute) * 60 + int(second)
+    return whole + float(b"0." + fraction) if fraction else float(whole)
+
+
+@functools.lru_cache(maxsize=64)
+def _days(year: int, month: int, day: int) -> int:
+    """Seconds from the epoch to a day's beginning; a log has few days."""
+    return calendar.timegm((year, month, day, 0, 0, 0))
 
 
 def from_unix(seconds: float) -> float:

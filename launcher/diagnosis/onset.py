@@ -27,7 +27,7 @@ WANDERING = 4.5
 """And so many times what the level of 25 steps usually differs from that of the 25 before."""
 STANDARD_ERRORS = 6.0
 NOISE_FLOOR = 0.02
-BLOCK_STEPS = 25
+BLOCK_STEPS, LEAST_BLOCKS = 25, 6
 LEAST_BEFORE = 8
 """Steps that a level must have stood for to be one that can be lost."""
 LEAST_LOW = 5
@@ -120,11 +120,12 @@ def _never(rewards: Floats, series: Floats, index: np.ndarray) -> list[Fall]:
 
 
 def _noise(series: Floats) -> float:
-    """Standard deviation of one step, from differences of neighbours: a trend does not inflate it, nor do zeros that
-    follow one another hide it (normal noise: the median of |x − y| is 0.954 σ)."""
-    differences = np.abs(np.diff(series))
-    told = differences[(series[1:] != 0) & (series[:-1] != 0)]
+    """Standard deviation of one step, from differences of neighbours: a trend does not inflate it (normal noise: the
+    median of |x − y| is 0.954 σ). Zeros that follow one another say nothing, nor does a leap between 0 and the height."""
     height = float(np.quantile(np.abs(series), 0.98))
+    pairs = np.column_stack((np.abs(series[1:]), np.abs(series[:-1])))
+    is_leap = (pairs.min(axis=1) == 0) & (pairs.max(axis=1) > height / 2)
+    told = np.abs(np.diff(series))[(pairs.max(axis=1) > 0) & ~is_leap]
     return max(float(np.median(told)) / 0.954 if len(told) >= 5 else 0.0, NOISE_FLOOR * height, 1e-9)
 
 
@@ -133,12 +134,14 @@ def _noise_at(before: Floats) -> float:
     return math.sqrt(math.pi) / 2 * float(np.abs(np.diff(before)).mean()) if len(before) > 1 else 0.0
 
 
-def _wandering(series: Floats, end: int) -> float:
-    """How much the mean of 25 steps differs from that of the 25 before it, up to `end`; a steady rise is no wandering."""
-    count = end // BLOCK_STEPS
-    if count < 6:
+def _wandering(before: Floats, after: Floats) -> float:
+    """How much the mean of 25 steps differs from that of the 25 before it; a steady rise is no wandering. Asked of the
+    steps before the fall, and of those after it where there are too few before."""
+    part = before if len(before) >= LEAST_BLOCKS * BLOCK_STEPS else after
+    count = len(part) // BLOCK_STEPS
+    if count < LEAST_BLOCKS:
         return 0.0
-    means = series[end - count * BLOCK_STEPS : end].reshape(count, BLOCK_STEPS).mean(axis=1)
+    means = part[len(part) - count * BLOCK_STEPS :].reshape(count, BLOCK_STEPS).mean(axis=1)
     steps = np.diff(means)
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps))))
 
@@ -179,14 +182,14 @@ def _as_fall(
     level = following[0]
     top = float(series[max(best.begin, best.end - LOOKED_BACK) : best.end].mean())
     drop = top - level.mean
-    needed = max(MIN_DROP * (top - floor), WANDERING * _wandering(series, best.end))
+    needed = max(MIN_DROP * (top - floor), WANDERING * _wandering(series[begin : best.end], series[level.begin :]))
     if drop < needed:
         return None
     middle = top - drop / 2
     end = _returned(series, level.begin, middle)
     low = series[level.begin : end if end is not None else len(series)]
     low_steps = int((low < middle).sum())
-    n_before = min(best.end - begin, LOOKED_BACK)
+    n_before = min(best.end - best.begin, LOOKED_BACK)
     error = max(noise, _noise_at(series[max(begin, best.end - 2 * LOOKED_BACK) : best.end]))
     error *= math.sqrt(1 / max(low_steps, 1) + 1 / max(n_before, 1))
     if low_steps < LEAST_LOW or drop < STANDARD_ERRORS * error:

@@ -1,24 +1,33 @@
 """When a server fell silent, and when it made no tokens: the dates in its log, sampled.
 
 A hung server writes nothing that says so. What tells is the time between two of its lines, and above all between two
-of its lines about batches (words.MADE_TOKENS): its HTTP half may go on talking. Dates are read once every 32 KiB, and
-line by line only where two samples lie far apart; a log that is large for its time has nothing to read there.
+of its lines about batches (words.MADE_TOKENS): its HTTP half may go on talking. Of each 32 KiB the first and the last
+date are read, and what lies between them by halves only where they lie far apart: a log that is large for its time has
+nothing to read there.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from launcher.diagnosis import clock
 from launcher.diagnosis.records import Happening, Kind, Role
-from launcher.diagnosis.words import MADE_TOKENS, STAMP
+from launcher.diagnosis.words import MADE_TOKENS
 
 SAMPLE_BYTES = 32 * 1024
+LEAST_BYTES = 64
+"""Less holds one line."""
 SHORTEST_S = 60.0
 """A pause shorter than this is none: training and checkpoints make servers wait as long."""
 MOST_KEPT = 200
+NEAR = (512, SAMPLE_BYTES)
+"""Bytes before a place in which the last date is looked for, near first."""
 
 Pause = tuple[float, float, int | None]
+Dated = tuple[int, float]
+"""A place in the data, and its date."""
+Look = Callable[[bytes, int, int], Dated | None]
 
 
 class ServerPauses:
@@ -39,40 +48,21 @@ class ServerPauses:
         self._step = step
         for start in range(0, limit, SAMPLE_BYTES):
             end = min(start + SAMPLE_BYTES, limit)
-            self._lines(data, start, end)
-            for words in MADE_TOKENS:
-                self._tokens(data, start, end, words)
+            self._walk(Kind.SILENCE, data, start, end, _first_line, _last_line)
+            self._walk(Kind.NO_TOKENS, data, start, end, _first_tokens, _last_tokens)
 
-    def _lines(self, data: bytes, start: int, end: int) -> None:
-        first = clock.stamp_in(data, start, end)
-        last = clock.stamp_before(data, end, min(4096, end - start))
-        if first is None:
+    def _walk(self, kind: Kind, data: bytes, start: int, end: int, first: Look, last: Look) -> None:
+        """All dates between which a pause may lie, in order."""
+        begin = first(data, start, end)
+        if begin is None:
             return
-        self._went_on(Kind.SILENCE, first)
-        if last is not None and last - first >= SHORTEST_S:
-            for match in STAMP.finditer(data, start, end):
-                if (time := clock.stamp_in(data, match.start(), match.end())) is not None:
-                    self._went_on(Kind.SILENCE, time)
-        if last is not None:
-            self._went_on(Kind.SILENCE, last)
-
-    def _tokens(self, data: bytes, start: int, end: int, words: bytes) -> None:
-        first, last = data.find(words, start, end), data.rfind(words, start, end)
-        if first < 0:
-            return
-        begin, until = self._date_at(data, first), self._date_at(data, last)
-        if begin is not None and until is not None and until - begin >= SHORTEST_S:
-            while 0 <= first < last:
-                if (time := self._date_at(data, first)) is not None:
-                    self._went_on(Kind.NO_TOKENS, time)
-                first = data.find(words, first + 1, end)
-        for time in (begin, until):
-            if time is not None:
-                self._went_on(Kind.NO_TOKENS, time)
-
-    def _date_at(self, data: bytes, position: int) -> float | None:
-        start = data.rfind(b"\n", 0, position) + 1
-        return clock.stamp_in(data, start, position)
+        until = last(data, begin[0], end) or begin
+        self._went_on(kind, begin[1])
+        if until[1] - begin[1] >= SHORTEST_S and until[0] - begin[0] > LEAST_BYTES:
+            middle = (begin[0] + until[0]) // 2
+            self._walk(kind, data, begin[0], middle, first, last)
+            self._walk(kind, data, middle, end, first, last)
+        self._went_on(kind, until[1])
 
     def _went_on(self, kind: Kind, time: float) -> None:
         last = self._last.get(kind)
@@ -107,3 +97,35 @@ class ServerPauses:
             where=self._name,
             facts={"seconds": end - begin, "is_last": is_last},
         )
+
+
+def _first_line(data: bytes, start: int, end: int) -> Dated | None:
+    match = clock.STAMP.search(data, start, end)
+    time = None if match is None else clock.seconds_of(match)
+    return None if match is None or time is None else (match.start(), time)
+
+
+def _last_line(data: bytes, start: int, end: int) -> Dated | None:
+    for reach in NEAR:
+        for match in reversed([*clock.STAMP.finditer(data, max(start, end - reach), end)]):
+            if (time := clock.seconds_of(match)) is not None:
+                return match.start(), time
+        if end - reach <= start:
+            break
+    return None
+
+
+def _first_tokens(data: bytes, start: int, end: int) -> Dated | None:
+    return _dated(data, data.find(MADE_TOKENS, start, end))
+
+
+def _last_tokens(data: bytes, start: int, end: int) -> Dated | None:
+    return _dated(data, data.rfind(MADE_TOKENS, start, end))
+
+
+def _dated(data: bytes, position: int) -> Dated | None:
+    """The place with the date at the beginning of its line."""
+    if position < 0:
+        return None
+    time = clock.stamp_in(data, data.rfind(b"\n", 0, position) + 1, position)
+    return None if time is None else (position, time)

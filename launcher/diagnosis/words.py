@@ -49,8 +49,8 @@ ROLE_PREFIX = re.compile(rb"^\[([A-Za-z][\w-]*)\]\s")
 SERVER_ROLES = ("llm_server", "rollout", "sglang", "server", "inf_engine", "vllm")
 """Roles of merged.log, and parts of file names, that mean an inference server."""
 
-MADE_TOKENS = (b"Decode batch", b"Prefill batch")
-"""SGLang's lines that prove that it generates."""
+MADE_TOKENS = b"#running-req: "
+"""In SGLang's lines about a batch, Prefill and Decode alike, which prove that it generates."""
 
 
 def plain(line: bytes) -> str:

@@ -33,7 +33,8 @@ FAILURES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """A run. `fails` at the step `onset` (from 0) in one of the ways of FAILURES, "" never. `old`: as 0.4.0 and before:
-    other keys, no prefix, `minibatches` tables a step. `plain`: no colours. `groups`: rollouts that fail in each step."""
+    other keys, no prefix, `minibatches` tables a step. `plain`: no colours. `groups`: rollouts that fail in each step.
+    `chatter`: lines of each step that say nothing. `recovers_at`, `back_to`: after so many steps it goes on from there."""
 
     fails: str = ""
     onset: int = 60
@@ -44,6 +45,7 @@ class Made:
     plain: bool = False
     groups: int = 8
     payload_tokens: int = 200
+    chatter: int = 2
     recovers_at: int | None = None
     back_to: int | None = None
     step_s: float = 60.0
@@ -57,6 +59,9 @@ class RunMaker:
         self.made = made
         self._random = random.Random(made.seed)
         self.now = float(BEGIN)
+        self._payloads = [
+            ", ".join(str(self._random.randrange(150_000)) for _ in range(made.payload_tokens)) for _ in range(20)
+        ]
         self._prefix = "" if made.old else "(AReaL) "
         self._actor = "grpo_actor" if made.old else "ppo_actor"
 
@@ -97,6 +102,11 @@ class RunMaker:
         bad = self.is_bad(step)
         if bad:
             yield from self._failures(step)
+        for number in range(self.made.chatter):
+            yield self._line(
+                "[FSDPEngine Rank 0]",
+                f"Microbatch #tokens (rank 0): [{1000 + number}], padded to: [1024], padding lengths: [9]",
+            )
         self.now += self.made.step_s * (1 if not bad else 60 if self.made.fails == "hang" else 0.5)
         total = self.made.steps
         yield self._line("StatsLogger", f"Epoch 1/1 Step {step + 1}/{total} Train step {step + 1}/{total} done.")
@@ -118,7 +128,7 @@ class RunMaker:
                 yield self._line("reward_api", "Computing reward timeout after 15s. Set reward to 0.", "WARNING")
 
     def _failed_rollout(self, *, refused: bool) -> Iterator[str]:
-        tokens = ", ".join(str(self._random.randrange(150_000)) for _ in range(self.made.payload_tokens))
+        tokens = self._random.choice(self._payloads)
         last = (
             f"Cannot connect to host {ADDRESS} ssl:default [Connect call failed ('127.0.0.1', 30000)]"
             if refused
