@@ -136,10 +136,16 @@ def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
     if given.json:
         print(json.dumps(to_dict(diagnosis), indent=1, ensure_ascii=False))
         return
-    console = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
-    console.print(render(diagnosis))
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if is_terminal else WIDTH_OF_A_FILE)
+    if is_terminal:
+        console.print(render(diagnosis), crop=False)
+    else:
+        with console.capture() as captured:
+            console.print(render(diagnosis), crop=False)
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
     if given.html is not None:
-        console.print(f"\npage: {given.html}", markup=False)
+        print(f"\npage: {given.html}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from launcher.diagnosis.as_text import headline
+from launcher.diagnosis.timeline import in_brief
 from launcher.diagnosis.verdict import Diagnosis, Onset
 
 FORMAT = "grpo-diagnosis/1"
@@ -39,7 +40,7 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, object]:
         "change": "" if remedy is None else remedy.change,
         "settings": [] if remedy is None else list(remedy.overrides),
         "commands": [] if way_back is None else list(way_back.commands),
-        "timeline": [asdict(moment) for moment in diagnosis.timeline],
+        "timeline": [asdict(moment) for moment in in_brief(diagnosis.timeline)],
         "notes": [*diagnosis.notes, *(causes.missing if causes else ())],
         "files": [asdict(source) for source in diagnosis.contents.sources],
     }

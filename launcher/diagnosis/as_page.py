@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from launcher.diagnosis.as_text import facts, headline
+from launcher.diagnosis.as_text import facts, headline, say_steps, signed
 from launcher.diagnosis.causes import Weighed
 from launcher.diagnosis.evidence import Evidence
 from launcher.diagnosis.picture import Lane, Mark, Picture, Point, draw
 from launcher.diagnosis.records import REWARD, Kind
-from launcher.diagnosis.timeline import Moment
+from launcher.diagnosis.timeline import ONSET, Moment, in_brief
 from launcher.diagnosis.verdict import Diagnosis
 
 WIDE, NARROW = 960, 380
+MOST_MARKS = 500
 COMMANDS = ("go on with", "then", "settings")
 LANES = {
     "checkpoints": (Kind.CHECKPOINT, Kind.CONDEMNED),
@@ -54,19 +55,22 @@ svg{display:block;max-width:100%;height:auto}
 .grid{stroke:var(--line);stroke-width:1}.tick,.lane{fill:var(--soft);font-size:12px}.said{font-size:13px;font-weight:600}
 .said.bad{fill:var(--bad)}.said.good{fill:var(--good)}
 .dot{fill:var(--blue);opacity:.3}.taken{fill:var(--bad);opacity:.3}.mean{fill:none;stroke:var(--blue);stroke-width:2}
-.band{fill:var(--bad);opacity:.13}.onset{stroke:var(--bad);stroke-width:1.5}.level{stroke:var(--soft);stroke-dasharray:2 4}
+.band{fill:var(--bad);opacity:.13}.onset{stroke:var(--bad);stroke-width:1.5}
+.level{stroke:var(--soft);stroke-dasharray:2 4}
 .chosen{stroke:var(--good);stroke-width:1.5;stroke-dasharray:5 3}
 .mark.bad{fill:var(--bad)}.mark.warn{fill:var(--warn)}.mark.good{fill:var(--good)}.mark.calm{fill:var(--calm)}
 .lane{paint-order:stroke;stroke:var(--page);stroke-width:3px}
 .cause{background:var(--card);border-radius:8px;padding:.6em .8em;margin:.5em 0}
 .cause summary{font-weight:600;cursor:pointer}
-ul{margin:.4em 0 0;padding-left:1.2em}li.for::marker{content:"+ ";color:var(--bad)}li.against::marker{content:"− ";color:var(--good)}
+ul{margin:.4em 0 0;padding-left:1.2em}li.for::marker{content:"+ ";color:var(--bad)}
+li.against::marker{content:"− ";color:var(--good)}
 .where{color:var(--soft);font-size:.85em}
 table{border-collapse:collapse;width:100%;font-size:.9rem}
 td,th{text-align:left;vertical-align:top;padding:.25em .6em .25em 0;border-bottom:1px solid var(--line)}
 th{color:var(--soft);font-weight:500}td.n{white-space:nowrap}tr.onset td{color:var(--bad);font-weight:600}
 @media(max-width:640px){.wide{display:none}.narrow{display:block}dl{grid-template-columns:1fr}dt{margin-top:.4em}
-td,th{display:inline-block;border:0;padding:0 .6em 0 0}tr{display:block;border-bottom:1px solid var(--line);padding:.35em 0}
+td,th{display:inline-block;border:0;padding:0 .6em 0 0}
+tr{display:block;border-bottom:1px solid var(--line);padding:.35em 0}
 thead{display:none}}
 """
 
@@ -130,14 +134,13 @@ def _lanes(diagnosis: Diagnosis, last_step: int) -> list[Lane]:
                 if c.global_step not in seen and c.global_step <= last_step
             ]
         if marks:
+            marks = marks[:: -(-len(marks) // MOST_MARKS)]
             lanes.append(Lane(name=name, marks=tuple(marks)))
     return lanes
 
 
 def _mark(moment: Moment, kind: Kind, last_step: int) -> Mark:
     step = min(moment.step if moment.step is not None else 0, last_step)
-    if kind is Kind.CHECKPOINT and moment.step is not None:
-        step = max(moment.step - 1, 0)
     last = None if moment.last_step is None else min(moment.last_step, last_step)
     times = f", {moment.count:,} times" if moment.count > 1 else ""
     return Mark(
@@ -166,7 +169,8 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _cause(one: Weighed, *, is_open: bool) -> Iterator[str]:
     where = f" ({escape(one.where)})" if one.where else ""
-    yield f'<details class="cause"{" open" if is_open else ""}><summary>{escape(one.guess)}{where}: {one.score:+d}</summary><ul>'
+    yield f'<details class="cause"{" open" if is_open else ""}>'
+    yield f"<summary>{escape(one.guess)}{where}: {signed(one.score)}</summary><ul>"
     yield from (_evidence("for", e) for e in one.supporting)
     yield from (_evidence("against", e) for e in one.opposing)
     if not one.supporting and not one.opposing:
@@ -182,13 +186,12 @@ def _evidence(side: str, evidence: Evidence) -> str:
 def _timeline(diagnosis: Diagnosis) -> Iterator[str]:
     if not diagnosis.timeline:
         return
-    yield "<h2>What happened</h2><table><thead><tr><th>step</th><th>time</th><th>what</th><th>first line</th></tr></thead><tbody>"
-    for m in diagnosis.timeline:
-        step = "" if m.step is None else f"{m.step}"
-        if m.step is not None and m.last_step is not None and m.last_step > m.step:
-            step += f"–{m.last_step}"
+    yield "<h2>What happened</h2><table><thead><tr><th>step</th><th>time</th><th>what</th><th>first line</th></tr>"
+    yield "</thead><tbody>"
+    for m in in_brief(diagnosis.timeline):
+        step = say_steps(m)
         times = f" × {m.count:,}" if m.count > 1 else ""
-        row = ' class="onset"' if m.kind == "onset" else ""
+        row = ' class="onset"' if m.kind == ONSET else ""
         yield (
             f'<tr{row}><td class="n">{step}</td><td class="n">{escape(m.time)}</td><td>{escape(m.kind)}{times}</td>'
             f'<td>{escape(m.text)} <span class="where">{escape(m.where)}</span></td></tr>'

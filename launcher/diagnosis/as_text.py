@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,10 +11,15 @@ from rich.text import Text
 
 from launcher.diagnosis.causes import Causes, Weighed
 from launcher.diagnosis.evidence import Evidence
+from launcher.diagnosis.timeline import ONSET, Moment, in_brief
 from launcher.diagnosis.verdict import Diagnosis, Onset, Word
 
 COLOURS = {Word.FINE: "bold green", Word.RECOVERED: "bold yellow", Word.FELL: "bold red", Word.STOPPED: "bold red"}
 SHOWN_CAUSES = 6
+LABEL = 12
+COMMANDS = ("settings", "go on with", "then")
+LAST = ("note", "read")
+LINE = 96
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
@@ -30,22 +35,34 @@ def headline(diagnosis: Diagnosis) -> str:
 def _parts(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield Text(headline(diagnosis), style=COLOURS[diagnosis.word])
     yield Text()
-    yield _facts(diagnosis)
+    said = list(facts(diagnosis))
+    yield _facts([(label, text) for label, text in said if label not in COMMANDS and label not in LAST])
+    for label, text in said:
+        if label in COMMANDS:  # never broken: it is there to be copied
+            line = Text.assemble((f"{label:<{LABEL}}", "bold"), text)
+            line.no_wrap, line.overflow = True, "ignore"
+            yield line
     if diagnosis.causes is not None:
         yield Text("\ncauses, the likeliest first (+ for, − against)", style="bold")
         yield _causes(diagnosis.causes)
     if diagnosis.timeline:
-        yield Text("\nwhat happened", style="bold")
+        yield Text("\nwhat happened (global steps)", style="bold")
         yield _timeline(diagnosis)
+    yield Text()
+    yield _facts([(label, text) for label, text in said if label in LAST])
 
 
-def _facts(diagnosis: Diagnosis) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
+def _facts(rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table.grid()
+    table.add_column(style="bold", no_wrap=True, width=LABEL)
     table.add_column(overflow="fold")
-    for label, text in facts(diagnosis):
+    for label, text in rows:
         table.add_row(label, Text(text))
     return table
+
+
+def signed(score: int) -> str:
+    return "0" if score == 0 else f"{score:+d}".replace("-", "−")
 
 
 def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -103,7 +120,7 @@ def _cause(one: Weighed) -> Table:
     table.add_column(overflow="fold")
     rows = [("+", e) for e in one.supporting] + [("−", e) for e in one.opposing]
     table.add_row(
-        Text(str(one.guess), style="bold" if one.score > 0 else ""), f"{one.score:+d}" if one.score else "0",
+        Text(str(one.guess), style="bold" if one.score > 0 else ""), signed(one.score),
         _evidence(*rows[0]) if rows else Text("nothing for or against it", style="dim"),
     )  # fmt: skip
     for sign, evidence in rows[1:]:
@@ -121,18 +138,22 @@ def _evidence(sign: str, evidence: Evidence) -> Text:
 
 def _timeline(diagnosis: Diagnosis) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("step", "time", "what", "times"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("step", "times") else "left")
-    table.add_column("first line", overflow="ellipsis", no_wrap=True)
-    for moment in diagnosis.timeline:
-        steps = "" if moment.step is None else str(moment.step)
-        if moment.last_step is not None and moment.step is not None and moment.last_step > moment.step:
-            steps += f"–{moment.last_step}"
-        style = "bold red" if moment.kind == "onset" else ""
-        line = Text(moment.text)
+    for name, width in (("step", 7), ("time", 19), ("what", 30)):
+        table.add_column(name, no_wrap=True, min_width=width, justify="right" if name == "step" else "left")
+    table.add_column("first line", overflow="ellipsis", no_wrap=True, ratio=1)
+    for moment in in_brief(diagnosis.timeline):
+        times = f" × {moment.count:,}" if moment.count > 1 else ""
+        line = Text(moment.text if len(moment.text) <= LINE else f"{moment.text[: LINE - 1]}…")
         if moment.where:
-            line.append(f"  {moment.where}", style="dim")
-        table.add_row(
-            steps, moment.time, moment.kind, f"{moment.count:,}" if moment.count > 1 else "", line, style=style
-        )
+            line = Text.assemble((f"{moment.where}  ", "dim"), line)
+        style = "bold red" if moment.kind == ONSET else ""
+        table.add_row(say_steps(moment), moment.time, f"{moment.kind}{times}", line, style=style)
     return table
+
+
+def say_steps(moment: Moment) -> str:
+    """`188` or `188–320`."""
+    if moment.step is None:
+        return ""
+    has_more = moment.last_step is not None and moment.last_step > moment.step
+    return f"{moment.step}–{moment.last_step}" if has_more else str(moment.step)

@@ -24,6 +24,7 @@ from launcher.diagnosis.records import (
     Role,
 )
 from launcher.diagnosis.scene import Scene
+from launcher.diagnosis.words import without_head
 from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_cause
 
 SHARP_STEPS = 3
@@ -342,5 +343,5 @@ def _from(weight: int, happenings: Sequence[Happening], text: str) -> Evidence:
 
 
 def _shown(happening: Happening) -> str:
-    line = str(happening.facts.get("line") or happening.text)
+    line = without_head(str(happening.facts.get("line") or happening.text))
     return line if len(line) <= 160 else f"{line[:159]}…"

@@ -7,14 +7,16 @@ of steps the one with the most counts, except logs that follow one another in ti
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from launcher.diagnosis.leveldb_log import MAGIC
 from launcher.diagnosis.log_file import read_log
 from launcher.diagnosis.own_run import read_events, read_metrics
-from launcher.diagnosis.records import Contents, FigureNames, Happening, Source, Steps
+from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Source, Steps
 from launcher.diagnosis.wandb_tables import read_csv, read_offline
 from launcher.errors import DataError, StorageError
 
@@ -31,6 +33,8 @@ class Format(enum.StrEnum):
 
 ORDER = tuple(Format)
 """Events come after the metrics by whose times they are placed."""
+STARTS = (Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
+"""A run's own events tell these better than its servers' logs."""
 PACKED = {b"\x1f\x8b": "gunzip", b"(\xb5/\xfd": "unzstd", b"PK\x03\x04": "unzip", b"\xfd7zXZ": "unxz"}
 
 
@@ -172,9 +176,22 @@ def _joined(read: Sequence[Contents]) -> Contents:
             used.append(contents)
             end = contents.sources[0].last_time or end
     sources = [_noted(source, contents in used) for contents in read for source in contents.sources]
-    happenings = sorted((h for c in read for h in c.happenings), key=_when)
+    has_own = any(source.path.endswith("events.jsonl") for c in read for source in c.sources)
+    told = (h for c in read for h in c.happenings if not (has_own and c.sources[0].what == "log" and h.kind in STARTS))
+    happenings = sorted(_placed(told, steps), key=_when)
     keys = sorted({key for contents in read for key in contents.keys})
     return Contents(steps=steps, happenings=tuple(happenings), sources=tuple(sources), keys=tuple(keys))
+
+
+def _placed(happenings: Iterable[Happening], steps: Steps) -> Iterator[Happening]:
+    """With the last step done before it, where its own file has no steps but its date is within the run's."""
+    times, numbers = steps.times, steps.steps
+    is_dated = bool(len(times)) and bool(np.isfinite(times).all()) and bool((np.diff(times) >= 0).all())
+    for one in happenings:
+        if one.after_step is not None or one.time is None or not is_dated or one.time < times[0]:
+            yield one
+        else:
+            yield replace(one, after_step=int(numbers[np.searchsorted(times, one.time, side="right") - 1]))
 
 
 def _overlaps(contents: Contents, longest: Contents | None) -> bool:

@@ -1,9 +1,9 @@
 """The container of a `.wandb` file: LevelDB's log format, with a header of WandB's own.
 
-Seven bytes of header (`:W&B`, a magic number, a version), then blocks of 32 KiB. Each piece of a record has a header of
-seven bytes (CRC-32, length, kind: 1 whole, 2 first, 3 middle, 4 last) and never crosses a block; the rest of a block too
-short for one is padding. Format: github.com/google/leveldb, doc/log_format.md. The checksum is zlib's CRC-32 of kind and
-data, as WandB writes it (LevelDB's own is CRC-32C).
+Seven bytes of header (`:W&B`, a magic number, a version), then blocks of 32 KiB. Each piece of a record has a header
+of seven bytes (CRC-32, length, kind: 1 whole, 2 first, 3 middle, 4 last) and never crosses a block; the rest of a block
+too short for one is padding. Format: github.com/google/leveldb, doc/log_format.md. The checksum is zlib's CRC-32 of
+kind and data, as WandB writes it (LevelDB's own is CRC-32C).
 
 A run that was killed leaves a torn end, which ends the reading and is no error.
 """
@@ -33,7 +33,7 @@ def read_records(path: Path) -> Iterator[bytes]:
                 f"{path} is not a .wandb file: it begins with {head[:4]!r}, not {MAGIC!r}",
                 "give the run-<id>.wandb of an offline-run folder",
             )
-        parts, used = [], FILE_HEADER
+        parts, used = list[bytes](), FILE_HEADER
         while block := file.read(BLOCK - used):
             for kind, data in _pieces(block):
                 if kind in (WHOLE, FIRST):

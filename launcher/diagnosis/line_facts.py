@@ -22,8 +22,8 @@ PHASES: Mapping[str, re.Pattern[str]] = {
         r"|update_weight|pause_generation"
     ),
     "startup": re.compile(
-        r"init_memory_pool|capture_cuda_graph|cuda_graph_runner|CudaGraphRunner|Capture cuda graph|in __init__|load_model"
-        r"|from_pretrained|increase --mem-fraction-static|create_optimizer|initialize_model|init_process|kv_cache_pool"
+        r"init_memory_pool|capture_cuda_graph|cuda_graph_runner|CudaGraphRunner|Capture cuda graph|in __init__"
+        r"|load_model|from_pretrained|increase --mem-fraction-static|create_optimizer|initialize_model|init_process"
     ),
     "training": re.compile(
         r"\.backward\(|in backward|train_batch|ppo_update|forward_backward|optimizer\.step|compute_logp|train_step"

@@ -48,7 +48,8 @@ class Block:
         if not len(numbers):
             return numbers
         mask = pc.match_substring_regex(self.lines.take(pa.array(numbers)), pattern=pattern)
-        return numbers[mask.to_numpy(zero_copy_only=False)]
+        found: Ints = numbers[mask.to_numpy(zero_copy_only=False)]
+        return found
 
 
 Keep = Callable[[Block], int]

@@ -21,7 +21,7 @@ from launcher.diagnosis.line_reader import Block, Ints, read_blocks
 from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
 from launcher.diagnosis.server_pauses import ServerPauses
 from launcher.diagnosis.stats_tables import read_step
-from launcher.diagnosis.words import ANY, KINDS, ROLE_PREFIX, SERVER_ROLES, STEP, plain
+from launcher.diagnosis.words import ANY, KINDS, ROLE_PREFIX, SERVER_ROLES, STAMP, STEP, plain, without_head
 
 HEAD_BYTES, TAIL_BYTES = 384, 256
 """What is looked at of a line to tell its kind: a failed request is printed with all of its tokens."""
@@ -106,7 +106,7 @@ class LogFile:
             time=self._time_of(block, ends[0], far=is_told),
             last_time=self._time_of(block, ends[1], far=is_told),
             after_step=after_step,
-            text=plain(line[:LONGEST_TEXT]) if is_told else "",
+            text=without_head(plain(line[:LONGEST_TEXT])) if is_told else "",
             where=f"{self._path.name}:{block.first_line + ends[0]}",
             facts=facts_of(kind, block, ends[0]) if is_told else {},
         )
@@ -166,7 +166,7 @@ def read_log(path: Path, names: FigureNames, said: Callable[[int], None] = lambd
 def looks_like_a_log(path: Path) -> bool:
     """Are there dates, as each of these programs writes them, at its beginning?"""
     with path.open("rb") as file:
-        return clock.STAMP.search(file.read(2**20)) is not None
+        return STAMP.search(file.read(2**20)) is not None
 
 
 def role_of_name(name: str) -> Role:

@@ -55,7 +55,7 @@ class Fall:
     """From level `before` to `after`, by indices of the series.
 
     `onset`: the first bad step, as estimated; it lies within `earliest` and `latest`. `bottom`: the first step at the
-    new level. `end`: the first step back at the old level, None where it never came back. `zeros`: steps with exactly 0.
+    new level. `end`: the first step back at the old level, None where it never came back. `zeros`: steps of exactly 0.
     """
 
     onset: int
@@ -121,7 +121,7 @@ def _never(rewards: Floats, series: Floats, index: np.ndarray) -> list[Fall]:
 
 def _noise(series: Floats) -> float:
     """Standard deviation of one step, from differences of neighbours: a trend does not inflate it (normal noise: the
-    median of |x − y| is 0.954 σ). Zeros that follow one another say nothing, nor does a leap between 0 and the height."""
+    median of |x − y| is 0.954 σ). Zeros in a row say nothing, nor does a leap between 0 and the height."""
     height = float(np.quantile(np.abs(series), 0.98))
     pairs = np.column_stack((np.abs(series[1:]), np.abs(series[:-1])))
     is_leap = (pairs.min(axis=1) == 0) & (pairs.max(axis=1) > height / 2)

@@ -13,10 +13,11 @@ from html import escape
 
 Point = tuple[float, float]
 
-LEFT, RIGHT, TOP = 44.0, 12.0, 26.0
+LEFT, RIGHT, TOP = 84.0, 12.0, 26.0
 PLOT_HEIGHT, LANE_HEIGHT, AXIS_HEIGHT = 240.0, 20.0, 24.0
 MOST_POINTS = 900
 TICKS = 5
+LABEL_WIDTH = 110.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ def _onset(picture: Picture, frame: _Frame, height: float) -> list[str]:
     anchor = "end" if x > 0.6 * frame.width else "start"
     at = x - 6 if anchor == "end" else x + 6
     parts = [
-        f'<rect class="band" x="{left:.1f}" y="{TOP}" width="{max(right - left, 1.5):.1f}" height="{bottom - TOP:.1f}"/>',
+        f'<rect class="band" x="{left:.1f}" y="{TOP}" width="{max(right - left, 1.5):.1f}" '
+        f'height="{bottom - TOP:.1f}"/>',
         f'<line class="onset" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{bottom:.1f}"/>',
         f'<text class="said bad" x="{at:.1f}" y="{TOP - 10}" text-anchor="{anchor}">onset: step {picture.onset}</text>',
     ]
@@ -145,9 +147,8 @@ def _chosen(picture: Picture, frame: _Frame, height: float) -> list[str]:
     if picture.chosen is None:
         return []
     x = frame.x(max(picture.chosen, frame.x_low))
-    onset_left = picture.onset is not None and frame.x(picture.onset) <= 0.6 * frame.width
-    crowded = picture.onset is not None and onset_left and frame.x(picture.onset) - x < 150
-    anchor = "end" if crowded or x > 0.6 * frame.width else "start"
+    room = (frame.width if picture.onset is None or picture.onset < picture.chosen else frame.x(picture.onset)) - x
+    anchor = "end" if room < LABEL_WIDTH and x - LEFT > LABEL_WIDTH else "start"
     at = x - 6 if anchor == "end" else x + 6
     return [
         f'<line class="chosen" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - 8:.1f}"/>',
@@ -200,5 +201,5 @@ def _lanes(picture: Picture, frame: _Frame) -> list[str]:
                 f'<rect class="mark {mark.tone}" x="{left - 2.5:.1f}" y="{y - 5:.1f}" '
                 f'width="{max(right - left, 0) + 5:.1f}" height="10" rx="2"><title>{escape(mark.text)}</title></rect>'
             )
-        parts.append(f'<text class="lane" x="{LEFT + 2}" y="{y + 4:.1f}">{escape(lane.name)}</text>')
+        parts.append(f'<text class="lane" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(lane.name)}</text>')
     return parts

@@ -184,7 +184,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file that was read. `role`: whose it is. `steps`: how many it tells of. `first_time`, `last_time`: its dates."""
+    """A file that was read. `role`: whose. `steps`: how many it tells of. `first_time`, `last_time`: its dates."""
 
     path: str
     what: str

@@ -1,14 +1,14 @@
-"""What to change so that it does not happen again, by cause; for memory the next rung of the ladder (policy/memory.py)."""
+"""What to change so that it does not happen again, by cause; for memory the next rung of policy/memory.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.config import MemoryConfig
 from launcher.diagnosis.causes import Guess
 from launcher.policy import memory
 from launcher.policy.exit_cause import RanOut
+from launcher.supervision_config import MemoryConfig
 
 DEFAULT_TIMEOUT_S = 3600.0
 SHORTER_TIMEOUT_S = 600
@@ -37,7 +37,8 @@ LADDERS: Mapping[RanOut, str] = {
     RanOut.SERVER_POOL: "halve rollout.max_concurrent_rollouts, then raise sglang.mem_fraction_static",
     RanOut.SERVER_POOL_TOO_SMALL: "raise sglang.mem_fraction_static: at start-up no room was left for the cache, "
     "which needs the opposite of what other shortages need",
-    RanOut.SERVER_HOST: "halve sglang.max_total_tokens, then rollout.max_concurrent_rollouts; or give the host more memory",
+    RanOut.SERVER_HOST: "halve sglang.max_total_tokens, then rollout.max_concurrent_rollouts; or give the host more "
+    "memory",
     RanOut.TRAINER_DEVICE: "halve actor.mb_spec.max_tokens_per_mb down to the longest sequence, then "
     "actor.gradient_checkpointing=true, then a lower sglang.mem_fraction_static where they share the GPU",
     RanOut.TRAINER_HOST: "halve actor.mb_spec.max_tokens_per_mb, then actor.gradient_checkpointing=true; "
@@ -60,9 +61,9 @@ def remedy_of(
             return _of_hang(settings)
         case Guess.SERVER_CRASH:
             return Remedy(
-                change="no setting makes a server immortal: run it where it is watched and restarted (this launcher does "
-                "both by itself), and never count a failed rollout as reward 0. If it ended by SIGKILL or crashes again "
-                "and again, go one rung down: a lower sglang.mem_fraction_static",
+                change="no setting makes a server immortal: run it where it is watched and restarted (this launcher "
+                "does both by itself), and never count a failed rollout as reward 0. If it ended by SIGKILL or crashes "
+                "again and again, go one rung down: a lower sglang.mem_fraction_static",
             )
         case Guess.DEGRADATION:
             return _of_degradation(settings)
@@ -83,8 +84,8 @@ def _of_hang(settings: Mapping[str, object]) -> Remedy:
     timeout = settings.get("rollout.request_timeout", DEFAULT_TIMEOUT_S)
     change = (
         "let requests end sooner, so that a hang shows, and run the server where it is watched and restarted "
-        "(this launcher does by itself); never count a failed rollout as reward 0. If it hangs again under load, a lower "
-        "sglang.mem_fraction_static or rollout.max_concurrent_rollouts"
+        "(this launcher does by itself); never count a failed rollout as reward 0. If it hangs again under load, a "
+        "lower sglang.mem_fraction_static or rollout.max_concurrent_rollouts"
     )
     if isinstance(timeout, int | float) and timeout > SHORTER_TIMEOUT_S:
         return Remedy(change=change, overrides=(f"rollout.request_timeout={SHORTER_TIMEOUT_S}",))

@@ -68,8 +68,8 @@ class RunFolders:
 def look_around(paths: Sequence[Path], happenings: Iterable[Happening], checkpoints: Path | None = None) -> RunFolders:
     """What lies around the files that were read. `checkpoints`: where the checkpoints lie, where that is known."""
     folders = list(dict.fromkeys((path if path.is_dir() else path.parent).absolute() for path in paths))
-    names = next((found for folder in folders if (found := _names_of(folder)).experiment), Names())
-    settings = next((found for folder in folders if (found := _settings_in(folder))), {})
+    names = next((named for folder in folders if (named := _names_of(folder)).experiment), Names())
+    settings = next((read for folder in folders if (read := _settings_in(folder))), {})
     if settings and not names.experiment:
         names = Names(experiment=str(settings.get("experiment_name", "")), trial=str(settings.get("trial_name", "")))
     roots = [checkpoints] if checkpoints else _roots(names)

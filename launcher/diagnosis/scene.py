@@ -22,7 +22,7 @@ MARGIN_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A figure's median over up to 30 steps before the onset and 10 from it on (of a decay from its foot on); `noise` is
+    """A figure's median over up to 30 steps before the onset and 10 from it on (of a decay: from its foot on); `noise`:
     its usual spread before."""
 
     before: float
@@ -127,7 +127,8 @@ class Scene:
 
 
 def _finite(values: Floats) -> Floats:
-    return values[np.isfinite(values)]
+    finite: Floats = values[np.isfinite(values)]
+    return finite
 
 
 def scene_of(contents: Contents, found: FoundFall | None) -> Scene:

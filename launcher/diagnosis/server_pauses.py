@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from launcher.diagnosis import clock
 from launcher.diagnosis.records import Happening, Kind, Role
-from launcher.diagnosis.words import MADE_TOKENS
+from launcher.diagnosis.words import MADE_TOKENS, STAMP
 
 SAMPLE_BYTES = 32 * 1024
 LEAST_BYTES = 64
@@ -100,14 +100,14 @@ class ServerPauses:
 
 
 def _first_line(data: bytes, start: int, end: int) -> Dated | None:
-    match = clock.STAMP.search(data, start, end)
+    match = STAMP.search(data, start, end)
     time = None if match is None else clock.seconds_of(match)
     return None if match is None or time is None else (match.start(), time)
 
 
 def _last_line(data: bytes, start: int, end: int) -> Dated | None:
     for reach in NEAR:
-        for match in reversed([*clock.STAMP.finditer(data, max(start, end - reach), end)]):
+        for match in reversed([*STAMP.finditer(data, max(start, end - reach), end)]):
             if (time := clock.seconds_of(match)) is not None:
                 return match.start(), time
         if end - reach <= start:

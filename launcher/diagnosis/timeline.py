@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from launcher.diagnosis.clock import say_time
 from launcher.diagnosis.history import FoundFall
 from launcher.diagnosis.records import Contents, Happening, Kind
 
 MOST = 60
+ONSET = "onset"
 TOGETHER_STEPS = 10
 """Happenings of one kind no further apart are one entry."""
 TOGETHER_S = 600.0
@@ -37,9 +38,8 @@ class Moment:
 
 
 def timeline_of(contents: Contents, found: FoundFall | None) -> list[Moment]:
-    """By time, where it is known, else by step."""
+    """Everything, by time, where it is known, else by step."""
     moments = [_moment(group) for group in _groups(contents)]
-    onset = None
     if found is not None:
         steps, rows, fall = contents.steps, found.rows, found.fall
         row = rows[fall.onset]
@@ -48,14 +48,28 @@ def timeline_of(contents: Contents, found: FoundFall | None) -> list[Moment]:
             step=int(steps.steps[row]),
             time=say_time(time) if math.isfinite(time) else "",
             seconds=time if math.isfinite(time) else None,
-            kind="onset",
+            kind=ONSET,
             count=1,
             text=f"the rewards begin to fall, {fall.shape}: {fall.before:.3g} → {fall.after:.3g}",
         )
         moments.append(onset)
         if fall.end is not None:
             moments.append(_came_back(contents, found))
-    return _few(sorted(moments, key=_when), onset)
+    return sorted(moments, key=_when)
+
+
+def in_brief(moments: Sequence[Moment]) -> list[Moment]:
+    """As many as a person reads: checkpoints in a row are one entry, and what lies far from the onset goes first."""
+    brief: list[Moment] = []
+    for moment in moments:
+        last = brief[-1] if brief else None
+        if last is not None and moment.kind == last.kind == Kind.CHECKPOINT:
+            brief[-1] = replace(
+                last, count=last.count + moment.count, last_step=moment.last_step, text=moment.text, where=moment.where
+            )
+        else:
+            brief.append(moment)
+    return _few(brief, next((moment for moment in brief if moment.kind == ONSET), None))
 
 
 def _came_back(contents: Contents, found: FoundFall) -> Moment:
@@ -99,15 +113,23 @@ def _near(one: Happening, other: Happening) -> bool:
 def _moment(group: list[Happening]) -> Moment:
     first, last = group[0], group[-1]
     return Moment(
-        step=None if first.after_step is None else first.after_step + 1,
+        step=_step_of(first),
         time=say_time(first.time),
         seconds=first.time,
         kind=str(first.kind),
         count=sum(one.count for one in group),
         text=first.text,
         where=first.where,
-        last_step=None if last.after_step is None else last.after_step + 1,
+        last_step=_step_of(last),
     )
+
+
+def _step_of(happening: Happening) -> int | None:
+    """The step under way; of a checkpoint the step that it holds, where it says so."""
+    said = happening.facts.get("global_step")
+    if happening.kind is Kind.CHECKPOINT and isinstance(said, int):
+        return said
+    return None if happening.after_step is None else happening.after_step + 1
 
 
 def _when(moment: Moment) -> tuple[float, float]:

@@ -193,7 +193,8 @@ def _headline(word: Word, contents: Contents, onset: Onset | None, scene: Scene,
         return f"{where}. {why}"
     if onset is not None and word is Word.RECOVERED:
         how = "and came back" if onset.stands else "and a recovery took it back"
-        return f"at global step {onset.step} the rewards fell, {onset.shape}: {onset.before:.3g} → {onset.after:.3g}, {how}. {why}"
+        fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
+        return f"at global step {onset.step} the rewards fell, {fell}, {how}. {why}"
     if word is Word.STOPPED:
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"

@@ -79,7 +79,7 @@ def read_offline(path: Path, names: FigureNames) -> Contents:
 
     def lines() -> Iterator[tuple[int, float | None, dict[str, float]]]:
         for data in read_records(path):
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "history":
                 items = {i.key or "/".join(i.nested_key): _number(_value(i.value_json)) for i in record.history.item}

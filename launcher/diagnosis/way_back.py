@@ -6,11 +6,11 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 
-from launcher.config import RestoreConfig
 from launcher.diagnosis.causes import Guess
 from launcher.diagnosis.run_folders import RunFolders, Shelved
 from launcher.messages import Cause, Incident
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
+from launcher.supervision_config import RestoreConfig
 
 SETTINGS = RestoreConfig(begin_anew=False)
 
@@ -57,7 +57,7 @@ def find_way_back(
         until=until,
         reason=reason,
         commands=_commands(folders, chosen, until, overrides),
-        warning=_warning(folders, until),
+        warning=_warning(folders, chosen, until),
     )
 
 
@@ -124,11 +124,13 @@ def _commands(
     return (*set_up, f"(your AReaL command) recover.mode=auto {changes}".rstrip())
 
 
-def _warning(folders: RunFolders, until: int | None) -> str:
+def _warning(folders: RunFolders, chosen: Shelved | None, until: int | None) -> str:
+    said = []
     step = folders.recover_step
-    if step is None or until is None or step <= until:
-        return ""
-    return (
-        f"AReaL's recover_checkpoint is of step {step}, after the onset: resuming from it goes on with the damage. "
-        "An export has no optimizer state: a resume from one begins with a fresh optimizer."
-    )
+    if step is not None and until is not None and step > until:
+        said.append(
+            f"AReaL's recover_checkpoint is of step {step}, after the onset: resuming from it keeps the damage."
+        )
+    if chosen is not None and not folders.names.is_ours and until is not None:
+        said.append("An export holds the model alone: going on from it begins with a fresh optimizer.")
+    return " ".join(said)

@@ -53,6 +53,17 @@ MADE_TOKENS = b"#running-req: "
 """In SGLang's lines about a batch, Prefill and Decode alike, which prove that it generates."""
 
 
+HEAD = re.compile(
+    r"^(\[[A-Za-z][\w-]*\]\s+)?(\(AReaL\) )?"
+    r"(\[?20\d\d-?\d\d-?\d\d[-T ][\d:.,]+( [A-Z]{2}\d+)*\]?\s*)?(trainer |StatsLogger )?"
+)
+
+
+def without_head(text: str) -> str:
+    """A line without its role, program and date, which are told beside it."""
+    return HEAD.sub("", text, count=1)
+
+
 def plain(line: bytes) -> str:
     """A line as text, without colours."""
     return ANSI.sub(b"", line).decode("utf-8", "replace").strip()

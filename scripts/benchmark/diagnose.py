@@ -38,13 +38,12 @@ class Reading:
 
 def write_trainer_log(path: Path, size: int) -> int:
     """A trainer.log of `size` bytes at least; the step at which it begins to fail."""
-    written, onset = 0, 0
     with path.open("w") as file:
         for written, onset, piece in _pieces(size):
             file.write(piece)
             if written >= size:
-                break
-    return onset
+                return onset
+    raise AssertionError("the pieces never end")
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int, str]]:

@@ -32,7 +32,7 @@ FAILURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A run. `fails` at the step `onset` (from 0) in one of the ways of FAILURES, "" never. `old`: as 0.4.0 and before:
+    """A run. `fails` at the step `onset` (from 0) in one of the ways of FAILURES, "" never. `old`: as 0.4.0 and before,
     other keys, no prefix, `minibatches` tables a step. `plain`: no colours. `groups`: rollouts that fail in each step.
     `chatter`: lines of each step that say nothing. `recovers_at`, `back_to`: after so many steps it goes on from there."""
 
@@ -108,15 +108,15 @@ class RunMaker:
                 f"Microbatch #tokens (rank 0): [{1000 + number}], padded to: [1024], padding lengths: [9]",
             )
         self.now += self.made.step_s * (1 if not bad else 60 if self.made.fails == "hang" else 0.5)
+        if step % 20 == 19:
+            yield self._line("Recover", "Saved recover checkpoint to /data/checkpoints/me/made/t0/default/recover_checkpoint"
+                             " (with_optim=True)")  # fmt: skip
         total = self.made.steps
         yield self._line("StatsLogger", f"Epoch 1/1 Step {step + 1}/{total} Train step {step + 1}/{total} done.")
         for number in range(self.made.minibatches):
             yield self._line("StatsLogger", f"Stats ({number + 1}/{self.made.minibatches}):")
             yield self._line("StatsLogger", "")
             yield table(self._figures(step, bad) if number == 0 else {f"{self._actor}/update/grad_norm": 0.2})
-        if step % 20 == 19:
-            yield self._line("Recover", "Saved recover checkpoint to /data/checkpoints/me/made/t0/default/recover_checkpoint"
-                             " (with_optim=True)")  # fmt: skip
 
     def _failures(self, step: int) -> Iterator[str]:
         fails = self.made.fails
@@ -139,7 +139,7 @@ class RunMaker:
                 "Traceback (most recent call last):\n"
                 '  File "/env/lib/python3.12/site-packages/aiohttp/connector.py", line 1115, in _wrap_create_connection\n'
                 "    sock = await aiohappyeyeballs.start_connection(\n"
-                f"ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 30000)\n"
+                "ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 30000)\n"
             )
         else:
             yield (
