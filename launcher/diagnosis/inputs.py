@@ -16,7 +16,7 @@ import numpy as np
 from launcher.diagnosis.leveldb_log import MAGIC
 from launcher.diagnosis.log_file import read_log
 from launcher.diagnosis.own_run import read_events, read_metrics
-from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Source, Steps
+from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Source, Steps, is_metric
 from launcher.diagnosis.wandb_tables import read_csv, read_offline
 from launcher.errors import DataError, StorageError
 
@@ -93,7 +93,7 @@ def _format_of(path: Path) -> Format:
         return Format.CSV
     if path.suffix == ".jsonl" or head.lstrip()[:1] == b"{":
         return Format.EVENTS if b'"event"' in head else Format.METRICS
-    if head.count(b"\0") > len(head) // 100:
+    if head.count(b"\0") > len(head) // 1000:
         raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), or a .wandb file")
     return Format.LOG
 
@@ -138,7 +138,7 @@ def read_inputs(inputs: Sequence[Input], *, metric: str = "", said: Said = lambd
         before += one.bytes
         said(before)
     contents = _joined(read)
-    if metric and not any(key == metric or key.endswith(metric) or metric.endswith(key) for key in contents.keys):
+    if metric and not any(is_metric(key, metric) for key in contents.keys):
         raise DataError(f"--metric {metric} is in none of the files", f"keys: {_some(contents.keys)}")
     return contents
 
@@ -180,7 +180,13 @@ def _joined(read: Sequence[Contents]) -> Contents:
     told = (h for c in read for h in c.happenings if not (has_own and c.sources[0].what == "log" and h.kind in STARTS))
     happenings = sorted(_placed(told, steps), key=_when)
     keys = sorted({key for contents in read for key in contents.keys})
-    return Contents(steps=steps, happenings=tuple(happenings), sources=tuple(sources), keys=tuple(keys))
+    return Contents(
+        steps=steps,
+        happenings=tuple(happenings),
+        sources=tuple(sources),
+        keys=tuple(keys),
+        total_steps=max((contents.total_steps for contents in read), default=0),
+    )
 
 
 def _placed(happenings: Iterable[Happening], steps: Steps) -> Iterator[Happening]:

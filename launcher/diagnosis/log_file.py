@@ -151,6 +151,7 @@ class LogFile:
             happenings=(*self._happenings, *pauses),
             sources=(source,),
             keys=tuple(sorted(self._keys)),
+            total_steps=self.total_steps,
         )
 
 

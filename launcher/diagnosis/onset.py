@@ -28,6 +28,7 @@ WANDERING = 4.5
 STANDARD_ERRORS = 6.0
 NOISE_FLOOR = 0.02
 BLOCK_STEPS, LEAST_BLOCKS = 25, 6
+ZERO_SHARE = 0.05
 LEAST_BEFORE = 8
 """Steps that a level must have stood for to be one that can be lost."""
 LEAST_LOW = 5
@@ -135,9 +136,12 @@ def _noise_at(before: Floats) -> float:
 
 
 def _wandering(before: Floats, after: Floats) -> float:
-    """How much the mean of 25 steps differs from that of the 25 before it; a steady rise is no wandering. Asked of the
-    steps before the fall, and of those after it where there are too few before."""
-    part = before if len(before) >= LEAST_BLOCKS * BLOCK_STEPS else after
+    """How much a level wanders by itself, before the fall and, where it is not down at 0, after it."""
+    return max(_wander(before), _wander(after) if (after == 0).mean() < ZERO_SHARE else 0.0)
+
+
+def _wander(part: Floats) -> float:
+    """How much the mean of 25 steps differs from that of the 25 before it; a steady rise or fall is no wandering."""
     count = len(part) // BLOCK_STEPS
     if count < LEAST_BLOCKS:
         return 0.0
@@ -182,12 +186,13 @@ def _as_fall(
     level = following[0]
     top = float(series[max(best.begin, best.end - LOOKED_BACK) : best.end].mean())
     drop = top - level.mean
-    needed = max(MIN_DROP * (top - floor), WANDERING * _wandering(series[begin : best.end], series[level.begin :]))
-    if drop < needed:
+    if drop < MIN_DROP * (top - floor):
         return None
     middle = top - drop / 2
     end = _returned(series, level.begin, middle)
     low = series[level.begin : end if end is not None else len(series)]
+    if drop < WANDERING * _wandering(series[begin : best.end], low):
+        return None
     low_steps = int((low < middle).sum())
     n_before = min(best.end - best.begin, LOOKED_BACK)
     error = max(noise, _noise_at(series[max(begin, best.end - 2 * LOOKED_BACK) : best.end]))

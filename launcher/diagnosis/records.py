@@ -67,10 +67,15 @@ class FigureNames:
         found = {name: key for name, ends in FIGURES.items() if (key := _ending(keys, ends))}
         if self._metric:
             found.pop(REWARD, None)
-            exact = [key for key in sorted(keys) if key == self._metric or key.endswith(self._metric)]
+            exact = [key for key in sorted(keys) if is_metric(key, self._metric)]
             if exact:
                 found[REWARD] = exact[0]
         return found
+
+
+def is_metric(key: str, metric: str) -> bool:
+    """Is it the key that was asked for? By its end, and by the end of a chart's column, `<run> - <key>`."""
+    return key == metric or key.endswith("/" + metric) or metric.endswith(f" - {key}")
 
 
 def _ending(keys: Iterable[str], ends: Iterable[str]) -> str:
@@ -204,3 +209,4 @@ class Contents:
     happenings: tuple[Happening, ...]
     sources: tuple[Source, ...]
     keys: tuple[str, ...] = ()
+    total_steps: int = 0

@@ -110,7 +110,9 @@ class Scene:
             return False
         column, rows, onset = self.contents.steps.column(name), self.found.rows, self.found.fall.onset
         before, after = column[rows[max(0, onset - 10) : onset]], column[rows[onset : onset + 10]]
-        return bool(np.isfinite(before).mean() > 0.8 and len(after) and np.isfinite(after).mean() < 0.3)
+        if not len(before) or not len(after):
+            return False
+        return bool(np.isfinite(before).mean() > 0.8 and np.isfinite(after).mean() < 0.3)
 
     def peak_before(self, name: str, steps: int = 20) -> tuple[float, float, int] | None:
         """(largest value, usual value, step) of a figure in the steps just before the bottom of the fall."""
@@ -158,13 +160,12 @@ def _end_scene(contents: Contents, steps: Steps) -> Scene:
                      last_step=None)  # fmt: skip
     numbers, times = steps.steps, steps.times
     since = _time(times[max(0, len(steps) - 2)])
-    ends = [s.last_time for s in contents.sources if s.last_time is not None]
     return Scene(
         contents=contents,
         found=None,
         onset_step=int(numbers[-1]) + 1,
         since=since,
-        until=max(ends, default=None) if since is not None else None,
+        until=math.inf if since is not None else None,
         first_step=int(numbers[-1]),
         last_step=int(numbers[-1]) + 2,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from launcher.diagnosis.way_back import WayBack, find_way_back
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
          Kind.KILLED_FOR_MEMORY, Kind.REFUSED)  # fmt: skip
 """What, with no step after it, ended the run."""
+SURVIVED = (*FATAL, Kind.INCIDENT, Kind.BATCH_REJECTED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
 
 
 class Word(enum.StrEnum):
@@ -95,7 +97,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
         remedy=remedy,
         way_back=way_back,
         timeline=tuple(timeline_of(contents, main)),
-        notes=tuple(_notes(contents, passes, folders)),
+        notes=tuple(_notes(word, contents, passes)),
         contents=contents,
         passes=tuple(passes),
         folders=folders,
@@ -224,7 +226,7 @@ def _say_steps(contents: Contents) -> str:
     return f"{steps}: reward {rewards[:few].mean():.3g} (first {few}) → {rewards[-few:].mean():.3g} (last {few})"
 
 
-def _notes(contents: Contents, passes: Sequence[Pass], folders: RunFolders) -> list[str]:
+def _notes(word: Word, contents: Contents, passes: Sequence[Pass]) -> list[str]:
     notes = []
     rewards = contents.steps.column(REWARD)
     if not len(contents.steps):
@@ -238,10 +240,16 @@ def _notes(contents: Contents, passes: Sequence[Pass], folders: RunFolders) -> l
         numbers = contents.steps.steps
         back = [f"{numbers[one.begin - 1]} → {numbers[one.begin]}" for one in passes[1:]]
         shown = ", ".join(back[:5]) + (f" and {len(back) - 5} more" if len(back) > 5 else "")
-        notes.append(f"the steps went back {len(back)} times: {shown}")
-    restarts = [h for h in contents.happenings if h.kind is Kind.INCIDENT]
-    if restarts:
-        notes.append(f"{len(restarts)} incidents in the run's own records")
+        notes.append(f"the steps went back {'once' if len(back) == 1 else f'{len(back)} times'}: {shown}")
+    survived = Counter({str(kind): sum(h.count for h in contents.happenings if h.kind is kind) for kind in SURVIVED})
+    if word is Word.FINE and survived.total():
+        told = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
+        notes.append(f"the run went on from all of this: {told}")
+    last, total = contents.steps.last_step, contents.total_steps
+    if word is Word.FINE and last is not None and total and last + 1 < total:
+        notes.append(
+            f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
+        )
     if not any(s.role is Role.SERVER for s in contents.sources):
         notes.append("no server log was read")
     return notes

@@ -1,4 +1,4 @@
-"""How fast scripts/diagnose.py reads, and in how much memory: a made log of the size asked for, in a process of its own.
+"""How fast scripts/diagnose.py reads, and in how much memory: a made log, in a process of its own.
 
 The log is half of a run that learns, half of one whose server is gone: tables, and failed requests with their tokens.
 The file was just written, so that it comes from the page cache as far as there is memory for it.
@@ -24,7 +24,8 @@ ENDLESS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One reading. `cpu_s`: processor time, which others on the machine don't change. `peak_mb`: the most memory that the process held; `onset` as found, and as made."""
+    """One reading. `cpu_s`: processor time, which others on the machine don't change. `peak_mb`: the most memory that
+    the process held. `onset`: as found, and as made."""
 
     log: str
     megabytes: float

@@ -20,7 +20,7 @@ GREEN, BROWN, RESET = "\x1b[92m", "\x1b[1;38;2;180;140;80m", "\x1b[0m"
 PAIRS_A_ROW = 4
 MORE_KEYS = tuple(
     f"update/{name}/{part}"
-    for name in ("importance_weight", "clip_ratio", "new_logp", "old_logp", "behave_kl", "vocab_max_logits", "dual_clip")
+    for name in ("importance_weight", "clip_ratio", "new_logp", "old_logp", "behave_kl", "max_logits", "dual_clip")
     for part in ("avg", "min", "max")
 )  # fmt: skip
 ADDRESS = "127.0.0.1:30000"
@@ -34,7 +34,7 @@ FAILURES = (
 class Made:
     """A run. `fails` at the step `onset` (from 0) in one of the ways of FAILURES, "" never. `old`: as 0.4.0 and before,
     other keys, no prefix, `minibatches` tables a step. `plain`: no colours. `groups`: rollouts that fail in each step.
-    `chatter`: lines of each step that say nothing. `recovers_at`, `back_to`: after so many steps it goes on from there."""
+    `chatter`: lines of each step that say nothing. `recovers_at`: steps, after which it goes on from `back_to`."""
 
     fails: str = ""
     onset: int = 60
@@ -59,6 +59,7 @@ class RunMaker:
         self.made = made
         self._random = random.Random(made.seed)
         self.now = float(BEGIN)
+        self.is_mended = False
         self._payloads = [
             ", ".join(str(self._random.randrange(150_000)) for _ in range(made.payload_tokens)) for _ in range(20)
         ]
@@ -80,7 +81,7 @@ class RunMaker:
             if self.made.fails in ("trainer_oom", "transfer_oom") and step == self.made.onset - 1:
                 frames = {"trainer_oom": "backward", "transfer_oom": "_update_weights_from_distributed"}
                 yield from self._traceback(
-                    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.50 GiB. GPU 0 has a total capacity",
+                    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.50 GiB. GPU 0 has 79.1 GiB",
                     frames[self.made.fails],
                 )
                 return
@@ -91,11 +92,11 @@ class RunMaker:
             yield from range(made.steps)
             return
         yield from range(made.recovers_at)
+        self.is_mended = True
         yield from range(made.back_to or 0, made.steps)
 
     def is_bad(self, step: int) -> bool:
-        lasting = self.made.recovers_at is None or self.now < BEGIN + self.made.step_s * self.made.recovers_at
-        return bool(self.made.fails) and step >= self.made.onset and lasting
+        return bool(self.made.fails) and step >= self.made.onset and not self.is_mended
 
     def step(self, step: int) -> Iterator[str]:
         """One step: what failed in it, its line, its tables, its checkpoint."""
@@ -109,8 +110,8 @@ class RunMaker:
             )
         self.now += self.made.step_s * (1 if not bad else 60 if self.made.fails == "hang" else 0.5)
         if step % 20 == 19:
-            yield self._line("Recover", "Saved recover checkpoint to /data/checkpoints/me/made/t0/default/recover_checkpoint"
-                             " (with_optim=True)")  # fmt: skip
+            place = "/data/checkpoints/me/made/t0/default/recover_checkpoint"
+            yield self._line("Recover", f"Saved recover checkpoint to {place} (with_optim=True)")
         total = self.made.steps
         yield self._line("StatsLogger", f"Epoch 1/1 Step {step + 1}/{total} Train step {step + 1}/{total} done.")
         for number in range(self.made.minibatches):
@@ -137,7 +138,7 @@ class RunMaker:
         if refused:
             yield (
                 "Traceback (most recent call last):\n"
-                '  File "/env/lib/python3.12/site-packages/aiohttp/connector.py", line 1115, in _wrap_create_connection\n'
+                '  File "/env/lib/site-packages/aiohttp/connector.py", line 1115, in _wrap_create_connection\n'
                 "    sock = await aiohappyeyeballs.start_connection(\n"
                 "ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 30000)\n"
             )
@@ -169,7 +170,7 @@ class RunMaker:
             f"{actor}/seq_len/avg": 400 + noise(0, 8) + 300 * worn,
             f"{actor}/no_eos_ratios/avg": 0.05 + 0.5 * worn,
             f"{actor}/update/entropy/avg": 0.4 + noise(0, 0.01) - 0.35 * worn,
-            f"{actor}/update/grad_norm": 0.2 + abs(noise(0, 0.02)) + (3.0 if 0 <= step - self.made.onset < 3 and worn else 0),
+            f"{actor}/update/grad_norm": 0.2 + abs(noise(0, 0.02)) + 3.0 * (worn > 0 and step - self.made.onset < 3),
             f"{actor}/update/update_successful": 1.0,
             f"{actor}/update/actor_loss/avg": noise(0, 1e-3),
             **{f"{actor}/{key}": noise(0, 1) for key in MORE_KEYS},
@@ -215,16 +216,17 @@ class RunMaker:
         """The server's log of the same run: batches while it lives, and how it ends."""
         made = self.made
         end = BEGIN + made.step_s * (made.onset if made.fails in ("crash", "hang", "server_oom") else made.steps)
-        yield f"[{_iso(self.now)}] server_args=ServerArgs(model_path='m', mem_fraction_static=0.8, watchdog_timeout=300)\n"
+        yield f"[{_iso(self.now)}] server_args=ServerArgs(mem_fraction_static=0.8, watchdog_timeout=300)\n"
         if made.fails == "startup_oom":
-            yield 'Traceback (most recent call last):\n  File "/env/sglang/srt/mem_cache/pool.py", in init_memory_pool\n'
+            yield 'Traceback (most recent call last):\n  File "/env/sglang/srt/pool.py", in init_memory_pool\n'
             yield "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n"
             return
         yield f"[{_iso(self.now)}] The server is fired up and ready to roll!\n"
         while self.now < end:
             yield (
-                f"[{_iso(self.now)}] Decode batch, #running-req: 48, #token: {self._random.randrange(90_000)}, token usage: 0.31, "
-                f"cuda graph: True, gen throughput (token/s): {self._random.gauss(4000, 90):.2f}, #queue-req: 0, \n"
+                f"[{_iso(self.now)}] Decode batch, #running-req: 48, #token: {self._random.randrange(90_000)}, "
+                f"token usage: 0.31, cuda graph: True, gen throughput (token/s): {self._random.gauss(4000, 90):.2f}, "
+                "#queue-req: 0, \n"
             )
             self.now += every_s
         if made.fails == "server_oom":
@@ -232,10 +234,11 @@ class RunMaker:
                 f"[{_iso(self.now)}] Scheduler hit an exception: Traceback (most recent call last):\n"
                 '  File "/env/sglang/srt/managers/scheduler.py", line 2012, in event_loop_overlap\n'
                 "    result = self.run_batch(batch)\n"
-                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has a total capacity of 79 GiB\n"
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.20 GiB. GPU 0 has 79.1 GiB\n"
             )
         if made.fails in ("crash", "server_oom"):
-            yield f"{time.strftime('%Y%m%d-%H:%M:%S', time.gmtime(self.now))}.000 SGLangServer INFO: SGLang server http://{ADDRESS} exits, returncode=-9\n"
+            stamp = time.strftime("%Y%m%d-%H:%M:%S.000", time.gmtime(self.now))
+            yield f"{stamp} SGLangServer INFO: SGLang server http://{ADDRESS} exits, returncode=-9\n"
 
     def merged(self) -> Iterator[str]:
         """trainer and server in one, as the single controller writes them: each line with its role."""

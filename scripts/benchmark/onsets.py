@@ -229,7 +229,8 @@ def report(found: Sequence[Found], seconds: float = math.nan) -> dict[str, objec
     for kind in dict.fromkeys(one.kind for one in found):
         print(_row(kind, [one for one in found if one.kind == kind]))
     print(
-        f"precision {precision:.4f}, recall {recall:.4f}, {len(found)} series, {seconds / len(found) * 1000:.1f} ms each"
+        f"precision {precision:.4f}, recall {recall:.4f}, {len(found)} series, "
+        f"{seconds / len(found) * 1000:.1f} ms each"
     )
     return {"precision": precision, "recall": recall, "series": [asdict(one) for one in found]}
 
