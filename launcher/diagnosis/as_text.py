@@ -19,7 +19,7 @@ SHOWN_CAUSES = 6
 LABEL = 12
 COMMANDS = ("settings", "go on with", "then")
 LAST = ("note", "read")
-LINE = 96
+LINE, NEW_LINE = 88, "\n"
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
@@ -36,7 +36,8 @@ def _parts(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     yield Text(headline(diagnosis), style=COLOURS[diagnosis.word])
     yield Text()
     said = list(facts(diagnosis))
-    yield _facts([(label, text) for label, text in said if label not in COMMANDS and label not in LAST])
+    if answers := [(label, text) for label, text in said if label not in COMMANDS and label not in LAST]:
+        yield _facts(answers)
     for label, text in said:
         if label in COMMANDS:  # never broken: it is there to be copied
             line = Text.assemble((f"{label:<{LABEL}}", "bold"), text)
@@ -46,7 +47,7 @@ def _parts(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield Text("\ncauses, the likeliest first (+ for, − against)", style="bold")
         yield _causes(diagnosis.causes)
     if diagnosis.timeline:
-        yield Text("\nwhat happened (global steps)", style="bold")
+        yield Text(f"{NEW_LINE if diagnosis.is_failure else ''}what happened (global steps)", style="bold")
         yield _timeline(diagnosis)
     yield Text()
     yield _facts([(label, text) for label, text in said if label in LAST])
@@ -138,7 +139,7 @@ def _evidence(sign: str, evidence: Evidence) -> Text:
 
 def _timeline(diagnosis: Diagnosis) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, width in (("step", 7), ("time", 19), ("what", 30)):
+    for name, width in (("step", 7), ("time", 19), ("what", 36)):
         table.add_column(name, no_wrap=True, min_width=width, justify="right" if name == "step" else "left")
     table.add_column("first line", overflow="ellipsis", no_wrap=True, ratio=1)
     for moment in in_brief(diagnosis.timeline):

@@ -49,5 +49,16 @@ def from_unix(seconds: float) -> float:
     return calendar.timegm(wall.localtime(seconds)) + seconds % 1
 
 
+def say_duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3 h 20 min`, `5 d 2 h`."""
+    minutes = round(seconds / 60)
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
 def say_time(seconds: float | None) -> str:
     return "" if seconds is None else wall.strftime("%Y-%m-%d %H:%M:%S", wall.gmtime(seconds))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.diagnosis.clock import say_duration
 from launcher.diagnosis.onset import Shape
 from launcher.diagnosis.records import (
     ENTROPY,
@@ -160,7 +161,7 @@ def missing_from(scene: Scene) -> Iterator[str]:
     """Which files would have told more."""
     if not scene.has_server_log:
         yield "no server log was given (llm_server.log): a hang and a crash can't be told apart by it"
-    if not scene.has_log(Role.TRAINER):
+    if not scene.has_log(Role.TRAINER) and not scene.near(Kind.INCIDENT, Kind.RUN_ENDED):
         yield "no trainer log was given (trainer.log): failed connections can't be seen"
 
 
@@ -231,14 +232,16 @@ def _pauses(scene: Scene) -> Iterator[Evidence]:
     long = [h for h in pauses if _seconds(h) >= limit]
     if long:
         longest = max(long, key=_seconds)
-        yield _from(3, [longest], f"a server made no tokens for {_seconds(longest):.0f} s")
+        yield _from(3, [longest], f"a server made no tokens for {say_duration(_seconds(longest))}")
     for last in (h for h in scene.contents.happenings if h.kind is Kind.NO_TOKENS and h.facts.get("is_last")):
         end = _trainer_end(scene)
         if last.time is None or end is None or scene.until is None:
             continue
         if last.time <= scene.until and end - last.time >= max(PAUSE_S, limit):
             yield _from(
-                4, [last], f"a server made its last tokens {end - last.time:.0f} s before the trainer's log ends"
+                4,
+                [last],
+                f"a server made its last tokens {say_duration(end - last.time)} before the trainer's log ends",
             )
 
 

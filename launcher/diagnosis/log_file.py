@@ -130,11 +130,13 @@ class LogFile:
             self._first_time = first if first is not None else last
         self._last_time = last if last is not None else self._last_time
         if self._may_serve:
-            self._pauses.take(block.data, limit, self._step)
+            self._pauses.take(block.data, limit)
 
     def contents(self, size: int) -> Contents:
         """Everything gathered, once all blocks were taken."""
         role, pauses = self._role, self._pauses.found(self._last_time)
+        if len(self._steps):  # others write into it too: when a server is silent can't be seen
+            pauses = [pause for pause in pauses if pause.kind is Kind.NO_TOKENS]
         if role is Role.UNKNOWN and self._pauses.makes_tokens:
             role = Role.SERVER
         source = Source(

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable
 
 from launcher.diagnosis import clock
+from launcher.diagnosis.clock import say_duration
 from launcher.diagnosis.records import Happening, Kind, Role
 from launcher.diagnosis.words import MADE_TOKENS, STAMP
 
@@ -24,7 +25,7 @@ MOST_KEPT = 200
 NEAR = (512, SAMPLE_BYTES)
 """Bytes before a place in which the last date is looked for, near first."""
 
-Pause = tuple[float, float, int | None]
+Pause = tuple[float, float]
 Dated = tuple[int, float]
 """A place in the data, and its date."""
 Look = Callable[[bytes, int, int], Dated | None]
@@ -37,15 +38,13 @@ class ServerPauses:
         self._name = name
         self._last: dict[Kind, float] = {}
         self._kept: dict[Kind, list[tuple[float, Pause]]] = {Kind.SILENCE: [], Kind.NO_TOKENS: []}
-        self._step: int | None = None
 
     @property
     def makes_tokens(self) -> bool:
         return Kind.NO_TOKENS in self._last
 
-    def take(self, data: bytes, limit: int, step: int | None) -> None:
-        """`data[:limit]` are the next lines, written after `step` was done (where the log knows of steps)."""
-        self._step = step
+    def take(self, data: bytes, limit: int) -> None:
+        """`data[:limit]` are the next lines."""
         for start in range(0, limit, SAMPLE_BYTES):
             end = min(start + SAMPLE_BYTES, limit)
             self._walk(Kind.SILENCE, data, start, end, _first_line, _last_line)
@@ -67,7 +66,7 @@ class ServerPauses:
     def _went_on(self, kind: Kind, time: float) -> None:
         last = self._last.get(kind)
         if last is not None and time - last >= SHORTEST_S:
-            heapq.heappush(self._kept[kind], (time - last, (last, time, self._step)))
+            heapq.heappush(self._kept[kind], (time - last, (last, time)))
             if len(self._kept[kind]) > MOST_KEPT:
                 heapq.heappop(self._kept[kind])
         if last is None or time > last:
@@ -82,18 +81,17 @@ class ServerPauses:
         ]
         if (last := self._last.get(Kind.NO_TOKENS)) is not None:
             until = last if end is None else max(end, last)
-            happenings.append(self._happening(Kind.NO_TOKENS, (last, until, self._step), is_last=True))
+            happenings.append(self._happening(Kind.NO_TOKENS, (last, until), is_last=True))
         return happenings
 
     def _happening(self, kind: Kind, pause: Pause, *, is_last: bool) -> Happening:
-        begin, end, step = pause
+        begin, end = pause
         return Happening(
             kind=kind,
             role=Role.SERVER,
             time=begin,
             last_time=end,
-            after_step=step,
-            text=f"no {'line' if kind is Kind.SILENCE else 'batch'} for {end - begin:.0f} s",
+            text=f"no {'line' if kind is Kind.SILENCE else 'batch'} for {say_duration(end - begin)}",
             where=self._name,
             facts={"seconds": end - begin, "is_last": is_last},
         )

@@ -27,6 +27,9 @@ FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SER
 SURVIVED = (*FATAL, Kind.INCIDENT, Kind.BATCH_REJECTED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
 
 
+LONGEST_REASON = 160
+
+
 class Word(enum.StrEnum):
     """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were taken back. STOPPED: the run
     ended by a failure. FINE: no failure found."""
@@ -200,8 +203,15 @@ def _headline(word: Word, contents: Contents, onset: Onset | None, scene: Scene,
     if word is Word.STOPPED:
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"
-        return f"the run stopped {after}. {why}"
+        return f"the run stopped {after}{_own_word(contents)}. {why}"
     return f"no failure found in {_say_steps(contents)}"
+
+
+def _own_word(contents: Contents) -> str:
+    """What the run itself gave as its reason."""
+    ends = [h for h in contents.happenings if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
+    reason = " ".join(str(ends[-1].facts["reason"]).split()) if ends else ""
+    return f" ({reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + '…'})" if reason else ""
 
 
 def _why(causes: Causes | None) -> str:
@@ -250,6 +260,7 @@ def _notes(word: Word, contents: Contents, passes: Sequence[Pass]) -> list[str]:
         notes.append(
             f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
         )
-    if not any(s.role is Role.SERVER for s in contents.sources):
-        notes.append("no server log was read")
+    has_server = any(one.role is Role.SERVER for one in (*contents.sources, *contents.happenings))
+    if word is Word.FINE and not has_server:
+        notes.append("no server's log was read")
     return notes

@@ -54,7 +54,7 @@ def test_a_table_without_steps_has_none_or_is_refused(tmp_path, text):
     if text.startswith("Step"):
         assert len(read(path).steps) == 0
         return
-    with pytest.raises(DataError, match="is empty|no column of steps"):
+    with pytest.raises(DataError, match=r"is empty|no column of steps"):
         read(path)
 
 
@@ -109,5 +109,5 @@ def test_an_offline_folder_is_enough(offline):
 def test_what_is_no_such_file_is_said(tmp_path):
     path = tmp_path / "x.wandb"
     path.write_bytes(b"not one")
-    with pytest.raises(DataError, match="not a .wandb file"):
+    with pytest.raises(DataError, match=r"not a \.wandb file"):
         list(read_records(path))
