@@ -16,7 +16,7 @@ from launcher.diagnosis.verdict import Diagnosis
 
 WIDE, NARROW = 960, 380
 MOST_MARKS = 500
-COMMANDS = ("go on with", "then", "settings")
+COMMANDS = ("go on with", "settings")
 LANES = {
     "checkpoints": (Kind.CHECKPOINT, Kind.CONDEMNED),
     "connections": (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED),

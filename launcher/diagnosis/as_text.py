@@ -17,7 +17,7 @@ from launcher.diagnosis.verdict import Diagnosis, Onset, Word
 COLOURS = {Word.FINE: "bold green", Word.RECOVERED: "bold yellow", Word.FELL: "bold red", Word.STOPPED: "bold red"}
 SHOWN_CAUSES = 6
 LABEL = 12
-COMMANDS = ("settings", "go on with", "then")
+COMMANDS = ("settings", "go on with")
 LAST = ("note", "read")
 LINE, NEW_LINE = 88, "\n"
 
@@ -85,8 +85,8 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         if diagnosis.remedy.overrides:
             yield "settings", " ".join(diagnosis.remedy.overrides)
     if diagnosis.way_back is not None:
-        for number, command in enumerate(diagnosis.way_back.commands):
-            yield "go on with" if number == 0 else "then", command
+        for command in diagnosis.way_back.commands:
+            yield "go on with", command
     for note in (*diagnosis.notes, *(diagnosis.causes.missing if diagnosis.causes else ())):
         yield "note", note
     for source in diagnosis.contents.sources:

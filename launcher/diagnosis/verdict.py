@@ -260,7 +260,7 @@ def _notes(word: Word, contents: Contents, passes: Sequence[Pass]) -> list[str]:
         notes.append(
             f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
         )
-    has_server = any(one.role is Role.SERVER for one in (*contents.sources, *contents.happenings))
-    if word is Word.FINE and not has_server:
+    roles = {source.role for source in contents.sources} | {one.role for one in contents.happenings}
+    if word is Word.FINE and Role.SERVER not in roles:
         notes.append("no server's log was read")
     return notes

@@ -13,6 +13,8 @@ from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, 
 from launcher.supervision_config import RestoreConfig
 
 SETTINGS = RestoreConfig(begin_anew=False)
+AREALS_COMMAND = "the command that started it"
+"""No log of AReaL's says it."""
 
 CAUSES = {
     Guess.DEGRADATION: Cause.REWARD_COLLAPSE,
@@ -109,19 +111,16 @@ def _why_none(folders: RunFolders, until: int | None) -> str:
 def _commands(
     folders: RunFolders, chosen: Shelved | None, until: int | None, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What to type. Where no step is damaged the newest checkpoint will do, which every launcher takes by itself."""
-    flags, changes = folders.names.flags, " ".join(map(shlex.quote, overrides))
-    set_up = []
-    if until is not None and until >= 0:
-        which = (
-            f"--checkpoint-path {shlex.quote(chosen.path)}"
-            if chosen and chosen.on_disk
-            else f"--before-step {until + 1}"
-        )
-        set_up = [f"python -m scripts.setup_recovery {flags} {which}"]
-    if folders.names.is_ours:
-        return (*set_up, f"python -m scripts.resume_training {flags} {changes}".rstrip())
-    return (*set_up, f"(your AReaL command) recover.mode=auto {changes}".rstrip())
+    """What to type. It shows what it is going to do and asks. Where no step is damaged the newest checkpoint will do,
+    which every launch takes by itself."""
+    if until is not None and until < 0:
+        return ()
+    words = ["python -m scripts.resume_training", folders.names.flags]
+    if until is not None:
+        words.append(f"--before-step {(until if chosen is None else chosen.global_step) + 1}")
+    if not folders.names.is_ours:
+        words.append(f"--command {shlex.quote(AREALS_COMMAND)}")
+    return (" ".join([*words, *map(shlex.quote, overrides)]),)
 
 
 def _warning(folders: RunFolders, chosen: Shelved | None, until: int | None) -> str:

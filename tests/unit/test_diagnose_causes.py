@@ -149,9 +149,9 @@ def test_the_last_whole_checkpoint_before_the_onset_is_chosen(tmp_path):
     export(tmp_path / "checkpoints" / "me" / "exp" / "t0" / "default", 59, is_whole=False)
     way = diagnosis_of(logs).way_back
     assert (way.checkpoint.global_step, way.until) == (39, 59)
-    assert way.commands[0].startswith("python -m scripts.setup_recovery --experiment-name exp --trial-name t0")
-    assert f"--checkpoint-path {way.checkpoint.path}" in way.commands[0]
-    assert "recover.mode=auto" in way.commands[1]
+    (command,) = way.commands
+    assert command.startswith("python -m scripts.resume_training --experiment-name exp --trial-name t0 --fileroot")
+    assert "--before-step 40 --command " in command
     assert "fresh optimizer" in way.warning
 
 
@@ -188,7 +188,7 @@ def test_without_a_checkpoint_folder_the_limit_is_said(tmp_path):
 def test_a_run_that_stopped_undamaged_goes_on_from_its_newest(tmp_path):
     way = diagnosis_of(made_run(tmp_path, Made(fails="trainer_oom", onset=60), steps=(19, 39))).way_back
     assert (way.checkpoint.global_step, way.until) == (39, None)
-    assert not any("setup_recovery" in command for command in way.commands)
+    assert not any("--before-step" in command for command in way.commands)
 
 
 # ── what to change ──

@@ -61,8 +61,9 @@ def test_the_first_line_is_the_answer(capsys, crashed):
 
 def test_commands_are_never_broken_over_lines(capsys, crashed):
     _, out, _ = run(capsys, crashed)
-    (line,) = [line for line in out.splitlines() if "scripts.setup_recovery" in line]
-    assert line.endswith("globalstep39")
+    (line,) = [line for line in out.splitlines() if "scripts.resume_training" in line]
+    assert line.endswith("--before-step 40 --command 'the command that started it'")
+    assert len(line) > 120
 
 
 def test_a_healthy_run_is_exit_code_0(capsys, tmp_path):
@@ -102,7 +103,9 @@ def test_a_run_of_ours_is_told_by_its_own_incidents(capsys, tmp_path):
     said = json.loads(out)
     assert (code, said["onset"]["step"], said["cause"]) == (diagnose.FAILURE, 80, "reward function")
     assert said["last_good_checkpoint"]["global_step"] == 59
-    assert said["commands"][-1].startswith("python -m scripts.resume_training --experiment-name mine --trial-name t0")
+    (command,) = said["commands"]
+    assert command.startswith("python -m scripts.resume_training --experiment-name mine --trial-name t0")
+    assert command.endswith("--before-step 60")
 
 
 def test_a_run_of_ours_that_ended_in_error_has_stopped(capsys, tmp_path):
