@@ -71,7 +71,7 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.onset is not None:
         yield "onset", say_onset(diagnosis.onset)
     for other in diagnosis.others:
-        yield "also", say_onset(other)
+        yield ("a dip" if diagnosis.word is Word.FINE else "also"), say_onset(other)
     if diagnosis.way_back is not None:
         checkpoint = diagnosis.way_back.checkpoint
         yield (

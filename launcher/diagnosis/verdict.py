@@ -88,19 +88,19 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     scene = scene_of(contents, main)
     causes = weigh(scene) if word is not Word.FINE else None
     guess = causes.first.guess if causes and causes.first else None
-    onset = None if main is None or word is Word.STOPPED else _onset(contents, main)
+    onset = None if main is None or word in (Word.STOPPED, Word.FINE) else _onset(contents, main)
     remedy = _remedy(guess, scene, folders) if causes else None
     way_back = _way_back(word, folders, guess, onset, remedy) if remedy else None
     return Diagnosis(
         word=word,
         headline=_headline(word, contents, onset, scene, causes),
         onset=onset,
-        others=tuple(_onset(contents, one) for one in falls if one is not main),
+        others=tuple(_onset(contents, one) for one in falls if one is not main or onset is None),
         causes=causes,
         remedy=remedy,
         way_back=way_back,
-        timeline=tuple(timeline_of(contents, main)),
-        notes=tuple(_notes(word, contents, passes)),
+        timeline=tuple(timeline_of(contents, main if onset is not None else None)),
+        notes=tuple(_notes(word, contents, passes, onset)),
         contents=contents,
         passes=tuple(passes),
         folders=folders,
@@ -236,8 +236,10 @@ def _say_steps(contents: Contents) -> str:
     return f"{steps}: reward {rewards[:few].mean():.3g} (first {few}) → {rewards[-few:].mean():.3g} (last {few})"
 
 
-def _notes(word: Word, contents: Contents, passes: Sequence[Pass]) -> list[str]:
+def _notes(word: Word, contents: Contents, passes: Sequence[Pass], onset: Onset | None) -> list[str]:
     notes = []
+    if word is Word.RECOVERED and onset is not None and onset.stands:
+        notes.append("the rewards came back by themselves: go back only to have the bad steps out of the weights")
     rewards = contents.steps.column(REWARD)
     if not len(contents.steps):
         notes.append("no step was done, as far as these files say")

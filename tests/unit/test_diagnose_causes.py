@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import random
 
 import pytest
 
 from launcher.diagnosis.as_json import to_dict
+from launcher.diagnosis.as_page import to_page
 from launcher.diagnosis.causes import Guess
 from launcher.diagnosis.inputs import find_inputs, read_inputs
 from launcher.diagnosis.onset import Shape
 from launcher.diagnosis.remedies import remedy_of
 from launcher.diagnosis.run_folders import look_around
 from launcher.diagnosis.verdict import Word, diagnose
+from launcher.errors import DataError
 from launcher.policy.exit_cause import RanOut
 from scripts.benchmark.made_logs import FAILURES, Made, RunMaker
 
@@ -134,6 +137,16 @@ def test_a_recovery_is_said_and_not_mended_twice(tmp_path):
     assert any("went back once: 89 → 50" in note for note in found.notes)
 
 
+def test_zeros_that_went_by_are_told_and_a_dip_is_none(tmp_path):
+    zeros = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.0), steps=150)).write(tmp_path / "zeros")
+    found = diagnosis_of(zeros)
+    assert (found.word, found.onset.step, found.onset.is_over) == (Word.RECOVERED, 60, True)
+    assert any("came back by themselves" in note for note in found.notes)
+    dip = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.4), steps=150)).write(tmp_path / "dip")
+    found = diagnosis_of(dip)
+    assert (found.word, found.onset, [one.step for one in found.others]) == (Word.FINE, None, [60])
+
+
 def test_a_run_that_begins_with_zeros_only_accuses_the_reward_function(tmp_path):
     made = Made(rewards=dict.fromkeys(range(60), 0.0), steps=60)
     found = diagnosis_of(RunMaker(made).write(tmp_path / "run"))
@@ -233,6 +246,26 @@ def test_the_settings_of_the_run_are_read(tmp_path):
     found = diagnosis_of(made_run(tmp_path, Made(fails="server_oom", onset=60), settings=settings))
     assert found.remedy.overrides == ("sglang.mem_fraction_static=0.6",)
     assert found.way_back.commands[-1].endswith("sglang.mem_fraction_static=0.6")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damaged_logs_are_diagnosed_or_refused_with_a_reason(tmp_path, seed):
+    rng = random.Random(seed)
+    logs = RunMaker(Made(fails=rng.choice(FAILURES), onset=20, steps=40)).write(tmp_path / "run")
+    for path in sorted(logs.iterdir()):
+        data = bytearray(path.read_bytes())
+        for _ in range(rng.randint(1, 6)):
+            begin = rng.randrange(len(data) + 1)
+            end = begin + rng.choice([1, 100, 100_000])
+            data[begin:end] = rng.choice([b"", bytes(rng.randrange(256) for _ in range(300)), data[begin:end] * 2])
+        path.write_bytes(data)
+    try:
+        found = diagnosis_of(logs)
+    except DataError as error:
+        assert str(logs) in str(error)
+    else:
+        assert to_page(found).endswith("</html>\n")
+        assert json.dumps(to_dict(found))
 
 
 def test_a_diagnosis_is_json_whatever_it_says(tmp_path):
