@@ -10,7 +10,8 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.diagnosis import evidence as told
+from launcher.diagnosis import learning_evidence, process_evidence
+from launcher.diagnosis.evidence import Evidence
 from launcher.diagnosis.scene import Scene
 
 SURE, LEAD = 3, 2
@@ -33,8 +34,8 @@ class Weighed:
 
     guess: Guess
     score: int
-    supporting: tuple[told.Evidence, ...]
-    opposing: tuple[told.Evidence, ...]
+    supporting: tuple[Evidence, ...]
+    opposing: tuple[Evidence, ...]
     where: str = ""
 
 
@@ -51,15 +52,15 @@ class Causes:
         return self.ranked[0] if self.ranked and self.ranked[0].score > 0 else None
 
 
-Witness = Callable[[Scene], Iterator[told.Evidence]]
+Witness = Callable[[Scene], Iterator[Evidence]]
 
 WITNESSES: Mapping[Guess, Witness] = {
-    Guess.SERVER_CRASH: told.of_server_crash,
-    Guess.SERVER_HANG: told.of_server_hang,
-    Guess.OUT_OF_MEMORY: told.of_memory,
-    Guess.DEGRADATION: told.of_degradation,
-    Guess.REWARD_FUNCTION: told.of_reward_function,
-    Guess.TRAINER_CRASH: told.of_trainer_crash,
+    Guess.SERVER_CRASH: process_evidence.of_server_crash,
+    Guess.SERVER_HANG: process_evidence.of_server_hang,
+    Guess.OUT_OF_MEMORY: process_evidence.of_memory,
+    Guess.DEGRADATION: learning_evidence.of_degradation,
+    Guess.REWARD_FUNCTION: learning_evidence.of_reward_function,
+    Guess.TRAINER_CRASH: process_evidence.of_trainer_crash,
 }
 
 
@@ -68,7 +69,7 @@ def weigh(scene: Scene) -> Causes:
     ranked = sorted((_weighed(guess, scene) for guess in Guess), key=lambda one: -one.score)
     kept = [one for one in ranked if one.guess is not Guess.TRAINER_CRASH or one.supporting]
     is_sure = bool(kept) and kept[0].score >= SURE and (len(kept) < 2 or kept[0].score - kept[1].score >= LEAD)
-    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(told.missing_from(scene)))
+    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(process_evidence.missing_from(scene)))
 
 
 def _weighed(guess: Guess, scene: Scene) -> Weighed:
@@ -78,5 +79,5 @@ def _weighed(guess: Guess, scene: Scene) -> Weighed:
         score=sum(one.weight for one in evidence),
         supporting=tuple(one for one in evidence if one.weight > 0),
         opposing=tuple(one for one in evidence if one.weight < 0),
-        where=told.where_memory_ran_out(scene) if guess is Guess.OUT_OF_MEMORY else "",
+        where=process_evidence.where_memory_ran_out(scene) if guess is Guess.OUT_OF_MEMORY else "",
     )

@@ -11,9 +11,10 @@ import numpy as np
 
 from launcher.diagnosis.causes import Causes, Guess, weigh
 from launcher.diagnosis.clock import say_time
-from launcher.diagnosis.evidence import SHARP_STEPS, place_of, ran_out_of
+from launcher.diagnosis.evidence import SHARP_STEPS
 from launcher.diagnosis.history import FoundFall, Pass, falls_of, passes_of
 from launcher.diagnosis.onset import Shape
+from launcher.diagnosis.process_evidence import place_of, ran_out_of
 from launcher.diagnosis.records import REWARD, Contents, Happening, Kind, Role
 from launcher.diagnosis.remedies import Remedy, remedy_of
 from launcher.diagnosis.run_folders import RunFolders
