@@ -81,6 +81,8 @@ def find_falls(rewards: Floats) -> list[Fall]:
     series, index, missing = _without_gaps(rewards)
     if len(series) < LEAST_BEFORE or not series.any():
         return _never(rewards, series, index)
+    low, high = usual_range(series)
+    series = np.clip(series, low, high)  # one reward of 1e37 would be all that a mean or a square still knows
     noise = _noise(series)
     falls, begin = [], 0
     while (fall := _next_fall(series, begin, noise)) is not None:
@@ -89,6 +91,14 @@ def find_falls(rewards: Floats) -> list[Fall]:
             break
         begin = fall.end
     return falls
+
+
+def usual_range(values: Floats) -> tuple[float, float]:
+    """Beyond it lies what no reward function means: twice the range of the middle 96 %."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(bound) for bound in np.quantile(finite, (0.02, 0.98))) if len(finite) else (0.0, 1.0)
+    width = max(high - low, abs(high) / 10, abs(low) / 10)
+    return low - width, high + width
 
 
 def _without_gaps(rewards: Floats) -> tuple[Floats, np.ndarray, np.ndarray]:

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+
+from launcher.diagnosis.onset import usual_range
+
 Point = tuple[float, float]
 
 LEFT, RIGHT, TOP = 84.0, 12.0, 26.0
@@ -67,6 +71,7 @@ class _Frame:
         return LEFT + (step - self.x_low) / (self.x_high - self.x_low) * (self.width - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
+        value = min(max(value, self.y_low), self.y_high)
         return TOP + (self.y_high - value) / (self.y_high - self.y_low) * PLOT_HEIGHT
 
 
@@ -93,6 +98,8 @@ def _frame(picture: Picture, width: int) -> _Frame:
     everything = [*picture.points, *picture.taken_back]
     steps = [step for step, _ in everything] + [mark.step for lane in picture.lanes for mark in lane.marks]
     values = [value for _, value in everything if math.isfinite(value)] or [0.0, 1.0]
+    least, most = usual_range(np.array(values))
+    values = [min(max(value, least), most) for value in values]
     low, high = min(0.0, *values), max(values)
     high = 1.0 if low >= 0 and 0.3 < high <= 1 else high + 0.05 * (high - low or 1.0)
     first, last = min(steps, default=0), max(steps, default=1)
@@ -182,7 +189,7 @@ def _line(points: Sequence[Point], frame: _Frame) -> list[str]:
     window = max(5, len(kept) // 100)
     sums = [0.0]
     for _, value in kept:
-        sums.append(sums[-1] + value)
+        sums.append(sums[-1] + min(max(value, frame.y_low), frame.y_high))
     means = [
         (step, (sums[i + 1] - sums[max(0, i + 1 - window)]) / min(window, i + 1)) for i, (step, _) in enumerate(kept)
     ]

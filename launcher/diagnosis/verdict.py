@@ -13,7 +13,7 @@ from launcher.diagnosis.causes import Causes, Guess, weigh
 from launcher.diagnosis.clock import say_time
 from launcher.diagnosis.evidence import SHARP_STEPS
 from launcher.diagnosis.history import FoundFall, Pass, falls_of, passes_of
-from launcher.diagnosis.onset import Shape
+from launcher.diagnosis.onset import Shape, usual_range
 from launcher.diagnosis.process_evidence import place_of, ran_out_of
 from launcher.diagnosis.records import REWARD, Contents, Happening, Kind, Role
 from launcher.diagnosis.remedies import Remedy, remedy_of
@@ -249,6 +249,10 @@ def _notes(word: Word, contents: Contents, passes: Sequence[Pass], onset: Onset 
         notes.append(f"no step has a reward: name its key with --metric; keys: {keys} …")
     elif len(rewards) < 15:
         notes.append(f"only {len(rewards)} steps: too few to tell a fall from chance, unless it is to 0")
+    low, high = usual_range(rewards)
+    if len(wild := np.flatnonzero(np.isfinite(rewards) & ((rewards < low) | (rewards > high)))) and len(rewards) >= 15:
+        at, value = int(contents.steps.steps[wild[0]]), float(rewards[wild[0]])
+        notes.append(f"{len(wild)} steps have rewards far from all others, first step {at}: {value:.3g}")
     if len(passes) > 1:
         numbers = contents.steps.steps
         back = [f"{numbers[one.begin - 1]} → {numbers[one.begin]}" for one in passes[1:]]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 
 import pytest
 
@@ -145,6 +146,18 @@ def test_zeros_that_went_by_are_told_and_a_dip_is_none(tmp_path):
     dip = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.4), steps=150)).write(tmp_path / "dip")
     found = diagnosis_of(dip)
     assert (found.word, found.onset, [one.step for one in found.others]) == (Word.FINE, None, [60])
+
+
+def test_rewards_beyond_all_reason_are_named(tmp_path):
+    logs = RunMaker(Made(steps=80)).write(tmp_path / "run")
+    text = (logs / "trainer.log").read_text()
+    head, tail = text[: len(text) // 2], text[len(text) // 2 :]
+    (logs / "trainer.log").write_text(
+        head + re.sub(r"(ppo_actor/task_reward/avg\s+│\s+)\S+", r"\g<1>-2.34e+36", tail, count=1)
+    )
+    found = diagnosis_of(logs)
+    assert found.word is Word.FINE
+    assert any("far from all others" in note and "-2.34e+36" in note for note in found.notes)
 
 
 def test_a_run_that_begins_with_zeros_only_accuses_the_reward_function(tmp_path):

@@ -63,6 +63,14 @@ def test_a_fall_that_is_over_says_when_it_ended():
     assert (fall.onset, fall.end, fall.zeros) == (100, 130, 30)
 
 
+def test_a_reward_of_1e37_hides_nothing_and_is_no_fall():
+    rewards = series(Run(learning), 260, 5)
+    rewards[[40, 41, 120]] = [-1e37, 4e36, 1e30]
+    assert find_falls(rewards) == []
+    rewards[200:] = 0
+    assert [fall.onset for fall in find_falls(rewards)] == [200]
+
+
 def test_two_falls_are_two():
     level = lambda s: 0.0 if 100 <= s < 130 or s >= 200 else learning(s)  # noqa: E731
     falls = find_falls(series(Run(level), 260, 1))
