@@ -23,9 +23,12 @@ from launcher.diagnosis.timeline import Moment, timeline_of
 from launcher.diagnosis.way_back import WayBack, find_way_back
 
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
-         Kind.KILLED_FOR_MEMORY, Kind.REFUSED)  # fmt: skip
+         Kind.KILLED_FOR_MEMORY)  # fmt: skip
 """What, with no step after it, ended the run."""
-SURVIVED = (*FATAL, Kind.INCIDENT, Kind.BATCH_REJECTED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+STALLING = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+"""What, often and with no step after it, keeps the run from its next step."""
+OFTEN = 5
+SURVIVED = (*FATAL, *STALLING, Kind.INCIDENT, Kind.BATCH_REJECTED)
 
 
 LONGEST_REASON = 160
@@ -131,14 +134,15 @@ def _ended_by(contents: Contents) -> list[Happening]:
     if endings:
         return [] if endings[-1].facts.get("event") != "run.errored" else [endings[-1]]
     steps = contents.steps
+    if contents.total_steps and len(steps) and steps.last_step == contents.total_steps - 1:
+        return []
     last_time = float(steps.times[-1]) if len(steps) else float("nan")
-    after = [h for h in contents.happenings if h.kind in FATAL and _is_after(h, steps.last_step, last_time)]
-    if not len(steps):
-        after = [h for h in contents.happenings if h.kind in FATAL]
+    ending = [h for h in contents.happenings if h.kind in FATAL or h.kind in STALLING]
+    after = [h for h in ending if not len(steps) or _is_after(h, steps.last_step, last_time)]
     ready = [h.time for h in contents.happenings if h.kind is Kind.SERVER_READY and h.time is not None]
-    fatal = [h for h in after if h.kind is not Kind.REFUSED]
+    fatal = [h for h in after if h.kind in FATAL]
     if not fatal:
-        return [h for h in after if h.count >= 5 or len(after) >= 3]
+        return after if sum(h.count for h in after) >= OFTEN else []
     if ready and not len(steps) and fatal[-1].time is not None and max(ready) > fatal[-1].time:
         return []  # it came up in the end
     return fatal

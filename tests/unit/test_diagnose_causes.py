@@ -83,6 +83,16 @@ def test_a_healthy_run_has_no_failure(tmp_path, seed, merged):
     assert found.headline.startswith("no failure found in 150 steps")
 
 
+def test_how_a_run_ends_that_did_all_its_steps_is_no_failure(tmp_path):
+    logs = RunMaker(Made(steps=60)).write(tmp_path / "run")
+    with (logs / "trainer.log").open("a") as log:
+        log.write("20251111-12:00:00.000 SGLangServer INFO: SGLang server http://127.0.0.1:1 exits, returncode=-15\n")
+    assert diagnosis_of(logs).word is Word.FINE
+    text = (logs / "trainer.log").read_text()
+    (logs / "trainer.log").write_text(text.replace("/60 done", "/600 done"))
+    assert diagnosis_of(logs).word is Word.STOPPED
+
+
 def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
     logs = RunMaker(Made(steps=100)).write(tmp_path / "run")
     text = (logs / "trainer.log").read_text()
@@ -90,6 +100,18 @@ def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
     found = diagnosis_of(logs)
     assert found.word is Word.FINE
     assert any("the log ends at step 60 of 100" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("fails", "guess"), [("hang", Guess.SERVER_HANG), ("crash", Guess.SERVER_CRASH)])
+def test_a_run_whose_requests_fail_and_whose_steps_stop_has_stopped(tmp_path, fails, guess):
+    """As AReaL does where failed rollouts are dropped: no reward is ever 0, and there is no next step."""
+    logs = RunMaker(Made(fails=fails, onset=60, groups=20)).write(tmp_path / "run")
+    text = (logs / "trainer.log").read_text()
+    (logs / "trainer.log").write_text(text[: text.index("Train step 61/120")])
+    found = diagnosis_of(logs)
+    assert (found.word, found.causes.first.guess, found.onset) == (Word.STOPPED, guess, None)
+    assert found.headline.startswith("the run stopped after global step 59")
+    assert found.way_back.until is None
 
 
 def test_without_the_servers_log_a_crash_is_still_told_from_a_hang(tmp_path):
