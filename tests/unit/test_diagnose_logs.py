@@ -128,6 +128,19 @@ def test_numbers_that_go_back_are_passes(tmp_path):
     assert not fall.stands
 
 
+def test_logs_that_follow_one_another_are_one_run_and_copies_are_not_two(tmp_path):
+    text = "".join(RunMaker(Made(fails="crash", onset=60)).trainer())
+    middle = text.index("\n", text.index("Train step 41/120")) - 200
+    middle = text.rindex("\n", 0, middle) + 1
+    write(tmp_path, "trainer.log.1", text[:middle])
+    write(tmp_path, "trainer.log", text[middle:])
+    assert read(tmp_path).steps.steps.tolist() == list(range(120))
+    write(tmp_path, "copy.log", text)
+    contents = read(tmp_path)
+    assert contents.steps.steps.tolist() == list(range(120))
+    assert sum("not used" in source.note for source in contents.sources) == 2
+
+
 # ── what happened ──
 
 
