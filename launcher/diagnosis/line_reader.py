@@ -7,9 +7,10 @@ what matters becomes a Python object: Python's own `re` would need a pass of 10 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +39,6 @@ class Block:
     picked: Ints
     lines: Any
     first_line: int
-    is_last: bool
 
     def line(self, number: int) -> bytes:
         return self.data[self.starts[number] : self.ends[number]]
@@ -52,47 +52,47 @@ class Block:
         return found
 
 
-Keep = Callable[[Block], int]
-"""Takes a block and answers how many of its bytes, at its end, it wants to see again before those that follow."""
+Hold = Callable[[bytes], int]
+"""How many bytes at the end of some whole lines belong to something that goes on behind them."""
 
 
-def read_blocks(path: Path, pattern: str, use: Keep, *, said: Callable[[int], None] = lambda done: None) -> int:
-    """Give each block of the file to `use`; the file's length in bytes. `said` is told how far it is, in bytes.
+def read_blocks(path: Path, pattern: str, hold: Hold) -> Iterator[tuple[Block, int]]:
+    """The blocks of a file in order, each with how many bytes are read so far. While one is looked at, the next is read
+    and searched: Arrow and the disk need no interpreter.
 
-    Raises StorageError where it can't be read. What is appended meanwhile is read up to the length it had at first:
-    a live log has no end.
+    Raises StorageError where the file can't be read. What is appended meanwhile is left: a live log has no end.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb", buffering=0) as file:
-            for piece in _pieces(file, size, use, pattern):
-                said(piece)
+        with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "read-ahead") as ahead:
+            blocks = _blocks(file, path.stat().st_size, pattern, hold)
+            coming = ahead.submit(next, blocks, None)
+            while (block := coming.result()) is not None:
+                coming = ahead.submit(next, blocks, None)
+                yield block
     except OSError as error:
         raise StorageError(f"{path} can't be read: {error.strerror or error}", "check its permissions") from error
-    return size
 
 
-def _pieces(file: Any, size: int, use: Keep, pattern: str) -> Iterator[int]:
+def _blocks(file: IO[bytes], size: int, pattern: str, hold: Hold) -> Iterator[tuple[Block, int]]:
     carry, done, line_number = b"", 0, 1
     while done < size:
         new = file.read(min(BLOCK_BYTES, size - done))
         if not new:
-            break  # truncated while it was read
+            return  # truncated while it was read
         done += len(new)
         data = carry + new
-        is_last = done >= size
-        end = len(data) if is_last or len(data) > LONGEST_CARRY else data.rfind(b"\n") + 1
-        if end == 0:
-            carry = data
-            continue
-        block = _block(data[:end], pattern, line_number, is_last=is_last)
-        wanted = min(use(block), end if len(data) <= LONGEST_CARRY else 0)
-        carry = data[end - wanted :]
-        line_number += len(block.starts) - block.data.count(b"\n", end - wanted)
-        yield done
+        end = len(data)
+        if done < size and end <= LONGEST_CARRY:
+            end = data.rfind(b"\n") + 1
+            end -= hold(data[:end])
+        carry = data[end:]
+        if end:
+            block = _block(data[:end], pattern, line_number)
+            line_number += len(block.starts)
+            yield block, done
 
 
-def _block(data: bytes, pattern: str, first_line: int, *, is_last: bool) -> Block:
+def _block(data: bytes, pattern: str, first_line: int) -> Block:
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
@@ -109,5 +109,4 @@ def _block(data: bytes, pattern: str, first_line: int, *, is_last: bool) -> Bloc
         picked=np.flatnonzero(mask),
         lines=lines,
         first_line=first_line,
-        is_last=is_last,
     )

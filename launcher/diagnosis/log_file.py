@@ -20,7 +20,7 @@ from launcher.diagnosis.line_facts import facts_of
 from launcher.diagnosis.line_reader import Block, Ints, read_blocks
 from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
 from launcher.diagnosis.server_pauses import ServerPauses
-from launcher.diagnosis.stats_tables import read_step
+from launcher.diagnosis.stats_tables import read_step, unfinished
 from launcher.diagnosis.words import ANY, KINDS, ROLE_PREFIX, SERVER_ROLES, STAMP, STEP, plain, without_head
 
 HEAD_BYTES, TAIL_BYTES = 384, 256
@@ -54,27 +54,21 @@ class LogFile:
         self.known_lines = 0
         self.total_steps = 0
 
-    def take(self, block: Block) -> int:
-        """Gather from a block; how many of its last bytes must come again, since a table goes on beyond it."""
+    def take(self, block: Block) -> None:
+        """Gather from a block; no step's tables go on beyond it."""
         steps = block.matching(block.picked, STEP)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
-        limit, steps_done = len(block.data), len(steps)
         befores = [self._step]
         for index, number in enumerate(steps):
             table = read_step(block.data, bounds[index], bounds[index + 1])
-            if table is not None and not table.is_whole and index == len(steps) - 1 and not block.is_last:
-                limit, steps_done = bounds[index], index
-                break
             if table is not None:
                 self._add_step(block, int(number), table.global_step, table.values)
                 self.total_steps = max(self.total_steps, table.total_steps)
             befores.append(self._step)
         rest = np.setdiff1d(block.picked, steps, assume_unique=True)
-        rest = rest[block.starts[rest] < limit]
-        self._add_happenings(block, rest, steps[:steps_done], befores)
-        self._look_at_times(block, limit)
-        self.known_lines += len(rest) + steps_done
-        return len(block.data) - limit
+        self._add_happenings(block, rest, steps, befores)
+        self._look_at_times(block)
+        self.known_lines += len(block.picked)
 
     def _add_step(self, block: Block, number: int, global_step: int, values: dict[str, float]) -> None:
         time = clock.stamp_in(block.data, int(block.starts[number]), int(block.ends[number]))
@@ -123,14 +117,14 @@ class LogFile:
                 time = clock.stamp_before(block.data, start, reach)
         return self._last_time if time is None else time
 
-    def _look_at_times(self, block: Block, limit: int) -> None:
-        first = clock.stamp_in(block.data, 0, min(limit, clock.SEARCHED_BEFORE[1]))
-        last = clock.stamp_before(block.data, limit, clock.SEARCHED_BEFORE[1])
+    def _look_at_times(self, block: Block) -> None:
+        first = clock.stamp_in(block.data, 0, clock.SEARCHED_BEFORE[1])
+        last = clock.stamp_before(block.data, len(block.data), clock.SEARCHED_BEFORE[1])
         if self._first_time is None:
             self._first_time = first if first is not None else last
         self._last_time = last if last is not None else self._last_time
         if self._may_serve:
-            self._pauses.take(block.data, limit)
+            self._pauses.take(block.data)
 
     def contents(self, size: int) -> Contents:
         """Everything gathered, once all blocks were taken."""
@@ -160,8 +154,10 @@ class LogFile:
 def read_log(path: Path, names: FigureNames, said: Callable[[int], None] = lambda done: None) -> tuple[Contents, bool]:
     """What a log says, and whether it is one: does any of its lines or tables look like AReaL's, SGLang's or ours?"""
     log = LogFile(path, names)
-    size = read_blocks(path, ANY, log.take, said=said)
-    contents = log.contents(size)
+    for block, done in read_blocks(path, ANY, unfinished):
+        log.take(block)
+        said(done)
+    contents = log.contents(path.stat().st_size)
     is_known = bool(log.known_lines or contents.sources[0].role is Role.SERVER or looks_like_a_log(path))
     return contents, is_known
 

@@ -43,10 +43,10 @@ class ServerPauses:
     def makes_tokens(self) -> bool:
         return Kind.NO_TOKENS in self._last
 
-    def take(self, data: bytes, limit: int) -> None:
-        """`data[:limit]` are the next lines."""
-        for start in range(0, limit, SAMPLE_BYTES):
-            end = min(start + SAMPLE_BYTES, limit)
+    def take(self, data: bytes) -> None:
+        """`data` are the next lines."""
+        for start in range(0, len(data), SAMPLE_BYTES):
+            end = min(start + SAMPLE_BYTES, len(data))
             self._walk(Kind.SILENCE, data, start, end, _first_line, _last_line)
             self._walk(Kind.NO_TOKENS, data, start, end, _first_tokens, _last_tokens)
 

@@ -21,6 +21,7 @@ BAR = "│".encode()
 PAIR = re.compile(BAR + rb" (\S+) +" + BAR + rb" +(\S+) ")
 STEP_LINE = re.compile(rb"Train step (\d+)/(\d+) done\.")
 OUR_STEP_LINE = re.compile(rb"trainer INFO: step (\d+): reward (\S+?),")
+STEP_WORDS = b"Train step "
 COUNT = re.compile(rb"Stats \(\d+/(\d+)\):")
 LONGEST = 4 * 2**20
 """Bytes from a step's line to the end of its last table, at most."""
@@ -57,6 +58,16 @@ def read_step(data: bytes, start: int, end: int) -> StepTable | None:
     return StepTable(
         global_step=int(found[1]) - 1, total_steps=int(found[2]), values=values, end=position, is_whole=is_whole
     )
+
+
+def unfinished(data: bytes) -> int:
+    """How many bytes at the end of some lines are of a step whose tables are not all there yet."""
+    at = data.rfind(STEP_WORDS)
+    if at < 0:
+        return 0
+    start = data.rfind(b"\n", 0, at) + 1
+    table = read_step(data, start, len(data))
+    return 0 if table is None or table.is_whole else len(data) - start
 
 
 def _tables(data: bytes, start: int, end: int, count: int) -> tuple[dict[str, float], int, bool]:

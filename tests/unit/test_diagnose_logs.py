@@ -15,6 +15,7 @@ from launcher.diagnosis.log_file import read_log
 from launcher.diagnosis.records import GRAD_NORM, REWARD, ROLLOUT_REWARD, ROLLOUT_S, FigureNames, Kind, Role
 from launcher.diagnosis.words import plain, without_head
 from launcher.errors import DataError, StorageError, UsageError
+from scripts.benchmark.diagnose import measure, report
 from scripts.benchmark.made_logs import Made, RunMaker, table
 
 REAL_STEP = Path(__file__).parent / "data" / "areal_trainer_step.log"
@@ -247,6 +248,17 @@ def test_progress_is_told_to_the_end(tmp_path):
     read(folder, said=said.append)
     assert said == sorted(said)
     assert said[-1] == sum(path.stat().st_size for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("log", ["trainer", "server"])
+def test_the_benchmark_reads_what_it_made(tmp_path, capsys, log):
+    reading = measure(0.004, tmp_path, log)
+    report([reading])
+    assert reading.onset == reading.true_onset
+    assert (reading.onset is None) == (log == "server")
+    assert 30 < reading.peak_mb < 2000
+    assert list(tmp_path.iterdir()) == []
+    assert "MB/s" in capsys.readouterr().out
 
 
 # ── what can't be read ──
