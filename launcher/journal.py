@@ -125,7 +125,7 @@ class Lines:
             return None
         try:
             record = json.loads(line)
-        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError; a line of brackets
             self._skip(number, str(error))
             return None
         if not isinstance(record, dict):

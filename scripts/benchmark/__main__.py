@@ -63,6 +63,13 @@ def parser() -> argparse.ArgumentParser:
     state.add_argument("--times", type=int, default=20, help="writes of each size")
     start = add("start", measure_start, "from the command to the first optimizer step")
     start.add_argument("--times", type=int, default=5, help="commands")
+    logs = add("logs", measure_logs, "how fast scripts/diagnose.py reads a log, and in how much memory")
+    logs.add_argument("--gigabytes", type=float, default=1.0, help="of the log that is made")
+    logs.add_argument("--log", choices=("trainer", "server"), default="trainer", help="whose log")
+    logs.add_argument("--folder", type=Path, help="where it is made, and removed afterwards; else a temporary one")
+    onsets = add("onsets", measure_onsets, "how well onsets are found in made series: precision, recall, error")
+    onsets.add_argument("--each", type=int, default=60, help="series of each kind")
+    onsets.add_argument("--seed", type=int, default=0, help="of the series")
     return top
 
 
@@ -113,6 +120,19 @@ def measure_start(arguments: argparse.Namespace) -> dict[str, object]:
     from scripts.benchmark.start import measure, report
 
     return report(measure(arguments.overrides, times=arguments.times))
+
+
+def measure_logs(arguments: argparse.Namespace) -> dict[str, object]:
+    from scripts.benchmark.diagnose import measure, report
+
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.folder) as folder:
+        return report([measure(arguments.gigabytes, Path(folder), arguments.log)])
+
+
+def measure_onsets(arguments: argparse.Namespace) -> dict[str, object]:
+    from scripts.benchmark.onsets import run
+
+    return run(arguments.each, arguments.seed)
 
 
 def configuration(arguments: argparse.Namespace) -> RunConfig:

@@ -83,7 +83,7 @@ def test_values_of_other_types_never_end_a_run(file):
     assert line["nan"] == "NaN" and line["array"] == "[0. 0. 0.]" and line["7"] == "int key"
 
 
-@pytest.mark.parametrize("torn", [b'{"step": 1', b'{"step": 1, "text": "\xe2\x82', b"\0" * 700, b"12"])
+@pytest.mark.parametrize("torn", [b'{"step": 1', b'{"step": 1, "text": "\xe2\x82', b"\0" * 700, b"12", b"[" * 100_000])
 def test_a_line_torn_by_a_crash_costs_only_itself(file, torn):
     append_line(file, {"step": 0})
     with file.open("ab") as tail:

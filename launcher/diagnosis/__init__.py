@@ -1,0 +1,1 @@
+"""What a log says afterwards: when it went wrong, why, and what to do. No Ray, no torch, no network."""

@@ -1,0 +1,212 @@
+"""What is kept of a log, whoever wrote it: the figures of each step, and what happened, counted and dated.
+
+Both stay small however long the log is: a step costs its figures (8 bytes each), and of what happened there is one
+record for each kind in each step.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+REWARD, REWARD_MIN, REWARD_MAX = "reward", "reward_min", "reward_max"
+ROLLOUT_REWARD, ACCEPTED, REJECTED, FAILED = "rollout_reward", "accepted", "rejected", "failed"
+N_SEQS, NO_EOS, SEQ_LEN, ENTROPY = "n_seqs", "no_eos", "seq_len", "entropy"
+GRAD_NORM, UPDATED, LOSS, KL = "grad_norm", "updated", "loss", "kl"
+ROLLOUT_S, TRAIN_S = "rollout_s", "train_s"
+
+FIGURES: Mapping[str, tuple[str, ...]] = {
+    REWARD: ("task_reward/avg", "final_reward/avg", "rollout/reward"),
+    REWARD_MIN: ("task_reward/min",),
+    REWARD_MAX: ("task_reward/max",),
+    ROLLOUT_REWARD: ("rollout/reward",),
+    ACCEPTED: ("rollout/accepted",),
+    REJECTED: ("rollout/rejected",),
+    FAILED: ("rollout/failed",),
+    N_SEQS: ("n_seqs",),
+    NO_EOS: ("no_eos_ratios/avg",),
+    SEQ_LEN: ("seq_len/avg",),
+    ENTROPY: ("update/entropy/avg", "entropy/avg"),
+    GRAD_NORM: ("update/grad_norm", "grad_norm"),
+    UPDATED: ("update/update_successful", "update_successful"),
+    LOSS: ("update/actor_loss/avg", "actor_loss/avg", "loss"),
+    KL: ("update/approx_kl/avg", "approx_kl/avg"),
+    ROLLOUT_S: ("timeperf/rollout", "timeperf/rollout_s"),
+    TRAIN_S: ("timeperf/train_step", "timeperf/train_s"),
+}
+"""Our names of the figures that are kept, each with the ends of the keys that hold it, best first.
+
+AReaL's prefix differs with its version (`grpo_actor/`, `ppo_actor/`). `final_reward` is after scaling and clipping, and
+`rollout/reward` is absent where no rollout finished; so the task's own reward comes first."""
+
+
+class FigureNames:
+    """Of the keys of a table, which figure each holds; worked out once for each set of keys."""
+
+    def __init__(self, metric: str = "") -> None:
+        """`metric`: the key that holds the reward, where it is not to be guessed."""
+        self._metric = metric
+        self._known: dict[frozenset[str], dict[str, str]] = {}
+
+    def pick(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The figures in `values`, by our names."""
+        keys = frozenset(values)
+        if keys not in self._known:
+            self._known[keys] = self._keys_of(keys)
+        return {name: values[key] for name, key in self._known[keys].items()}
+
+    def _keys_of(self, keys: frozenset[str]) -> dict[str, str]:
+        found = {name: key for name, ends in FIGURES.items() if (key := _ending(keys, ends))}
+        if self._metric:
+            found.pop(REWARD, None)
+            exact = [key for key in sorted(keys) if is_metric(key, self._metric)]
+            if exact:
+                found[REWARD] = exact[0]
+        return found
+
+
+def is_metric(key: str, metric: str) -> bool:
+    """Is it the key that was asked for? By its end, and by the end of a chart's column, `<run> - <key>`."""
+    return key == metric or key.endswith("/" + metric) or metric.endswith(f" - {key}")
+
+
+def _ending(keys: Iterable[str], ends: Iterable[str]) -> str:
+    for end in ends:
+        matching = sorted((key for key in keys if key == end or key.endswith("/" + end)), key=len)
+        if matching:
+            return matching[0]
+    return ""
+
+
+class Steps:
+    """The steps in the order in which they were written, with their figures; NaN where a step has none.
+
+    After a recovery the numbers go back. `global_step` counts from 0, `times` are seconds (see Happening).
+    """
+
+    def __init__(self) -> None:
+        self._steps = array("q")
+        self._times = array("d")
+        self._columns = {name: array("d") for name in FIGURES}
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def append(self, global_step: int, time: float | None, figures: Mapping[str, float]) -> None:
+        self._steps.append(global_step)
+        self._times.append(math.nan if time is None else time)
+        for name, column in self._columns.items():
+            column.append(figures.get(name, math.nan))
+
+    def extend(self, other: Steps) -> None:
+        self._steps.extend(other._steps)
+        self._times.extend(other._times)
+        for name, column in self._columns.items():
+            column.extend(other._columns[name])
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        return np.array(self._steps, dtype=np.int64)
+
+    @property
+    def times(self) -> Floats:
+        return np.array(self._times, dtype=np.float64)
+
+    def column(self, name: str) -> Floats:
+        return np.array(self._columns[name], dtype=np.float64)
+
+    @property
+    def last_step(self) -> int | None:
+        return self._steps[-1] if self._steps else None
+
+
+class Kind(enum.StrEnum):
+    """What a line of a log, or a silence in it, can say."""
+
+    REFUSED = "connection refused"
+    LOST = "connection lost"
+    TIMEOUT = "request timed out"
+    REQUEST_FAILED = "request failed after its retries"
+    ROLLOUT_FAILED = "rollout failed"
+    REWARD_TIMEOUT = "reward timed out and counted as 0"
+    REWARD_ERROR = "reward function raised"
+    SERVER_LAUNCHED = "server launched"
+    SERVER_READY = "server ready"
+    SERVER_EXITED = "server process ended"
+    SERVER_EXCEPTION = "server ended by an exception"
+    SERVER_WATCHDOG = "server's watchdog fired"
+    SERVER_UNHEALTHY = "server failed its health check"
+    SILENCE = "server silent"
+    NO_TOKENS = "server made no tokens"
+    OUT_OF_MEMORY = "out of memory"
+    KILLED_FOR_MEMORY = "killed by the kernel for memory"
+    TRAINER_FAILED = "trainer failed"
+    NONFINITE = "not finite"
+    CHECKPOINT = "checkpoint saved"
+    RECOVER_RUN = "launched again to recover"
+    RESUMED = "resumed"
+    INCIDENT = "incident"
+    RUN_ENDED = "run ended"
+    BATCH_REJECTED = "batch rejected"
+    CONDEMNED = "checkpoints condemned"
+
+
+class Role(enum.StrEnum):
+    """Who wrote a line."""
+
+    TRAINER = "trainer"
+    SERVER = "server"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """The same thing, `count` times within one step (or one stretch of a log that has no steps).
+
+    `time` and `last_time`: seconds of the log's own wall clock, as if it were UTC, None where no line nearby has a
+    date. `after_step`: the last step that was done before it in the same log, None where there was none.
+    `where`: file and line. `facts`: what the line says, in parts.
+    """
+
+    kind: Kind
+    role: Role
+    count: int = 1
+    time: float | None = None
+    last_time: float | None = None
+    after_step: int | None = None
+    text: str = ""
+    where: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file that was read. `role`: whose. `steps`: how many it tells of. `first_time`, `last_time`: its dates."""
+
+    path: str
+    what: str
+    role: Role
+    bytes: int
+    steps: int = 0
+    first_time: float | None = None
+    last_time: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What was read: the steps as written, and everything that happened, by time where it is known."""
+
+    steps: Steps
+    happenings: tuple[Happening, ...]
+    sources: tuple[Source, ...]
+    keys: tuple[str, ...] = ()
+    total_steps: int = 0

@@ -1,0 +1,94 @@
+"""The tables that AReaL's StatsLogger prints after `Train step … done.`: figures by key, four pairs a row.
+
+    Epoch 1/2 Step 2/80 Train step 2/160 done.
+    Stats (1/1):
+    ╒═══…╤═══…╕
+    │ ppo_actor/task_reward/avg │  1.1328e-01 │ ppo_actor/update/grad_norm │  1.0397e+00 │ …
+
+Up to 0.4.0 there are N tables for a step, one for each minibatch, `Stats (i/N)`: a figure is the mean over those that
+have it. In merged.log every line begins with `[role]`, and lines of others stand in between.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+END_OF_TABLE = "╘".encode()
+BAR = "│".encode()
+PAIR = re.compile(BAR + rb" (\S+) +" + BAR + rb" +(\S+) ")
+STEP_LINE = re.compile(rb"Train step (\d+)/(\d+) done\.")
+OUR_STEP_LINE = re.compile(rb"trainer INFO: step (\d+): reward (\S+?),")
+STEP_WORDS = b"Train step "
+COUNT = re.compile(rb"Stats \(\d+/(\d+)\):")
+LONGEST = 4 * 2**20
+"""Bytes from a step's line to the end of its last table, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """What one step's tables say. `global_step` counts from 0, as checkpoints and WandB do. `end`: behind it all.
+
+    `is_whole`: every table that was announced is there.
+    """
+
+    global_step: int
+    total_steps: int
+    values: dict[str, float]
+    end: int
+    is_whole: bool
+
+
+def read_step(data: bytes, start: int, end: int) -> StepTable | None:
+    """The step whose line begins at `start`; its tables end before `end`. None where it is no step's line."""
+    line_end = data.find(b"\n", start, end)
+    line_end = end if line_end < 0 else line_end
+    ours = OUR_STEP_LINE.search(data, start, line_end)
+    if ours:
+        values = {"rollout/reward": _number(ours[2])}
+        return StepTable(global_step=int(ours[1]), total_steps=0, values=values, end=line_end, is_whole=True)
+    found = STEP_LINE.search(data, start, line_end)
+    if found is None:
+        return None
+    end = min(end, line_end + LONGEST)
+    announced = COUNT.search(data, line_end, min(end, line_end + 65536))
+    values, position, is_whole = _tables(data, line_end, end, int(announced[1]) if announced else 1)
+    return StepTable(
+        global_step=int(found[1]) - 1, total_steps=int(found[2]), values=values, end=position, is_whole=is_whole
+    )
+
+
+def unfinished(data: bytes) -> int:
+    """How many bytes at the end of some lines are of a step whose tables are not all there yet."""
+    at = data.rfind(STEP_WORDS)
+    if at < 0:
+        return 0
+    start = data.rfind(b"\n", 0, at) + 1
+    table = read_step(data, start, len(data))
+    return 0 if table is None or table.is_whole else len(data) - start
+
+
+def _tables(data: bytes, start: int, end: int, count: int) -> tuple[dict[str, float], int, bool]:
+    seen: dict[str, list[float]] = defaultdict(list)
+    position, is_whole = start, True
+    for _ in range(count):
+        stop = data.find(END_OF_TABLE, position, end)
+        if stop < 0:
+            stop, is_whole = end, False
+        rows = [row for row in data[position:stop].split(b"\n") if BAR in row]
+        for key, value in PAIR.findall(b"\n".join(rows)):
+            seen[key.decode("utf-8", "replace")].append(_number(value))
+        position = stop
+        if not is_whole:
+            break
+        position += len(END_OF_TABLE)
+    return {key: math.fsum(values) / len(values) for key, values in seen.items()}, position, is_whole
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

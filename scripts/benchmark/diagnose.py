@@ -1,0 +1,122 @@
+"""How fast scripts/diagnose.py reads, and in how much memory: a made log, in a process of its own.
+
+The log is half of a run that learns, half of one whose server is gone: tables, and failed requests with their tokens.
+The file was just written, so that it comes from the page cache as far as there is memory for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from launcher.compose import REPOSITORY
+from scripts.benchmark.made_logs import Made, RunMaker
+
+MEGABYTE = 1e6
+ENDLESS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One reading. `cpu_s`: processor time, which others on the machine don't change. `peak_mb`: the most memory that
+    the process held. `onset`: as found, and as made."""
+
+    log: str
+    megabytes: float
+    seconds: float
+    cpu_s: float
+    megabytes_per_s: float
+    peak_mb: float
+    onset: int | None
+    true_onset: int | None
+
+
+def write_trainer_log(path: Path, size: int) -> int:
+    """A trainer.log of `size` bytes at least; the step at which it begins to fail."""
+    with path.open("w") as file:
+        for written, onset, piece in _pieces(size):
+            file.write(piece)
+            if written >= size:
+                return onset
+    raise AssertionError("the pieces never end")
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int, str]]:
+    healthy = RunMaker(Made(steps=ENDLESS, chatter=40))
+    written, step = 0, 0
+    while written < size / 2:
+        for piece in healthy.step(step):
+            written += len(piece.encode())
+            yield written, step + 1, piece
+        step += 1
+    onset = step
+    failing = RunMaker(Made(steps=ENDLESS, fails="crash", onset=onset, groups=64, payload_tokens=700, chatter=40))
+    failing.now = healthy.now
+    while True:
+        for piece in failing.step(step):
+            written += len(piece.encode())
+            yield written, onset, piece
+        step += 1
+
+
+def write_server_log(path: Path, size: int) -> None:
+    written = 0
+    with path.open("w") as file:
+        for piece in RunMaker(Made(steps=ENDLESS)).server(every_s=0.5):
+            file.write(piece)
+            written += len(piece)
+            if written >= size:
+                return
+
+
+def measure(gigabytes: float, folder: Path, log: str) -> Reading:
+    """Make the log, read it, remove it."""
+    path = folder / f"{log}.log"
+    size, onset = int(gigabytes * 1e9), None
+    try:
+        if log == "trainer":
+            onset = write_trainer_log(path, size)
+        else:
+            write_server_log(path, size)
+        return _read(path, log, onset)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path, log: str, onset: int | None) -> Reading:
+    command = [sys.executable, "-m", "scripts.diagnose", str(path), "--json", "--no-progress"]
+    begin = time.perf_counter()
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.read())
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0
+    seconds = time.perf_counter() - begin
+    found = said["onset"]["step"] if said["onset"] else None
+    megabytes = path.stat().st_size / MEGABYTE
+    return Reading(
+        log=log,
+        megabytes=megabytes,
+        seconds=seconds,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        megabytes_per_s=megabytes / seconds,
+        peak_mb=usage.ru_maxrss * 1024 / MEGABYTE,
+        onset=found,
+        true_onset=onset,
+    )
+
+
+def report(readings: list[Reading]) -> dict[str, object]:
+    for one in readings:
+        print(
+            f"{one.log + '.log':12} {one.megabytes:7,.0f} MB in {one.seconds:5.1f} s: {one.megabytes_per_s:4.0f} MB/s "
+            f"({one.megabytes / one.cpu_s:.0f} MB a second of processor time), "
+            f"peak {one.peak_mb:.0f} MB, onset {one.onset} (made: {one.true_onset})"
+        )
+    return {"readings": [asdict(one) for one in readings]}

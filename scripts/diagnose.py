@@ -1,0 +1,161 @@
+"""What happened to a run, since which step, why, and how to go on: `python -m scripts.diagnose --help`.
+
+Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/diagnose.md. Exit codes: 0 no
+failure found; 1 one was found; 2 the command or a file is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+if __package__ in (None, ""):  # started by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from launcher.diagnosis.as_json import to_dict
+from launcher.diagnosis.as_page import to_page
+from launcher.diagnosis.as_text import render
+from launcher.diagnosis.inputs import find_inputs, read_inputs
+from launcher.diagnosis.run_folders import look_around
+from launcher.diagnosis.verdict import Diagnosis, diagnose
+from launcher.errors import LauncherError, UsageError
+from launcher.run_paths import RunPaths, login_name
+
+NO_FAILURE, FAILURE, WRONG, INTERRUPTED = 0, 1, 2, 130
+PROGRESS_FROM_BYTES = 64 * 2**20
+WIDTH_OF_A_FILE = 160
+
+EPILOG = """Exit codes: 0 no failure found; 1 a failure was found; 2 the command or a file is wrong; 130 interrupted.
+
+  python -m scripts.diagnose --experiment-name gsm8k --trial-name trial0
+  python -m scripts.diagnose /data/logs/me/gsm8k/trial0 --html diagnosis.html
+  python -m scripts.diagnose trainer.log llm_server.log
+  python -m scripts.diagnose wandb_export.csv --json
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        diagnosis = run(given)
+        if given.html is not None:
+            _write(given.html, to_page(diagnosis))
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    try:
+        show(diagnosis, given)
+    except BrokenPipeError:  # the reader has seen enough
+        sys.stderr.close()
+    return FAILURE if diagnosis.is_failure else NO_FAILURE
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; docs/diagnose.md names each of its flags."""
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.diagnose",
+        description="Say what happened to a run: since which step, why, and how to go on. Logs of this launcher, of "
+        "AReaL, and what WandB exports.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH",
+        help="a run's log folder, or files: trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb",
+    )  # fmt: skip
+    made.add_argument("--experiment-name", help="in place of PATH: the run's logs below --fileroot")
+    made.add_argument("--trial-name", help="and its trial")
+    made.add_argument(
+        "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot (default: %(default)s)"
+    )
+    made.add_argument("--user", default=login_name(), help="who started the run (default: %(default)s)")
+    made.add_argument(
+        "--checkpoints", type=Path, metavar="DIR", help="where its checkpoints lie, if not beside the logs"
+    )
+    made.add_argument("--metric", default="", metavar="KEY", help="the key that holds the reward (default: found out)")
+    made.add_argument("--json", action="store_true", help="machine-readable, on standard output")
+    made.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a page with the curve, the onset and the events"
+    )
+    made.add_argument("--no-progress", action="store_true", help="don't show how far the reading is")
+    return made
+
+
+def run(given: argparse.Namespace) -> Diagnosis:
+    """The diagnosis of what is named. Raises UsageError."""
+    paths = _paths(given)
+    if given.checkpoints is not None and not given.checkpoints.is_dir():
+        raise UsageError(
+            f"--checkpoints {given.checkpoints} is no folder", "name the folder that holds epoch…globalstep…"
+        )
+    inputs = find_inputs(paths)
+    with _progress(sum(one.bytes for one in inputs), is_wanted=not given.no_progress) as said:
+        contents = read_inputs(inputs, metric=given.metric, said=said)
+    return diagnose(contents, look_around(paths, contents.happenings, given.checkpoints))
+
+
+def _paths(given: argparse.Namespace) -> list[Path]:
+    names = (given.experiment_name, given.trial_name)
+    if given.paths and any(names):
+        raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
+    if given.paths:
+        return list(given.paths)
+    if not all(names):
+        raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
+    run = RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=names[0], trial_name=names[1])
+    for folder in (run.fileroot / "logs", run.logs.parent.parent, run.logs.parent, run.logs):
+        if not folder.is_dir():
+            there = sorted(entry.name for entry in folder.parent.iterdir()) if folder.parent.is_dir() else []
+            raise UsageError(f"{folder} does not exist", f"{folder.parent} holds: {', '.join(there[:12]) or 'nothing'}")
+    return [run.logs]
+
+
+@contextmanager
+def _progress(total: int, *, is_wanted: bool) -> Iterator[Callable[[int], None]]:
+    """Shown on standard error, at a terminal, where there is enough to wait for."""
+    if not is_wanted or total < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=total)
+        yield lambda done: shown.update(task, completed=done)
+
+
+def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
+    if given.json:
+        print(json.dumps(to_dict(diagnosis), indent=1, ensure_ascii=False))
+        return
+    is_terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if is_terminal else WIDTH_OF_A_FILE)
+    if is_terminal:
+        console.print(render(diagnosis), crop=False)
+    else:
+        with console.capture() as captured:
+            console.print(render(diagnosis), crop=False)
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    if given.html is not None:
+        print(f"\npage: {given.html}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--html {path} can't be written: {error.strerror}", "name a file in a folder that exists"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
