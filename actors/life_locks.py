@@ -31,6 +31,7 @@ class LifeLocks:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError where `make` has not made it."""
+        self.path = path
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SLOTS * STRIDE)
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._map))

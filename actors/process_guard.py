@@ -254,19 +254,17 @@ class Guard:
                 os._exit(1)
 
         name, _, value = self._options.mark.partition("=")
+        locks = {} if self._locks is None else {VARIABLE: str(self._locks.path)}
         with self._options.log.open("ab", buffering=0) as log:
             return subprocess.Popen(
                 self._options.command,
-                env={**os.environ, **self._lock_file(), name: value},
+                env={**os.environ, **locks, name: value},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=die_with_guard,  # this process has a single thread as yet
             ).pid
-
-    def _lock_file(self) -> dict[str, str]:
-        return {} if self._options.scratch is None else {VARIABLE: str(self._options.scratch / LOCKS)}
 
     def _first_cause(self) -> Cause:
         """Waits. That the server ended by itself is the cause wherever it is one of several."""
