@@ -2,7 +2,7 @@
 
 Starts the experiment, breaks it on purpose from outside (docs/game_day.md) at steps drawn from the seed, and when it
 has ended says of each fault when it was noticed and got over, and of the run whether its ledger adds up. Exit codes:
-0 FINISHED and nothing lost, doubled or stale; 1 otherwise; 2 the command is wrong.
+0 FINISHED and nothing lost, doubled or stale; 1 otherwise; 2 the command is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LauncherError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"interrupted; the run was ended, its files are in {fileroot}", file=sys.stderr)
+        return 130
     print(table(result))
     if given.json is not None:
         given.json.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
