@@ -173,9 +173,10 @@ class SGLangProcess:
         """Why `life` is not READY; None where it is."""
         if watching.done():
             end = watching.result()
-            return life.why_not_ready(
-                "it was stopped" if self._stopping else f"it, or a part of it, ended with {exit_words(end.exit_code)}"
-            )
+            if self._stopping:
+                return life.why_not_ready("it was stopped")
+            how = "" if end.exit_code is None else f" with {exit_words(end.exit_code)}"
+            return life.why_not_ready(f"it, or a part of it, ended{how}")
         error = serving.exception() if serving.done() else None
         if not serving.done() or (isinstance(error, RequestFailed) and error.kind == "timeout"):
             return life.why_not_ready(f"no generation within {self._spec.setup_timeout_s:g} s")
