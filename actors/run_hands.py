@@ -171,8 +171,8 @@ class RunHands:
                 return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):
                 await self._abandon(self._slots[name])
-            case LoadWeights(name=name, version=version, lineage=lineage):
-                await self._load_weights(name, version, lineage)
+            case LoadWeights(name=name, lineage=lineage):
+                return {"version": await self._load_weights(name, lineage)}
             case AdmitServer(name=name):
                 return await self._admit(self._slots[name])
             case Halt(word=word):
@@ -239,12 +239,14 @@ class RunHands:
             raise ServerError(f"{name} is not there to be given anything")
         return info
 
-    async def _load_weights(self, name: str, version: int, lineage: int) -> None:
+    async def _load_weights(self, name: str, lineage: int) -> int:
+        """The version that it got: the one that was ordered, or a newer one."""
         self._eyes.watched.load_begins(name)
         within_s = self._config.actor.weight_update_timeout
-        await self._trainer.send_weights(self._living(name), version, lineage, within_s=within_s)
+        version = await self._trainer.send_weights(self._living(name), lineage, within_s=within_s)
         if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
             await self._monitor.trust(name)
+        return version
 
     async def _admit(self, slot: ServerSlot) -> Facts:
         known = {(info.name, info.generation): info for info in self._trainer.view.servers}

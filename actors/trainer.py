@@ -103,8 +103,8 @@ class Trainer:
         return self._begun().snapshot(since)
 
     @ray.method(concurrency_group="mend")
-    def send_weights(self, server: ServerInfo, version: int, lineage: int) -> None:
-        self._begun().send_weights(server, version, lineage)
+    def send_weights(self, server: ServerInfo, lineage: int) -> int:
+        return self._begun().send_weights(server, lineage)
 
     @ray.method(concurrency_group="mend")
     def admit(self, server: ServerInfo) -> float:

@@ -258,8 +258,9 @@ class TrainerLink:
     async def limit_rollouts(self, max_concurrent: int) -> None:
         await self._ask(self._actor.limit_rollouts.remote(max_concurrent))
 
-    async def send_weights(self, server: ServerInfo, version: int, lineage: int, *, within_s: float) -> None:
-        await self._ask(self._actor.send_weights.remote(server, version, lineage), within_s)
+    async def send_weights(self, server: ServerInfo, lineage: int, *, within_s: float) -> int:
+        version: int = await self._ask(self._actor.send_weights.remote(server, lineage), within_s)
+        return version
 
     async def admit(self, server: ServerInfo, *, within_s: float) -> float:
         distance: float = await self._ask(self._actor.admit.remote(server), within_s)

@@ -174,9 +174,12 @@ class Training:
         if self._gate is not None:
             self._gate.stop()
 
-    def send_weights(self, server: ServerInfo, version: int, lineage: int) -> None:
-        """Send one server the current weights. Raises WeightsRefused where they are others by now, RequestFailed."""
-        self._servers.send_weights(self._loop, server, version, lineage)
+    def send_weights(self, server: ServerInfo, lineage: int) -> int:
+        """Send one server the current weights; returns their version.
+
+        Raises WeightsRefused where they are those of another restore by now, RequestFailed.
+        """
+        return self._servers.send_weights(self._loop, server, lineage)
 
     def admit(self, server: ServerInfo) -> float:
         """Give a server traffic if its weights prove to be ours; returns their distance in nats.

@@ -117,12 +117,19 @@ class TrainingServers:
         except WeightsRefused as error:
             self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
 
-    def send_weights(self, loop: GrpoLoop, server: ServerInfo, version: int, lineage: int) -> None:
-        """Send one server the current weights. Raises WeightsRefused where they are others by now, RequestFailed."""
+    def send_weights(self, loop: GrpoLoop, server: ServerInfo, lineage: int) -> int:
+        """Send one server the weights that are current now, which may be newer than when it was ordered; their version.
+
+        Where others serve, the trainer steps on: an order for one version would come too late again and again.
+        Raises WeightsRefused where they are those of another restore, RequestFailed.
+        """
         with loop.weights_lock:
-            self._check_current(version, lineage)
+            if lineage != self._lineage:
+                raise WeightsRefused(f"the trainer was restored {self._lineage} times by now, not {lineage}")
+            version = self._model.policy_version
             send = self._thread.call(self._publisher.prepare(version))
         self._thread.call(self._publisher.send_to(server, send, version))
+        return version
 
     def admit(self, loop: GrpoLoop, server: ServerInfo) -> float:
         """Give a server traffic if its weights prove to be ours; returns their distance in nats.
@@ -153,11 +160,6 @@ class TrainingServers:
     def _own_logprobs(self, loop: GrpoLoop, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
         with loop.weights_lock:
             return self._model.policy_version, self._model.logprobs(prompt, tokens)
-
-    def _check_current(self, version: int, lineage: int) -> None:
-        now = (self._model.policy_version, self._lineage)
-        if (version, lineage) != now:
-            raise WeightsRefused(f"the trainer has version {now[0]} after {now[1]} restores, not {version}, {lineage}")
 
     async def _weight_version_at(self, url: str) -> int | None:
         try:

@@ -47,3 +47,4 @@ def test_a_crash_and_a_hang_are_told_once_each_though_the_coordinator_is_killed_
         assert [("incident 1: server-1 crashed" in lines[0]), ("incident 1 is over after" in lines[1])] == [True, True]
         assert "A worker died or was killed" not in said, "Ray's own words are in ray.log"
         assert "all mended: " in said
+        assert not run.events("server.loading_failed"), "weights that are ordered are those of the moment of sending"
