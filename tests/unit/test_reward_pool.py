@@ -254,7 +254,7 @@ PARENT = """
     import asyncio, sys
     from actors.reward_pool import RewardPool
     from launcher.config import RewardConfig
-    from launcher.messages import Prompt
+    from launcher.rollouts import Prompt
 
     # no `if __name__ == "__main__"`: imported again in the child, as multiprocessing does, this would never end
     sys.path.append(sys.argv[1])
