@@ -228,7 +228,10 @@ class Guard:
     def _wait_for(self, process: Process, what: str, *, may_end_itself: bool = True) -> bool:
         descriptor = open_pidfd(process)
         if descriptor is not None:
-            self._add(descriptor, Cause(f"{what} (pid {process.pid}) is gone", may_end_itself))
+            dying = None if may_end_itself else process.pid
+            cause = Cause(f"{what} (pid {process.pid}) is gone", may_end_itself, dying)
+            self._add(descriptor, cause)
+            self._wait_for_lock(process.pid, cause)
         return descriptor is not None
 
     def _wait_for_lock(self, pid: int, cause: Cause) -> None:
@@ -285,8 +288,6 @@ class Guard:
             if child not in self._vital and (title := name(child)).startswith(self._options.vital):
                 self._vital.add(child)
                 self._wait_for(child, f"its {title}", may_end_itself=False)
-                words = f"its {title} (pid {child.pid}) is gone"
-                self._wait_for_lock(child.pid, Cause(words, may_end_itself=False, dying=child.pid))
 
     def _end(self, cause: Cause) -> None:
         if cause is SERVER_DIES:
