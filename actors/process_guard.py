@@ -235,7 +235,6 @@ class Guard:
         return descriptor is not None
 
     def _wait_for_lock(self, pid: int, cause: Cause) -> None:
-        """Where it holds one."""
         if self._locks is None or pid in self._locked or (opened := self._locks.opened(pid)) is None:
             return
         self._locked.add(pid)
