@@ -35,6 +35,7 @@ from launcher.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.policy.admission import Admission, BatchReport, Gate, Usual, admit
 from launcher.policy.canaries import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
 from launcher.policy.reward import RewardVerdict, ServerFault, find_cause, judge_rewards
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 
 MOST_ROUNDS = 200
@@ -301,7 +302,9 @@ class HealthMonitorActor:
             if self._config.alerts.webhook is not None:
                 self._alerts = IncidentAlerts(self._config.alerts, self._paths, journal, self._attempt)
                 self._telling = asyncio.create_task(self._go_on_telling(self._alerts))
-            self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient())
+            self._monitor = HealthMonitor(
+                self._config, self._paths, journal, SGLangClient(ServerKeys.read(self._paths.keys))
+            )
         return self._monitor
 
     async def watch(self, targets: Sequence[Watched]) -> MonitorView:

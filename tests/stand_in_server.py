@@ -13,6 +13,9 @@ what asks whether a server has the right weights gets a true answer.
 
 With `--out-of-memory-above N` or `--too-small-below N` it ends at its start where `--max-total-tokens` is more or less.
 
+Started by a run it takes the run's keys as SGLang behind our door does (`actors/server_door.py`): what forgets to send
+them gets 401. Only `/stand_in/*` stays open. By hand, without GRPO_SERVER_KEYS, everything is.
+
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.
 """
@@ -24,6 +27,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -32,6 +36,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aiohttp import web
+
+from actors.server_door import VARIABLE, opens
+from launcher.run_keys import ServerKeys
 
 CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
 
@@ -65,6 +72,7 @@ class StandIn:
         self.running = asyncio.Event()
         self.running.set()
         self.site: web.TCPSite | None = None
+        self.keys = ServerKeys.read_file(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
         self.truthful = arguments.truthful
         self.model = load_model(self.model_path) if self.truthful else None
 
@@ -239,6 +247,13 @@ class StandIn:
         return self.fault["kind"]
 
     @web.middleware
+    async def door(self, request: web.Request, handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode()
+        if self.keys is None or request.path.startswith("/stand_in/") or opens(given, request.path, self.keys):
+            return await handler(request)
+        return web.json_response({"error": "Unauthorized"}, status=401)
+
+    @web.middleware
     async def misbehave(self, request: web.Request, handler) -> web.StreamResponse:
         self.asked[request.path] += 1
         match self.take_fault(request.path, {"reset", "500", "503", "400", "truncated", "not_json", "slow"}):
@@ -269,7 +284,7 @@ class StandIn:
         raise asyncio.CancelledError
 
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[self.misbehave], client_max_size=2**30)
+        application = web.Application(middlewares=[self.door, self.misbehave], client_max_size=2**30)
         application.add_routes(
             [
                 web.post("/generate", self.generate),

@@ -23,6 +23,7 @@ from actors.sglang_server import SGLangProcess
 from launcher.config import GenerationConfig, SGLangConfig
 from launcher.errors import ServerError, WeightsRefused
 from launcher.messages import ServerState
+from launcher.run_keys import ServerKeys
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -39,7 +40,8 @@ class Serving:
     def __init__(self, folder: Path) -> None:
         config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
         self.log = folder / "llm_server-0.log"
-        spec = ServerSpec(index=0, config=config, log=self.log, setup_timeout_s=DEADLINE_S)
+        self.keys = ServerKeys.make(folder / "keys")
+        spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=DEADLINE_S)
         self.server = SGLangProcess(spec, owners=(os.getpid(),))
         self.loop = asyncio.Runner()
         self.version = 3
@@ -50,7 +52,7 @@ class Serving:
         """`work(client)`, within a deadline."""
 
         async def inside():
-            async with asyncio.timeout(DEADLINE_S), SGLangClient() as client:
+            async with asyncio.timeout(DEADLINE_S), SGLangClient(ServerKeys.read_file(self.keys)) as client:
                 return await work(client)
 
         return self.loop.run(inside())

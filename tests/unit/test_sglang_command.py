@@ -115,8 +115,14 @@ def test_a_free_port_and_a_foreign_address():
 
 def test_where_a_server_is_reached():
     assert url(CONFIG, 80) == "http://127.0.0.1:80"
-    assert url(dataclasses.replace(CONFIG, host="0.0.0.0"), 80) == "http://127.0.0.1:80"
-    assert url(dataclasses.replace(CONFIG, host="::"), 80) == "http://[::1]:80"
+    assert url(dataclasses.replace(CONFIG, host="::1"), 80) == "http://[::1]:80"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", ""])
+def test_no_server_listens_on_every_interface(host):
+    with pytest.raises(ResourceError, match="is every interface of this machine") as caught:
+        choose_port(dataclasses.replace(CONFIG, host=host), 0)
+    assert "sglang.host to 127.0.0.1" in caught.value.hint
 
 
 SCHEDULER_DIED = """\
