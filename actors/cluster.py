@@ -131,17 +131,18 @@ def lock_with_a_token(file: Path) -> None:
 
 
 def ray_folder() -> Path:
-    """Where Ray keeps sockets and logs. Its own /tmp/ray is open to everybody, who may put other sockets there.
+    """Where Ray keeps sockets and logs: below a folder of this user's alone, since Ray opens its own ones to everybody
+    (0777, /tmp/ray too), who could put other sockets there.
 
-    A short path: the longest of a socket has 107 characters, 60 of which are Ray's.
+    A short path: the longest of a socket has 107 characters, 64 of which are Ray's.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     folder = parent / f"grpo-ray-{os.geteuid()}"
     try:
         make_private(folder)
     except OSError:  # another user was there first
-        return Path(tempfile.mkdtemp(dir=parent, prefix="ray-"))
-    return folder
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix="ray-"))
+    return folder / "ray"
 
 
 def _session() -> str:

@@ -26,9 +26,11 @@ import logging
 import multiprocessing
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from actors import server_door, sgl_kernel_stand_in
 from actors.life_locks import hold_one
@@ -118,6 +120,14 @@ def fork_children() -> None:
     os.register_at_fork(after_in_child=hold_one)
 
 
+def keep_the_rendezvous_private(server_args: Any) -> None:
+    """Have the ranks of one machine meet in a file of this user's: torch's TCPStore listens on every interface, and
+    takes anybody's word."""
+    if server_args.nnodes == server_args.dp_size == 1:
+        meeting = f"file://{tempfile.mkdtemp(prefix='ranks-')}/store"
+        os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", meeting)
+
+
 def main() -> None:
     """Serve until told to stop. `sys.argv` holds SGLang's arguments."""
     arguments = with_cpu_arguments(sys.argv[1:])
@@ -138,6 +148,7 @@ def main() -> None:
     server_args = prepare_server_args(arguments)
     server_door.refuse_other_doors(server_args)
     server_door.close(http.app)
+    keep_the_rendezvous_private(server_args)
     fork_children()
     hold_one()
     try:
