@@ -41,6 +41,7 @@ def command(
         "weight-version": weight_version,
         "host": config.host,
         "port": port,
+        "load-format": "safetensors",  # `auto` also takes *.bin, which is unpickled
         "dtype": config.dtype,
         "tp-size": config.tp_size,
         "random-seed": config.random_seed + index + SEEDS_BETWEEN_LIVES * generation,
