@@ -44,10 +44,13 @@ CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); tim
 
 
 @contextlib.contextmanager
-def running(*arguments: str) -> Iterator[str]:
-    """The url of a stand-in on a free port, as a process that ends with the block."""
+def running(*arguments: str, keys: Path | None = None) -> Iterator[str]:
+    """The url of a stand-in on a free port, as a process that ends with the block. `keys`: the file of its keys."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.stand_in_server", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.stand_in_server", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | ({} if keys is None else {VARIABLE: str(keys)}),
     ) as process:
         assert process.stdout is not None
         listening = process.stdout.readline()  # or its end, where it can't start
