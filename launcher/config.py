@@ -259,6 +259,14 @@ class HardwareConfig:
 
 
 @dataclass
+class SweepConfig:
+    """Of `-m`: each combination of values is a run of its own."""
+
+    parallel: int | None = setting(None, "trials side by side; null: as many as this machine has room for", COUNT)
+    retry: bool = setting(False, "run trials again that halted, other than for memory; FINISHED ones never are")
+
+
+@dataclass
 class RunConfig:
     experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
     trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
@@ -288,3 +296,4 @@ class RunConfig:
     restart: RestartConfig = part(RestartConfig)
     restore: RestoreConfig = part(RestoreConfig)
     memory: MemoryConfig = part(MemoryConfig)
+    sweep: SweepConfig = part(SweepConfig)
