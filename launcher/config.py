@@ -109,6 +109,9 @@ class SGLangConfig:
     max_total_tokens: int | None = setting(
         None, "size of the token pool; needed on the CPU, where nothing else bounds it", COUNT
     )
+    memory_limit_gib: float | None = setting(
+        None, "on the CPU: of each process of a server, kept by the kernel (RLIMIT_DATA); null: none", POSITIVE
+    )
     max_running_requests: int | None = setting(None, "requests decoded together; null: SGLang's choice", COUNT)
     random_seed: int = same_as("seed", "SGLang's own seed", NATURAL)
     attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")

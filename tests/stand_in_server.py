@@ -12,6 +12,7 @@ With `--truthful` it loads the model and its log-probs are those of the weights 
 what asks whether a server has the right weights gets a true answer.
 
 With `--out-of-memory-above N` or `--too-small-below N` it ends at its start where `--max-total-tokens` is more or less.
+With `--bytes-per-token N` it takes the memory of its token pool, and ends as it comes where there is too little.
 
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.
@@ -335,6 +336,13 @@ def fits_or_exits(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def take_pool(arguments: argparse.Namespace) -> None:
+    """The memory of a pool of `--max-total-tokens`, every page of it, as SGLang's allocator would ask for it."""
+    import torch
+
+    arguments.pool = torch.ones(arguments.max_total_tokens * arguments.bytes_per_token, dtype=torch.uint8)
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     stand_in = StandIn(arguments)
     runner = web.AppRunner(stand_in.application(), access_log=None)
@@ -358,8 +366,11 @@ def main() -> None:
     parser.add_argument("--max-total-tokens", type=int, default=0)
     parser.add_argument("--out-of-memory-above", type=int)
     parser.add_argument("--too-small-below", type=int)
+    parser.add_argument("--bytes-per-token", type=int, default=0)
     arguments, _ = parser.parse_known_args()
     fits_or_exits(arguments)
+    if arguments.bytes_per_token:
+        take_pool(arguments)
     if arguments.die_at_start:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", flush=True)
         sys.exit(9)

@@ -1,4 +1,4 @@
-"""The launcher's own command on stand-in servers, whose machine has room for 6000 tokens of their pools.
+"""The launcher's own command on stand-in servers that take the memory of their token pools: 50 kB for each token.
 
 `python -m tests.sweep_run [-m] conf=… key=value …`
 """
@@ -9,13 +9,13 @@ import sys
 from launcher.__main__ import main
 from tests.supervised_run import STAND_IN
 
-ROOM = ("--out-of-memory-above", "6000")
+POOL = ("--bytes-per-token", "50000")
 
 
 def on_stand_ins() -> None:
     from launcher import driver  # brings Ray and torch along, of which a sweep has none
 
-    driver.run = functools.partial(driver.run, server_entry=(*STAND_IN, *ROOM))
+    driver.run = functools.partial(driver.run, server_entry=(*STAND_IN, *POOL))
 
 
 if __name__ == "__main__":
