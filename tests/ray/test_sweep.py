@@ -21,7 +21,7 @@ TINY = (
     *("conf=arithmetic_cpu", f"total_train_steps={STEPS}", "train_dataset.batch_size=4", "gconfig.n_samples=2"),
     *("gconfig.max_new_tokens=26", "valid_dataset.max_items=4", "recover.freq_steps=2"),
     *("reward.fn=tests.rewards:by_text", "sglang.max_total_tokens=4000,5000,20000"),
-    *("rollout.max_concurrent_rollouts=2,4", "sglang.memory_limit_gib=1.75"),
+    *("rollout.max_concurrent_rollouts=2,4", "sglang.memory_limit_gib=1.5"),
 )
 """The kernel's limit leaves a server room for 5000 tokens of its pool, and not for 20000."""
 
@@ -119,7 +119,7 @@ def test_two_of_six_run_out_of_memory_and_nothing_is_run_twice(tmp_path):
         assert [row["ended"] for row in rows] == ["FINISHED"] * 4 + ["ERRORED"] * 2, said
         assert [row["cause"] for row in rows] == [""] * 4 + ["server_oom"] * 2
         assert [row["sglang.max_total_tokens"] for row in rows if row["cause"]] == ["20000"] * 2
-        assert "you tried to allocate 1000000000 bytes" in rows[-1]["reason"]
+        assert all("allocate memory" in row["reason"] or "MemoryError" in row["reason"] for row in rows[4:])
         for row in rows[:4]:
             assert min(float(row[key]) for key in ("step_s", "tokens_per_s", "peak_bytes", "peak_servers_bytes")) > 0
             assert row["incidents"] == ""
