@@ -74,7 +74,7 @@ def result_of(trial: Trial, paths: RunPaths, peak: Peak, *, said: str = "") -> T
     return TrialResult(
         trial=trial,
         word=word,
-        reason=reason if event != "run.started" else said,
+        reason=said if event in ("", "run.started") else reason,
         cause=cause_in(reason) if word is TrialWord.ERRORED else None,
         steps=summary.steps,
         step_s=summary.step_s,

@@ -15,7 +15,7 @@ from launcher.missing_files import find_shape
 from launcher.plan import make_plan
 from launcher.run_paths import RunLock, RunPaths
 from launcher.sweep.peaks import Peak, Peaks, look_at
-from launcher.sweep.results import settled
+from launcher.sweep.results import TrialWord, result_of, settled
 from launcher.sweep.room import make_room
 from launcher.sweep.sweep import is_held, visible_gpus
 from launcher.sweep.trials import Trial, plan_sweep
@@ -129,6 +129,15 @@ def test_what_is_done(tmp_path, events, is_done, is_done_with_retry):
         Journal(paths.events, 1).record(name, reason=reason, total_train_steps=3, total_train_epochs=1)
     assert settled(TRIAL, config, paths, retry=False) is is_done
     assert settled(TRIAL, config, paths, retry=True) is is_done_with_retry
+
+
+@pytest.mark.parametrize("event", ["", "run.started"])
+def test_a_trial_that_ended_without_a_word_has_its_last_lines(tmp_path, event):
+    _, paths = run_paths(tmp_path)
+    if event:
+        Journal(paths.events, 1).record(event, reason="fresh")
+    result = result_of(TRIAL, paths, Peak(), said="exit code 1: no module")
+    assert (result.word, result.reason, result.step_s) == (TrialWord.CUT_OFF, "exit code 1: no module", None)
 
 
 def test_a_run_that_lives_is_seen_without_a_trace(tmp_path):
