@@ -18,7 +18,7 @@ from actors.guarded_process import Ended, GuardedProcess, Launch
 from actors.server_door import VARIABLE
 from actors.server_log import decisive_lines, last_line, tail
 from actors.sglang_client import Sampling, SGLangClient
-from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, choose_port, command, environment, url
+from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, choose_port, command, environment, limited, url
 from launcher.config import SGLangConfig
 from launcher.errors import RequestFailed, ServerError
 from launcher.hardware import device_for, find_hardware
@@ -87,7 +87,7 @@ class ServerLife:
         model = str(Path(model_path).absolute()) if Path(model_path).is_dir() else model_path
         words = command(
             spec.config,
-            entry=spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY),
+            entry=limited(spec.config, spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY), device=device),
             device=device,
             index=spec.index,
             generation=generation,

@@ -59,6 +59,13 @@ def command(
     return [*entry, *(word for key, value in options.items() for word in _words(key, value))]
 
 
+def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tuple[str, ...]:
+    """`entry` under `sglang.memory_limit_gib`. Not on a GPU: CUDA reserves address space as large as its memory."""
+    if config.memory_limit_gib is None or device != "cpu":
+        return entry
+    return (sys.executable, "-S", "-m", "actors.memory_limit", str(int(config.memory_limit_gib * 2**30)), *entry)
+
+
 def _words(key: str, value: object) -> Iterator[str]:
     """`--key value`; a flag for True, nothing for False and None, several values for a list."""
     if value is None or value is False:

@@ -12,6 +12,7 @@ With `--truthful` it loads the model and its log-probs are those of the weights 
 what asks whether a server has the right weights gets a true answer.
 
 With `--out-of-memory-above N` or `--too-small-below N` it ends at its start where `--max-total-tokens` is more or less.
+With `--bytes-per-token N` it takes the memory of its token pool, and ends as it comes where there is too little.
 
 Started by a run it takes the run's keys as SGLang behind our door does (`actors/server_door.py`): what forgets to send
 them gets 401. Only `/stand_in/*` stays open. By hand, without GRPO_SERVER_KEYS, everything is.
@@ -353,6 +354,13 @@ def fits_or_exits(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def take_pool(arguments: argparse.Namespace) -> None:
+    """The memory of a pool of `--max-total-tokens`, every page of it, as SGLang's allocator would ask for it."""
+    import torch
+
+    arguments.pool = torch.ones(arguments.max_total_tokens * arguments.bytes_per_token, dtype=torch.uint8)
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     stand_in = StandIn(arguments)
     runner = web.AppRunner(stand_in.application(), access_log=None)
@@ -376,8 +384,11 @@ def main() -> None:
     parser.add_argument("--max-total-tokens", type=int, default=0)
     parser.add_argument("--out-of-memory-above", type=int)
     parser.add_argument("--too-small-below", type=int)
+    parser.add_argument("--bytes-per-token", type=int, default=0)
     arguments, _ = parser.parse_known_args()
     fits_or_exits(arguments)
+    if arguments.bytes_per_token:
+        take_pool(arguments)
     if arguments.die_at_start:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", flush=True)
         sys.exit(9)
