@@ -19,9 +19,13 @@ from typing import Any
 import psutil
 import ray
 import ray._private.worker as ray_worker
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and left out of its stub
 
 from launcher.config import RunConfig
 from launcher.errors import ResourceError
+from launcher.private_folders import make_private
+from launcher.run_keys import make_ray_token
 from launcher.run_paths import RunPaths
 
 RAY_ENVIRONMENT = {
@@ -87,8 +91,8 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
         os.environ.setdefault(name, value)
     keep_off_the_screen(paths.logs / "ray.log")
     local = config.cluster.address == "local"
-    if local:  # Ray then turns its token authentication on by itself; RAY_AUTH_MODE is read too early to be set here
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_own_token(paths))
+    if local:
+        lock_with_a_token(make_ray_token(paths.keys))
     for tries_left in range(LOCAL_TRIES - 1 if local else 0, -1, -1):
         try:
             _connect(config, num_cpus=num_cpus, local=local)
@@ -105,11 +109,40 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
             ) from error
     session = _session() if local else ""
     try:
+        if local and not is_token_auth_enabled():
+            raise ResourceError("Ray started without its token authentication", "unset RAY_AUTH_MODE")
         yield VitalProcesses()
     finally:
         ray.shutdown()
         if session:
             end_stragglers(session)
+
+
+def lock_with_a_token(file: Path) -> None:
+    """Have the cluster that is started next, and this process, take the token in `file` and no other.
+
+    Ray's servers listen on every interface, so the token is what keeps others out. Ray turns it on by itself for a
+    local cluster, unless the environment has a word against it; RAY_AUTH_MODE is read too early to be set here.
+    """
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        os.environ.pop(name, None)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(file)
+    AuthenticationTokenLoader.instance().reset_cache()  # of an earlier run in this process
+
+
+def ray_folder() -> Path:
+    """Where Ray keeps sockets and logs: below a folder of this user's alone, since Ray opens its own ones to everybody
+    (0777, /tmp/ray too), who could put other sockets there.
+
+    A short path: the longest of a socket has 107 characters, 64 of which are Ray's.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    folder = parent / f"grpo-ray-{os.geteuid()}"
+    try:
+        make_private(folder)
+    except OSError:  # another user was there first
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix="ray-"))
+    return folder / "ray"
 
 
 def _session() -> str:
@@ -146,19 +179,10 @@ def _connect(config: RunConfig, *, num_cpus: float, local: bool) -> None:
         address=config.cluster.address,
         namespace=f"{config.experiment_name}/{config.trial_name}",
         include_dashboard=False if local else None,
+        dashboard_host="127.0.0.1",
+        _temp_dir=str(ray_folder()) if local else None,
         num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
         num_gpus=config.cluster.n_gpus_per_node if local else None,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-
-
-def _own_token(paths: RunPaths) -> Path:
-    """A secret of this run's own cluster, readable by this user alone; Ray's servers listen on every interface."""
-    path = paths.logs / ".ray_token"
-    if not path.exists():
-        descriptor, staged = tempfile.mkstemp(dir=paths.logs)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(os.urandom(32).hex())
-        Path(staged).rename(path)
-    return path

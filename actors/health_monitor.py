@@ -5,9 +5,8 @@
     known answers ─► canaries ──────────────┘
     batch ─► admit ─► Admission (asked by the trainer before each optimizer step)
 
-`HealthMonitor` is the plain class, `HealthMonitorActor` the Ray actor around it. It waits for nobody: a server that
-hangs costs its own probe alone. What it must know after a restart stands in the run's files (actors/run_series.py);
-servers are told to it again, and adopted, with the Coordinator's next `watch`.
+It waits for nobody: a server that hangs costs its own probe alone. What it must know after a restart stands in the
+run's files (actors/run_series.py); servers are told to it again, and adopted, with the Coordinator's next `watch`.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from launcher.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.policy.admission import Admission, BatchReport, Gate, Usual, admit
 from launcher.policy.canaries import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
 from launcher.policy.reward import RewardVerdict, ServerFault, find_cause, judge_rewards
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 
 MOST_ROUNDS = 200
@@ -296,12 +296,13 @@ class HealthMonitorActor:
     def _begun(self) -> HealthMonitor:
         """Made on the first call, since an actor whose constructor raises is never restarted, and on its loop."""
         if self._monitor is None:
+            keys = ServerKeys.read(self._paths.keys)
             journal = Journal(self._paths.events, self._attempt, time.time)
             journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
             if self._config.alerts.webhook is not None:
                 self._alerts = IncidentAlerts(self._config.alerts, self._paths, journal, self._attempt)
                 self._telling = asyncio.create_task(self._go_on_telling(self._alerts))
-            self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient())
+            self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient(keys))
         return self._monitor
 
     async def watch(self, targets: Sequence[Watched]) -> MonitorView:

@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from actors.guarded_process import Ended, GuardedProcess, Launch
+from actors.server_door import VARIABLE
 from actors.server_log import decisive_lines, last_line, tail
 from actors.sglang_client import Sampling, SGLangClient
-from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, choose_port, command, environment, url
+from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, choose_port, command, environment, limited, url
 from launcher.config import SGLangConfig
 from launcher.errors import RequestFailed, ServerError
 from launcher.hardware import device_for, find_hardware
@@ -36,11 +37,15 @@ SHARED_MEMORY = "/dev/shm/sglang_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """What stays the same over all lives of one server. `entry` is the command in SGLang's place, for tests."""
+    """What stays the same over all lives of one server. `entry` is the command in SGLang's place, for tests.
+
+    `keys` is the file of the keys that it takes (launcher/run_keys.py); the server reads it itself.
+    """
 
     index: int
     config: SGLangConfig
     log: Path
+    keys: Path
     setup_timeout_s: float
     gpu_ids: tuple[str, ...] = ()
     entry: tuple[str, ...] | None = None
@@ -82,7 +87,7 @@ class ServerLife:
         model = str(Path(model_path).absolute()) if Path(model_path).is_dir() else model_path
         words = command(
             spec.config,
-            entry=spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY),
+            entry=limited(spec.config, spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY), device=device),
             device=device,
             index=spec.index,
             generation=generation,
@@ -96,9 +101,12 @@ class ServerLife:
         )  # short: a socket's path has 107 characters
         launch = Launch(
             command=words,
-            environment=environment(
-                spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
-            ),
+            environment={
+                **environment(
+                    spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
+                ),
+                VARIABLE: str(spec.keys),
+            },
             log=spec.log,
             mark=f"GRPO_SERVER_LOG={spec.log}",
             watch=owners,

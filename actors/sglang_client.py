@@ -27,6 +27,7 @@ from launcher.config import GenerationConfig
 from launcher.errors import RequestFailed as RequestFailed
 from launcher.errors import WeightsRefused
 from launcher.rollouts import Completion
+from launcher.run_keys import ServerKeys
 
 if TYPE_CHECKING:
     import torch
@@ -101,9 +102,10 @@ class SGLangClient:
     Every method takes the server's `url` and a deadline `timeout_s`, and raises RequestFailed.
     """
 
-    def __init__(self, *, api_key: str = "", admin_key: str = "") -> None:
-        self._headers = _authorization(api_key)
-        self._admin_headers = _authorization(admin_key or api_key)
+    def __init__(self, keys: ServerKeys | None = None) -> None:
+        """`keys` are those of the servers' run; None asks as a stranger does."""
+        self._headers = {} if keys is None else _authorization(keys.api)
+        self._admin_headers = {} if keys is None else _authorization(keys.admin)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             headers={"Content-Type": "application/json"},
@@ -174,7 +176,7 @@ class SGLangClient:
             raise malformed(url, f"no model_path, or no weight_version of ours, in {answer}") from error
 
     async def server_info(self, url: str, *, timeout_s: float) -> Mapping[str, Any]:
-        """All arguments and internal states. With keys set, it shows them: do not log it."""
+        """All arguments and internal states. The keys are not among them (`server_door.py`)."""
         return await self._json("GET", url, "/server_info", timeout_s)
 
     async def health(self, url: str, *, timeout_s: float) -> bool:
@@ -336,4 +338,4 @@ def _until(deadline: float) -> float:
 
 
 def _authorization(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    return {"Authorization": f"Bearer {key}"}

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from launcher.config import SGLangConfig
 from launcher.errors import ResourceError
+from launcher.listening import is_everywhere
 
 CPU_ENTRY = (sys.executable, "-m", "actors.sglang_cpu")
-GPU_ENTRY = (sys.executable, "-m", "sglang.launch_server")
+GPU_ENTRY = (sys.executable, "-m", "actors.sglang_gpu")
 SEEDS_BETWEEN_LIVES = 1009
 """A restarted server must not draw the same samples again; larger than any number of servers."""
 
@@ -40,6 +41,7 @@ def command(
         "weight-version": weight_version,
         "host": config.host,
         "port": port,
+        "load-format": "safetensors",  # `auto` also takes *.bin, which is unpickled
         "dtype": config.dtype,
         "tp-size": config.tp_size,
         "random-seed": config.random_seed + index + SEEDS_BETWEEN_LIVES * generation,
@@ -55,6 +57,13 @@ def command(
     }
     options |= {key.replace("_", "-"): value for key, value in config.extra_args.items()}
     return [*entry, *(word for key, value in options.items() for word in _words(key, value))]
+
+
+def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tuple[str, ...]:
+    """`entry` under `sglang.memory_limit_gib`. Not on a GPU: CUDA reserves address space as large as its memory."""
+    if config.memory_limit_gib is None or device != "cpu":
+        return entry
+    return (sys.executable, "-S", "-m", "actors.memory_limit", str(int(config.memory_limit_gib * 2**30)), *entry)
 
 
 def _words(key: str, value: object) -> Iterator[str]:
@@ -113,11 +122,15 @@ def choose_port(config: SGLangConfig, index: int) -> int:
                 "set sglang.port to a free port (null: one is found), or end what listens there (`ss -ltnp`); "
                 "sglang.host must be an address of this machine",
             ) from error
-        port: int = trial.getsockname()[1]
-        return port
+        address, port = trial.getsockname()[:2]
+        if is_everywhere(address):  # a name may mean that too
+            raise ResourceError(
+                f"sglang.host={config.host} is every interface of this machine: anybody could ask server {index}",
+                "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",
+            )
+        return int(port)
 
 
 def url(config: SGLangConfig, port: int) -> str:
-    """Where clients on this machine reach the server."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    """Where clients reach the server."""
+    return f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"

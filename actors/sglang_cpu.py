@@ -26,11 +26,13 @@ import logging
 import multiprocessing
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from actors import sgl_kernel_stand_in
+from actors import server_door, sgl_kernel_stand_in
 from actors.life_locks import hold_one
 
 NEEDLESS = (
@@ -78,7 +80,7 @@ def with_cpu_arguments(arguments: Sequence[str]) -> list[str]:
     """`arguments` and what a CPU server needs beyond them. Exits with 2 where a GPU is asked for."""
     device = argument(arguments, "--device")
     if device not in (None, "cpu"):
-        sys.exit(f"actors.sglang_cpu serves on the CPU and was given --device {device}: use sglang.launch_server")
+        sys.exit(f"actors.sglang_cpu serves on the CPU and was given --device {device}: use actors.sglang_gpu")
     added = [
         word for name, value in CPU_ARGUMENTS.items() if argument(arguments, name) is None for word in (name, value)
     ]
@@ -118,12 +120,21 @@ def fork_children() -> None:
     os.register_at_fork(after_in_child=hold_one)
 
 
+def keep_the_rendezvous_private(server_args: Any) -> None:
+    """Have the ranks of one machine meet in a file of this user's: torch's TCPStore listens on every interface, and
+    takes anybody's word."""
+    if server_args.nnodes == server_args.dp_size == 1:
+        meeting = f"file://{tempfile.mkdtemp(prefix='ranks-')}/store"
+        os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", meeting)
+
+
 def main() -> None:
     """Serve until told to stop. `sys.argv` holds SGLang's arguments."""
     arguments = with_cpu_arguments(sys.argv[1:])
+    server_door.keys_or_exit()
     leave_out_other_models(argument(arguments, "--model-path"))
     gc.disable()  # nothing to collect while importing, and looking for it took a quarter of the time
-    import sglang.srt.entrypoints.http_server  # what the children need too, imported before they are forked
+    import sglang.srt.entrypoints.http_server as http  # what the children need too, imported before they are forked
     import sglang.srt.models.registry  # noqa: F401
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
@@ -134,10 +145,14 @@ def main() -> None:
     batched_decode.install()
     gc.freeze()
     gc.enable()
+    server_args = prepare_server_args(arguments)
+    server_door.refuse_other_doors(server_args)
+    server_door.close(http.app)
+    keep_the_rendezvous_private(server_args)
     fork_children()
     hold_one()
     try:
-        run_server(prepare_server_args(arguments))
+        run_server(server_args)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

@@ -31,6 +31,7 @@ from actors.sglang_client import SGLangClient
 from launcher.config import RunConfig, SGLangConfig
 from launcher.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
 from launcher.messages import Overrides, ServerExit, ServerInfo, ServerState
+from launcher.run_keys import SERVERS, ServerKeys
 from launcher.run_paths import RunPaths
 
 ASK_TIMEOUT_S = 10.0
@@ -104,7 +105,7 @@ class SGLangProcess:
 
         Raises WeightsRefused where it says another version (it is STALE then), RequestFailed where it says nothing.
         """
-        async with SGLangClient() as client:
+        async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
             held = (await client.model_info(self._info.url, timeout_s=ASK_TIMEOUT_S)).weight_version
         if self._info.state in {ServerState.STALE, ServerState.READY}:
             state = ServerState.READY if held == weight_version else ServerState.STALE
@@ -159,7 +160,7 @@ class SGLangProcess:
         raise failure
 
     async def _serve(self, life: ServerLife) -> None:
-        async with SGLangClient() as client:
+        async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
             await life.wait_answers(client)
             self._info = replace(self._info, state=ServerState.STALE)
             held = await life.generate(client)
@@ -215,6 +216,7 @@ class SGLangServer:
             index=index,
             config=config.sglang,
             log=paths.server_log(index),
+            keys=paths.keys / SERVERS,
             setup_timeout_s=config.rollout.setup_timeout,
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
             entry=entry,

@@ -28,6 +28,7 @@ from launcher.fingerprint import config_fingerprint
 from launcher.journal import Journal
 from launcher.memory_states import MemoryState, MemoryStates, StateFacts, write_small
 from launcher.messages import StepReport
+from launcher.private_folders import make_private
 from launcher.run_paths import RunPaths
 from launcher.state_files import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
 
@@ -99,7 +100,7 @@ class StepMemory:
 
     def _find_slots(self, size: int) -> int:
         self._run = self._states.run_began()
-        self._states.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self._states.root)
         slots = self._states.slots_that_fit(size)
         if slots < 2:
             what = "only one is kept: a kill while it is written costs the steps since the last checkpoint"

@@ -24,6 +24,7 @@ from launcher.errors import ServerError, WeightsRefused
 from launcher.journal import Journal
 from launcher.memory_states import memory_folder
 from launcher.messages import PublishedWeights, ServerInfo, ServerState
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 
 PROBE_TIMEOUT_S = 5.0
@@ -51,6 +52,7 @@ class TrainingServers:
         self._model = model
         self._data = data
         self._lineage = 0
+        self._keys = ServerKeys.read(paths.keys)
         on_disk = config.actor.weight_update_mode == "disk"
         dtype = torch_dtype(config.sglang.dtype)
         self._folders = (
@@ -63,7 +65,7 @@ class TrainingServers:
     async def _connect(self, reward: RewardPool, collected: Callable[[], None]) -> None:
         """Make what lives on the asyncio loop, on it."""
         config, tokenizer = self._config, self._model.tokenizer
-        self._client = SGLangClient()
+        self._client = SGLangClient(self._keys)
         self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
         engine = RolloutEngine(
             client=self._client,

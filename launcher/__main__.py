@@ -27,13 +27,16 @@ from launcher.missing_files import find_shape
 from launcher.plan import make_plan
 from launcher.plan_view import show
 from launcher.preflight import find_missing, preflight
+from launcher.sweep import hydra_plugin
+from launcher.sweep.command import ReadTrial, candidates_of, run_sweep
+from launcher.sweep.hydra_plugin import Compose
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASHED = 1
 
 
-def main() -> int:
-    """Run the command line in sys.argv; with `-m`, the exit code is that of the first job that failed."""
+def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
+    """Run the command line in sys.argv. `run_alone`: Python's arguments for a single run, as a sweep starts them."""
     register()
     sys.argv[1:] = understood(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
@@ -45,6 +48,13 @@ def main() -> int:
             codes[-1] = _said(composed)
         return codes[-1]
 
+    def trials(combinations: Sequence[Sequence[str]], compose: Compose) -> None:
+        codes.append(CRASHED)
+        command = (sys.executable, *run_alone, *for_each_trial(sys.argv[1:]))
+        with _full_error(wants_traceback):
+            codes[-1] = _swept(combinations, compose, command)
+
+    hydra_plugin.hand_over_to(trials)
     command = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME)(job)
     try:
         with _full_error(True):  # makes Hydra raise what it would print in its own way
@@ -72,6 +82,40 @@ def understood(arguments: Sequence[str]) -> list[str]:
     if {"--help", "-h"} & set(options) and not any(a.startswith("conf=") for a in overrides):
         overrides.append(f"conf={presets()[0]}")
     return [*options, *overrides]
+
+
+def for_each_trial(arguments: Sequence[str]) -> list[str]:
+    """What of a sweep's arguments, beside the overrides of its trials, is each trial's too: where presets are found."""
+    options = [a for a in arguments if a not in ("-m", "--multirun") and (a.startswith("-") or "=" not in a)]
+    return [a for a in options if not a.startswith("~")] + [a for a in arguments if a.startswith("hydra.searchpath")]
+
+
+def _swept(combinations: Sequence[Sequence[str]], compose: Compose, command: Sequence[str]) -> int:
+    def read(overrides: Sequence[str]) -> RunConfig:
+        try:
+            composed = compose(overrides)
+        except Exception as error:  # as in main
+            raise explain(error, overrides) from error
+        config = to_run_config(composed)
+        check(config)
+        return config
+
+    try:
+        if any("dry_run=true" in one.lower() for one in combinations[0]):
+            return _show_plans(combinations, read)
+        return run_sweep(combinations, read, command)
+    except LauncherError as error:
+        return _refuse(error)
+
+
+def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
+    """Of each trial that is possible; the exit code is that of a wrong command where one is not."""
+    _, candidates = candidates_of(combinations, read)
+    for candidate in candidates:
+        if candidate.config is not None:
+            _show_plan(candidate.config, find_hardware())
+    codes = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
+    return max(codes, default=0)
 
 
 def _said(composed: DictConfig) -> int:

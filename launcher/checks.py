@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launcher.config import DatasetConfig, FreqConfig, RunConfig
 from launcher.errors import ConfigError
+from launcher.listening import is_everywhere
 from launcher.placement import describe_booking, gpus_needed
 from launcher.settings import settings_of, value_of
 from launcher.supervision_checks import find_contradictions
@@ -23,6 +24,9 @@ ARGUMENTS_OF_OURS = frozenset(
     }
 )
 """SGLang arguments that a named setting or the launcher itself gives: in `extra_args` one of the two would be lost."""
+
+KEYS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
+"""SGLang arguments that are secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ def find_problems(config: RunConfig) -> list[Problem]:
         *_timeouts(config),
         *_gpus(config),
         *_servers(config),
+        *_doors(config),
         *_evaluation(config),
         *(Problem(key=key, given=given, allowed=allowed) for key, given, allowed in find_contradictions(config)),
     ]
@@ -145,6 +150,26 @@ def _data(dataset: DatasetConfig | None, key: str) -> Iterator[Problem]:
             given=dataset.max_items,
             allowed=f"at least {key}.batch_size={dataset.batch_size}, or not one batch is whole",
         )
+
+
+def _doors(config: RunConfig) -> Iterator[Problem]:
+    """What would have a server listen to everybody, or show its keys. Their entry looks again, at what SGLang made of
+    its arguments."""
+    if is_everywhere(config.sglang.host):
+        yield Problem(
+            key="sglang.host",
+            given=repr(config.sglang.host),
+            allowed="127.0.0.1, or this machine's address in the cluster's own network (this is every interface)",
+        )
+    for key, value in config.sglang.extra_args.items():
+        if len(key) > 1 and "host".startswith(key) and is_everywhere(str(value)):
+            yield Problem(key=f"sglang.extra_args.{key}", given=value, allowed="one address, not every interface")
+        if key.replace("-", "_") in KEYS:
+            yield Problem(
+                key=f"sglang.extra_args.{key}",
+                given="(not shown)",
+                allowed="nothing: each run makes its own keys, and arguments stand in the process list",
+            )
 
 
 def _timeouts(config: RunConfig) -> Iterator[Problem]:

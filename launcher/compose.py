@@ -19,6 +19,7 @@ from launcher.config import DatasetConfig, RunConfig
 from launcher.errors import ConfigError
 from launcher.explain import explain, unknown_key
 from launcher.settings import settings_of
+from launcher.sweep import hydra_plugin
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIG_FOLDER = REPOSITORY / "conf"
@@ -35,6 +36,7 @@ def register() -> None:
     # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
     # preset has none: Hydra can't override below a section that is null.
     ConfigStore.instance().store(name="schema", node=RunConfig(valid_dataset=DatasetConfig()))
+    hydra_plugin.store()
 
 
 def presets() -> list[str]:

@@ -109,6 +109,9 @@ class SGLangConfig:
     max_total_tokens: int | None = setting(
         None, "size of the token pool; needed on the CPU, where nothing else bounds it", COUNT
     )
+    memory_limit_gib: float | None = setting(
+        None, "on the CPU: of each process of a server, kept by the kernel (RLIMIT_DATA); null: none", POSITIVE
+    )
     max_running_requests: int | None = setting(None, "requests decoded together; null: SGLang's choice", COUNT)
     random_seed: int = same_as("seed", "SGLang's own seed", NATURAL)
     attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")
@@ -259,6 +262,14 @@ class HardwareConfig:
 
 
 @dataclass
+class SweepConfig:
+    """Of `-m`: each combination of values is a run of its own."""
+
+    parallel: int | None = setting(None, "trials side by side; null: as many as this machine has room for", COUNT)
+    retry: bool = setting(False, "run trials again that halted, other than for memory; FINISHED ones never are")
+
+
+@dataclass
 class RunConfig:
     experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
     trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
@@ -288,3 +299,4 @@ class RunConfig:
     restart: RestartConfig = part(RestartConfig)
     restore: RestoreConfig = part(RestoreConfig)
     memory: MemoryConfig = part(MemoryConfig)
+    sweep: SweepConfig = part(SweepConfig)

@@ -40,6 +40,7 @@ from launcher.memory_states import MemoryStates
 from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
 from launcher.prepared import find_prepared, take
 from launcher.resume import already_finished, resume_point
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunLock, RunPaths
 from launcher.screen import Screen
 
@@ -67,6 +68,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
             screen.line(finished)
             return EXIT_CODES[RunWord.FINISHED]
         resume = None if prepared is not None else resume_point(config, paths)
+        ServerKeys.make(paths.keys)
         attempt = lock.next_attempt()
         screen.begin(attempt)
         journal = Journal(paths.events, attempt, time.time)

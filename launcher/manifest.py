@@ -82,7 +82,7 @@ class Manifest:
         if data["format"] != FORMAT:
             raise ValueError(f"format is {data['format']!r}, this version reads {FORMAT!r}")
         fields = dict(data)
-        fields["files"] = {_inside(name): FileRecord(**record) for name, record in data["files"].items()}
+        fields["files"] = {inside(name): FileRecord(**record) for name, record in data["files"].items()}
         manifest = cls(**fields)
         _check_types(manifest)
         return manifest
@@ -102,7 +102,7 @@ def _check_types(manifest: Manifest) -> None:
         raise ValueError("it lists no files")
 
 
-def _inside(name: str) -> str:
+def inside(name: str) -> str:
     """`name`, which must not lead out of the folder: a manifest comes from disk and is believed in nothing."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:

@@ -93,6 +93,7 @@ def memory_settings(config: RunConfig) -> dict[str, object]:
         "sglang.context_length": config.sglang.context_length,
         "sglang.mem_fraction_static": config.sglang.mem_fraction_static,
         "sglang.max_total_tokens": config.sglang.max_total_tokens,
+        "sglang.memory_limit_gib": config.sglang.memory_limit_gib,
         "sglang.max_running_requests": config.sglang.max_running_requests,
         "rollout.max_concurrent_rollouts": config.rollout.max_concurrent_rollouts,
         "gconfig.n_samples": config.gconfig.n_samples,

@@ -30,7 +30,8 @@ from launcher.errors import CheckpointError
 from launcher.fingerprint import Fingerprint
 from launcher.hardware import find_hardware
 from launcher.journal import encode, read_lines
-from launcher.manifest import MANIFEST_NAME
+from launcher.manifest import MANIFEST_NAME, inside
+from launcher.private_folders import could_be_ours
 from launcher.run_paths import RunPaths
 
 MEMORY_BACKED = Path("/dev/shm")
@@ -44,8 +45,8 @@ UNUSABLE = "an older state or a checkpoint is used instead"
 def memory_folder(paths: RunPaths, kind: str) -> Path:
     """One folder for each run and kind, so that its next attempt finds what this one was killed over."""
     digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
-    root = MEMORY_BACKED if os.access(MEMORY_BACKED, os.W_OK) else paths.logs
-    return root / f"grpo-{kind}-{digest}"
+    shared = MEMORY_BACKED / f"grpo-{kind}-{digest}"
+    return shared if os.access(MEMORY_BACKED, os.W_OK) and could_be_ours(shared) else paths.logs / shared.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class MemoryState:
                 folder=folder,
                 created_at=float(data["created_at"]),
                 facts=StateFacts(**data["facts"]),
-                files={str(name): Checked(**record) for name, record in data["files"].items()},
+                files={inside(name): Checked(**record) for name, record in data["files"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ModelError
+from launcher.manifest import inside
 from launcher.model_shape import MODEL_TYPES, ModelShape
 
 INDEX = "model.safetensors.index.json"
@@ -143,7 +144,10 @@ def find_shards(folder: Path) -> list[Path]:
         named = index.get("weight_map")
         if not isinstance(named, dict) or not named:
             raise ModelError(f"{folder / INDEX} names no shard", "copy or download the file again")
-        shards = [folder / str(name) for name in sorted(set(named.values()))]
+        try:
+            shards = [folder / inside(str(name)) for name in sorted(set(map(str, named.values())))]
+        except ValueError as error:
+            raise ModelError(f"{folder / INDEX}: {error}", "the weights must lie in the model's own folder") from error
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
             raise ModelError(

@@ -65,6 +65,11 @@ class RunPaths:
         return self.fileroot / "logs" / self.user / self.experiment_name / self.trial_name
 
     @property
+    def keys(self) -> Path:
+        """0700, and never below `logs`, which are copied and shown to people (launcher/run_keys.py)."""
+        return self.fileroot / "keys" / self.user / self.experiment_name / self.trial_name
+
+    @property
     def metrics(self) -> Path:
         return self.logs / "metrics.jsonl"
 
@@ -120,7 +125,8 @@ class RunPaths:
 
     def prepare(self) -> None:
         """Create the folders that a run writes to. Raises StorageError naming cluster.fileroot."""
-        for folder in (self.logs, self.default_checkpoints):
+        for folder in (self.logs, self.default_checkpoints, self.keys.parent):
+            _check_inside(folder, self.fileroot)
             try:
                 make_folder(folder)
                 _check_writable(folder)
@@ -138,7 +144,8 @@ class RunLock:
         self._paths = paths
         try:
             # Not inheritable: a server that outlives its driver must not keep the run locked.
-            self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.fchmod(self._fd, 0o600)  # who may open it to read may lock it, and so keep the run from starting
         except OSError as error:
             raise _unusable(paths.lock, error) from error
         try:
@@ -205,6 +212,18 @@ def _check_folder_name(key: str, name: str) -> None:
         raise ConfigError(
             f"{key}={name!r} can't name a folder", f"set {key} to a name without '/', not empty, '.' or '..'"
         )
+
+
+def _check_inside(folder: Path, root: Path) -> None:
+    """A link on the way would have the run write, and later remove, what isn't its own."""
+    for part in (folder, *folder.parents):
+        if part == root:
+            return
+        if part.is_symlink():
+            raise StorageError(
+                f"{part} is a link to {part.readlink()}: a run writes below cluster.fileroot alone",
+                "remove the link; to have runs elsewhere, set cluster.fileroot (which may be a link itself)",
+            )
 
 
 def _check_writable(folder: Path) -> None:

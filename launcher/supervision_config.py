@@ -126,6 +126,7 @@ class RestoreConfig:
 class MemoryConfig:
     """What gives way when memory runs out, rung by rung; kept for the host and for later attempts."""
 
+    give_way: bool = setting(True, "false: a run that runs out of memory ends under the settings that it was given")
     mem_fraction_static: list[float] = setting([0.8, 0.7, 0.6, 0.5, 0.4], "of a GPU server, from the top down")
     min_concurrent_rollouts: int = setting(2, "max_concurrent_rollouts is halved down to it", COUNT)
     change_learning: bool = setting(False, "then max_new_tokens and n_samples too, which changes what is learned")

@@ -18,9 +18,9 @@ from launcher.run_paths import RunPaths, login_name
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.find import RunProcesses, find_driver, live_runs, look, title
 from scripts.faults.following import Following
-from scripts.faults.hands import lacking
 from scripts.faults.interposer import SETTINGS, interpose
 from scripts.faults.kinds import describe
+from scripts.faults.lacking import lacking
 from scripts.faults.place import Place
 from scripts.faults.schedule import Choice, Fault, in_order, parse_fault, storm
 

@@ -23,6 +23,7 @@ from actors.ray_life import raylet_pid
 from actors.server_life import SHARED_MEMORY
 from actors.sglang_server import SGLangServer
 from launcher.config import RolloutConfig, RunConfig, SGLangConfig
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 
 PROMISE_S = 10.0
@@ -57,6 +58,7 @@ def run_config(folder: Path) -> tuple[RunConfig, RunPaths]:
     config.cluster.fileroot = str(folder)
     paths = RunPaths.of(config)
     paths.prepare()
+    ServerKeys.make(paths.keys)
     return config, paths
 
 

@@ -12,6 +12,10 @@ With `--truthful` it loads the model and its log-probs are those of the weights 
 what asks whether a server has the right weights gets a true answer.
 
 With `--out-of-memory-above N` or `--too-small-below N` it ends at its start where `--max-total-tokens` is more or less.
+With `--bytes-per-token N` it takes the memory of its token pool, and ends as it comes where there is too little.
+
+Started by a run it takes the run's keys as SGLang behind our door does (`actors/server_door.py`): what forgets to send
+them gets 401. Only `/stand_in/*` stays open. By hand, without GRPO_SERVER_KEYS, everything is.
 
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.
@@ -24,6 +28,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -33,14 +38,20 @@ from pathlib import Path
 
 from aiohttp import web
 
+from actors.server_door import VARIABLE, opens
+from launcher.run_keys import ServerKeys
+
 CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
 
 
 @contextlib.contextmanager
-def running(*arguments: str) -> Iterator[str]:
-    """The url of a stand-in on a free port, as a process that ends with the block."""
+def running(*arguments: str, keys: Path | None = None) -> Iterator[str]:
+    """The url of a stand-in on a free port, as a process that ends with the block. `keys`: the file of its keys."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.stand_in_server", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.stand_in_server", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | ({} if keys is None else {VARIABLE: str(keys)}),
     ) as process:
         assert process.stdout is not None
         listening = process.stdout.readline()  # or its end, where it can't start
@@ -65,6 +76,7 @@ class StandIn:
         self.running = asyncio.Event()
         self.running.set()
         self.site: web.TCPSite | None = None
+        self.keys = ServerKeys.read_file(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
         self.truthful = arguments.truthful
         self.model = load_model(self.model_path) if self.truthful else None
 
@@ -239,6 +251,13 @@ class StandIn:
         return self.fault["kind"]
 
     @web.middleware
+    async def door(self, request: web.Request, handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode()
+        if self.keys is None or request.path.startswith("/stand_in/") or opens(given, request.path, self.keys):
+            return await handler(request)
+        return web.json_response({"error": "Unauthorized"}, status=401)
+
+    @web.middleware
     async def misbehave(self, request: web.Request, handler) -> web.StreamResponse:
         self.asked[request.path] += 1
         match self.take_fault(request.path, {"reset", "500", "503", "400", "truncated", "not_json", "slow"}):
@@ -269,7 +288,7 @@ class StandIn:
         raise asyncio.CancelledError
 
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[self.misbehave], client_max_size=2**30)
+        application = web.Application(middlewares=[self.door, self.misbehave], client_max_size=2**30)
         application.add_routes(
             [
                 web.post("/generate", self.generate),
@@ -335,6 +354,13 @@ def fits_or_exits(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
+def take_pool(arguments: argparse.Namespace) -> None:
+    """The memory of a pool of `--max-total-tokens`, every page of it, as SGLang's allocator would ask for it."""
+    import torch
+
+    arguments.pool = torch.ones(arguments.max_total_tokens * arguments.bytes_per_token, dtype=torch.uint8)
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     stand_in = StandIn(arguments)
     runner = web.AppRunner(stand_in.application(), access_log=None)
@@ -358,8 +384,11 @@ def main() -> None:
     parser.add_argument("--max-total-tokens", type=int, default=0)
     parser.add_argument("--out-of-memory-above", type=int)
     parser.add_argument("--too-small-below", type=int)
+    parser.add_argument("--bytes-per-token", type=int, default=0)
     arguments, _ = parser.parse_known_args()
     fits_or_exits(arguments)
+    if arguments.bytes_per_token:
+        take_pool(arguments)
     if arguments.die_at_start:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", flush=True)
         sys.exit(9)

@@ -16,7 +16,7 @@ from launcher.policy.actions import (
 )
 from launcher.policy.mend_trainer import damage_stands, restore
 from launcher.policy.observed import ServerFacts, TrainerFacts
-from launcher.policy.plan_draft import NO_OVERRIDES, Draft
+from launcher.policy.plan_draft import KEPT, NO_OVERRIDES, Draft
 from launcher.policy.restart import Repair, Rung
 
 GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
@@ -69,6 +69,9 @@ def _bring_up_to_date(draft: Draft, server: ServerFacts) -> None:
 
 def _repair(draft: Draft, server: ServerFacts, cause: Cause) -> None:
     """One rung for one server. What concerns all is no rung while another one may yet do the work."""
+    if draft.must_keep_its_settings(server.ran_out):
+        draft.halt(f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}")
+        return
     others = [other for other in draft.seen.servers if other.name != server.name and _may_work(draft, other)]
     of_all = {Rung.FLEET} if len(draft.seen.servers) == 1 else set()
     without = OF_ALL if others else frozenset(of_all)

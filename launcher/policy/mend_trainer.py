@@ -6,7 +6,7 @@ from launcher.messages import Cause, Health, Incident
 from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.memory import AT_ITS_START
 from launcher.policy.observed import TrainerFacts
-from launcher.policy.plan_draft import Draft
+from launcher.policy.plan_draft import KEPT, Draft
 from launcher.policy.restart import Rung
 from launcher.policy.restore import CheckpointHealth, choose, first_damaged
 
@@ -38,6 +38,9 @@ def mend_trainer(draft: Draft) -> None:
 def _restart(draft: Draft) -> None:
     trainer = draft.seen.trainer
     cause = trainer.verdict.cause or Cause.TRAINER_CRASH
+    if draft.must_keep_its_settings(trainer.ran_out):
+        draft.halt(f"{cause} ({trainer.ran_out}), {KEPT}; {trainer.verdict.reason}")
+        return
     overrides, rung_reason = draft.give_way(trainer.ran_out)
     repair = draft.next_repair(cause, TRAINER, progress_at=draft.seen.progress_at, without=NOT_OF_THE_TRAINER)
     # Each rung of the memory ladder is another repair, and the ladder ends: the budget is for the same one again.

@@ -14,6 +14,7 @@ from launcher.policy.observed import Observed
 from launcher.policy.restart import Attempt, Repair, Rung, next_repair
 
 NO_OVERRIDES: Overrides = {}
+KEPT = "and nothing may give way (memory.give_way=false)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +71,10 @@ class Draft:
             progress_at=progress_at,
             without=without,
         )
+
+    def must_keep_its_settings(self, ran_out: RanOut | None) -> bool:
+        """Memory ran out, and nothing may give way: another try under the same settings would end alike."""
+        return ran_out is not None and not self.config.memory.give_way
 
     def give_way(self, ran_out: RanOut | None) -> tuple[Overrides, str]:
         """The settings of the next rung of the memory ladder; none where memory did not run out, or no rung is left."""

@@ -38,9 +38,11 @@ def tokens_in(answer: bytes) -> int:
 class AiohttpClient:
     """One session of aiohttp with no limit of connections, which are kept and used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, api_key: str) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S), cookie_jar=aiohttp.DummyCookieJar()
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Authorization": f"Bearer {api_key}"},
         )
 
     async def close(self) -> None:
@@ -115,7 +117,8 @@ class RawConnection(asyncio.Protocol):
 class RawClient:
     """As `AiohttpClient.one_by_one`, without an HTTP library."""
 
-    def __init__(self) -> None:
+    def __init__(self, api_key: str) -> None:
+        self._authorization = f"Authorization: Bearer {api_key}\r\n"
         self._connections: list[RawConnection] = []
 
     async def close(self) -> None:
@@ -125,7 +128,8 @@ class RawClient:
     async def one_by_one(self, url: str, prompts: Sequence[Sequence[int]], n: int, sampling: Asked) -> int:
         place = urlsplit(url)
         assert place.hostname is not None and place.port is not None
-        head = f"POST /generate HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\nContent-Length: "
+        head = f"POST /generate HTTP/1.1\r\nHost: {place.netloc}\r\n{self._authorization}"
+        head += "Content-Type: application/json\r\nContent-Length: "
         bodies = [request_body(ids, sampling) for ids in prompts for _ in range(n)]
         for connection in [connection for connection in self._connections if not connection.usable]:
             connection.close()

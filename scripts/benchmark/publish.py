@@ -15,6 +15,7 @@ from actors.weight_publisher import WeightFolders, WeightPublisher
 from launcher.config import RunConfig
 from launcher.memory_states import MEMORY_BACKED
 from launcher.messages import ServerInfo
+from launcher.run_keys import ServerKeys
 from scripts.benchmark.ratios import paired_ratio, spread
 from scripts.benchmark.server import running_server
 
@@ -24,11 +25,11 @@ Times = dict[str, list[float]]
 def measure(config: RunConfig, *, publishes: int) -> Times:
     """Seconds of each of so many publishes of each way, after one of each that warms up."""
     model = PolicyModel(config.actor, config.ref, temperature=config.gconfig.temperature, total_steps=1)
-    with running_server(config) as server, ExitStack() as stack:
+    with running_server(config) as (server, keys), ExitStack() as stack:
         thread = LoopThread("publisher")
         stack.callback(thread.close)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=MEMORY_BACKED))
-        client, ways = thread.call(connect(config, model, server, Path(folder)))
+        client, ways = thread.call(connect(config, model, server, keys, Path(folder)))
         stack.callback(lambda: thread.call(client.close()))
         times: Times = {way: [] for way in ways}
         version = 0
@@ -43,12 +44,12 @@ def measure(config: RunConfig, *, publishes: int) -> Times:
 
 
 async def connect(
-    config: RunConfig, model: PolicyModel, server: ServerInfo, folder: Path
+    config: RunConfig, model: PolicyModel, server: ServerInfo, keys: ServerKeys, folder: Path
 ) -> tuple[SGLangClient, dict[str, WeightPublisher]]:
     async def no_probe(_: str) -> None:
         return None
 
-    client = SGLangClient()
+    client = SGLangClient(keys)
     pool = ServerPool(no_probe, hold_timeout_s=config.rollout.setup_timeout)
     await pool.update([server])
     dtype = torch_dtype(config.sglang.dtype)

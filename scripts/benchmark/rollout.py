@@ -31,6 +31,7 @@ from actors.sglang_client import Sampling, SGLangClient
 from launcher.config import RunConfig
 from launcher.messages import ServerInfo
 from launcher.rollouts import Prompt
+from launcher.run_keys import ServerKeys
 from scripts.benchmark.plain_clients import AiohttpClient, Client, RawClient
 from scripts.benchmark.ratios import paired_ratio, spread
 from scripts.benchmark.server import cpu_seconds, running_server
@@ -60,10 +61,10 @@ def measure(config: RunConfig, *, rounds: int, batches: int) -> list[Block]:
     """The blocks of `rounds` rounds, after one round that warms everything up."""
     prompts = prompts_of(config)
     order = random.Random(config.seed)
-    with running_server(config) as server, ExitStack() as stack:
-        flush = stack.enter_context(flusher(server.url))
-        contestants: dict[str, Batch] = {OURS: stack.enter_context(our_client(config, prompts, server))}
-        contestants |= stack.enter_context(plain_clients(config, server.url))
+    with running_server(config) as (server, keys), ExitStack() as stack:
+        flush = stack.enter_context(flusher(server.url, keys))
+        contestants: dict[str, Batch] = {OURS: stack.enter_context(our_client(config, prompts, server, keys))}
+        contestants |= stack.enter_context(plain_clients(config, server.url, keys.api))
         fresh = cycle(prompts)
         blocks: list[Block] = []
         for number in range(-1, rounds):
@@ -102,7 +103,7 @@ def measure_block(
 
 
 @contextmanager
-def our_client(config: RunConfig, prompts: Sequence[Prompt], server: ServerInfo) -> Iterator[Batch]:
+def our_client(config: RunConfig, prompts: Sequence[Prompt], server: ServerInfo, keys: ServerKeys) -> Iterator[Batch]:
     """Rollouts as the trainer has them."""
     tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path)
     by_id = {prompt.id: prompt for prompt in prompts}
@@ -112,7 +113,7 @@ def our_client(config: RunConfig, prompts: Sequence[Prompt], server: ServerInfo)
         async def no_probe(_: str) -> None:
             return None
 
-        client = SGLangClient()
+        client = SGLangClient(keys)
         pool = ServerPool(no_probe, hold_timeout_s=config.rollout.setup_timeout)
         await pool.update([server])
         engine = RolloutEngine(
@@ -144,13 +145,13 @@ def our_client(config: RunConfig, prompts: Sequence[Prompt], server: ServerInfo)
 
 
 @contextmanager
-def plain_clients(config: RunConfig, url: str) -> Iterator[dict[str, Batch]]:
+def plain_clients(config: RunConfig, url: str, api_key: str) -> Iterator[dict[str, Batch]]:
     """Every plain way of asking, on uvloop's loop, which is faster than asyncio's own."""
     sampling, n = Sampling.from_config(config.gconfig).parameters(), config.gconfig.n_samples
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         async def make() -> tuple[AiohttpClient, RawClient]:
-            return AiohttpClient(), RawClient()  # sessions belong to the loop that they are made on
+            return AiohttpClient(api_key), RawClient(api_key)  # sessions belong to the loop that they are made on
 
         def asking(client: Client) -> Batch:
             return lambda prompts: runner.run(client(url, [prompt.token_ids for prompt in prompts], n, sampling))
@@ -178,11 +179,11 @@ def prompts_of(config: RunConfig) -> list[Prompt]:
 
 
 @contextmanager
-def flusher(url: str) -> Iterator[Callable[[], None]]:
+def flusher(url: str, keys: ServerKeys) -> Iterator[Callable[[], None]]:
     """Empties the server's prefix cache."""
 
     async def flush() -> None:
-        async with SGLangClient() as client:
+        async with SGLangClient(keys) as client:
             await client.flush_cache(url, timeout_s=60.0)
 
     with asyncio.Runner() as runner:

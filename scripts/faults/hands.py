@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from actors.process_tree import Process, identify
 from actors.process_tree import send as send_signal
-from launcher.errors import UsageError
+from launcher.errors import StorageError
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 from scripts.faults import files, interposer, server_api, signals
 from scripts.faults.fault_proxy import Spoil
@@ -50,6 +51,14 @@ class Case:
     draw: random.Random
     within_s: float
     sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def keys(self) -> ServerKeys:
+        """What the run's servers ask for. Raises Missed."""
+        try:
+            return ServerKeys.read(self.paths.keys)
+        except StorageError as error:
+            raise Missed(error.message, error.hint) from error
 
     def number(self, option: str) -> float:
         return float(self.options[option])
@@ -114,7 +123,7 @@ def starve_server(case: Case) -> Figures:
     limit = signals.limit_memory(process, int(case.number("headroom_mib") * MIB))
     until = time.monotonic() + case.number("seconds")
     sent = server_api.keep_busy(
-        server.url, tokens=64, together=16, prompt=128, until=until, alive=lambda: _lives(process)
+        server.url, case.keys, tokens=64, together=16, prompt=128, until=until, alive=lambda: _lives(process)
     )
     if _lives(process):
         raise Missed(f"{server.name} lived on under its limit of {limit} bytes", "give it less: headroom_mib=0")
@@ -143,7 +152,7 @@ def load_stale_weights(case: Case) -> Figures:
     first = server_api.first_weights(case.paths)
     with _just_published(case, server) as said:
         version = "0" if case.word("label") == "true" else said
-        server_api.load_weights(server.url, first, version=version)
+        server_api.load_weights(server.url, first, case.keys, version=version)
     return {"target": server.name, "loaded": first, "weight_version": said, "labelled": version}
 
 
@@ -153,9 +162,9 @@ def _just_published(case: Case, server: Server) -> Iterator[str]:
 
     At any other time the next publish would replace what is loaded before a token came from it.
     """
-    before = server_api.weight_version(server.url)
+    before = server_api.weight_version(server.url, case.keys)
     deadline = time.monotonic() + case.within_s
-    while (said := server_api.weight_version(server.url)) == before:
+    while (said := server_api.weight_version(server.url, case.keys)) == before:
         if time.monotonic() > deadline:
             raise Missed(f"{server.name} got no new weights in time", "give it longer with --within")
         case.sleep(PUBLISH_LOOK_S)
@@ -168,7 +177,7 @@ def load_damaged_weights(case: Case) -> Figures:
     folder = Place.of(case.paths).damaged_weights
     with _just_published(case, server) as said:
         what = server_api.damaged_weights(case.paths, folder, case.draw.randrange)
-        server_api.load_weights(server.url, str(folder), version=said)
+        server_api.load_weights(server.url, str(folder), case.keys, version=said)
     return {"target": server.name, "tensor": what, "weight_version": said}
 
 
@@ -296,6 +305,7 @@ def long_generations(case: Case) -> Figures:
     until = time.monotonic() + case.number("seconds")
     sent = server_api.keep_busy(
         server.url,
+        case.keys,
         tokens=int(case.number("tokens")),
         together=int(case.number("together")),
         prompt=8,
@@ -332,17 +342,3 @@ HANDS: Mapping[str, Callable[[Case], Figures]] = {
     "X-gc": hang_trainer,
     "X-busy": busy_health,
 }
-
-
-def lacking(kind: str, paths: RunPaths, found: RunProcesses) -> None:
-    """Raises UsageError where this run was not started in the way that `kind` needs, whatever comes."""
-    if kind in {"S1", "S2", "S3", "T3", "X-reward"}:
-        find_switch(paths, found)
-    if kind in {"C8", "X-load", "X-busy"}:
-        interposer.check_interposed(paths)
-    if kind == "T5":
-        files.check_small_disk(paths.default_checkpoints)
-    if kind == "M1" and not found.supervisors:
-        raise UsageError("neither HealthMonitor nor Coordinator is below this run's driver", "M1 needs one of them")
-    if kind == "N1" and not found.raylets:
-        raise UsageError("no raylet is below this run's driver", "a cluster that the run joined isn't its own to break")

@@ -17,6 +17,7 @@ import yaml
 
 from launcher.durable import make_folder
 from launcher.errors import UsageError
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 from scripts.faults.find import weights_folder
 from scripts.faults.signals import Missed
@@ -26,29 +27,31 @@ SIGN_BYTE = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes of a number; the last of them, little-endian, begins with the sign."""
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """One call. Raises Missed with what the server said."""
+def ask(
+    url: str, path: str, keys: ServerKeys, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """One call, with the run's admin key, which opens everything. Raises Missed with what the server said."""
     request = urllib.request.Request(
         url + path,
         data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", "Authorization": f"Bearer {keys.admin}"},
     )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return dict(json.load(answer))
     except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
-        raise Missed(f"{url}{path}: {error}", "a server with an API key refuses strangers") from error
+        raise Missed(f"{url}{path}: {error}", "401: its run has other keys by now") from error
 
 
-def weight_version(url: str) -> str:
+def weight_version(url: str, keys: ServerKeys) -> str:
     """As the server says it. Raises Missed."""
-    return str(ask(url, "/model_info").get("weight_version"))
+    return str(ask(url, "/model_info", keys).get("weight_version"))
 
 
-def load_weights(url: str, folder: str, *, version: str) -> None:
+def load_weights(url: str, folder: str, keys: ServerKeys, *, version: str) -> None:
     """What runs is aborted, so that it is asked again and comes from these weights. Raises Missed."""
     body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": True}
-    if not ask(url, "/update_weights_from_disk", body).get("success"):
+    if not ask(url, "/update_weights_from_disk", keys, body).get("success"):
         raise Missed(f"{url} refused the weights in {folder}", "see its log")
 
 
@@ -103,7 +106,16 @@ def turn_signs(file: Path, draw: Callable[[int], int]) -> str:
     return name
 
 
-def keep_busy(url: str, *, tokens: int, together: int, prompt: int, until: float, alive: Callable[[], bool]) -> int:
+def keep_busy(
+    url: str,
+    keys: ServerKeys,
+    *,
+    tokens: int,
+    together: int,
+    prompt: int,
+    until: float,
+    alive: Callable[[], bool],
+) -> int:
     """Send generations of a stranger, `together` at a time, until the monotonic time or until it dies; how many."""
     body = {
         "input_ids": [1] * prompt,
@@ -116,7 +128,7 @@ def keep_busy(url: str, *, tokens: int, together: int, prompt: int, until: float
         while time.monotonic() < until and alive():
             sent += 1
             try:
-                ask(url, "/generate", body, timeout_s=max(until - time.monotonic(), 1.0))
+                ask(url, "/generate", keys, body, timeout_s=max(until - time.monotonic(), 1.0))
             except Missed:
                 time.sleep(0.1)  # it is dying, which is what was wanted, or full
         return sent

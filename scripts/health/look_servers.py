@@ -15,6 +15,8 @@ from launcher.errors import RequestFailed
 from launcher.health.finding import Finding, Verdict
 from launcher.health.judge_server import ServerSeen, judge_server
 from launcher.report.story import whole
+from launcher.run_keys import ServerKeys
+from launcher.run_paths import RunPaths
 from scripts.faults.find import Server, state
 from scripts.health.look_run import Subject
 from scripts.health.view import ServerSaid, trainer_version
@@ -37,8 +39,14 @@ def check_servers(subject: Subject) -> list[Finding]:
 
 
 async def _all(subject: Subject, servers: dict[str, ServerSaid]) -> list[Finding]:
-    async with SGLangClient() as client:
-        return list(await asyncio.gather(*(_one(subject, client, name, said) for name, said in servers.items())))
+    async with SGLangClient(_keys(subject.paths)) as client, SGLangClient() as stranger:
+        asked = ((stranger if name == said.url else client, name, said) for name, said in servers.items())
+        return list(await asyncio.gather(*(_one(subject, *one) for one in asked)))
+
+
+def _keys(paths: RunPaths) -> ServerKeys | None:
+    """Of the run's own servers; others are never sent them. Raises StorageError where they are another user's."""
+    return ServerKeys.read(paths.keys) if paths.keys.exists() else None
 
 
 async def _one(subject: Subject, client: SGLangClient, name: str, said: ServerSaid) -> Finding:

@@ -5,12 +5,15 @@ Each test leaves it READY at a version that it says itself.
 
 import asyncio
 import dataclasses
+import io
 import json
 import os
 import shutil
 import signal
 from pathlib import Path
 
+import aiohttp
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,6 +26,8 @@ from actors.sglang_server import SGLangProcess
 from launcher.config import GenerationConfig, SGLangConfig
 from launcher.errors import ServerError, WeightsRefused
 from launcher.messages import ServerState
+from launcher.rollouts import Completion
+from launcher.run_keys import ServerKeys
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -39,7 +44,8 @@ class Serving:
     def __init__(self, folder: Path) -> None:
         config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
         self.log = folder / "llm_server-0.log"
-        spec = ServerSpec(index=0, config=config, log=self.log, setup_timeout_s=DEADLINE_S)
+        self.keys = ServerKeys.make(folder / "keys")
+        spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=DEADLINE_S)
         self.server = SGLangProcess(spec, owners=(os.getpid(),))
         self.loop = asyncio.Runner()
         self.version = 3
@@ -50,7 +56,7 @@ class Serving:
         """`work(client)`, within a deadline."""
 
         async def inside():
-            async with asyncio.timeout(DEADLINE_S), SGLangClient() as client:
+            async with asyncio.timeout(DEADLINE_S), SGLangClient(ServerKeys.read_file(self.keys)) as client:
                 return await work(client)
 
         return self.loop.run(inside())
@@ -238,8 +244,10 @@ def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(servin
         await client.update_weights_from_tensor(
             serving.url, named_tensors=changed_weights(1.0), weight_version=version, timeout_s=DEADLINE_S
         )
-        failures = await asyncio.gather(*together, return_exceptions=True)
-        return {(type(failure), failure.kind, failure.retryable) for failure in failures}
+        answers = await asyncio.gather(*together, return_exceptions=True)
+        late = [answer for answer in answers if isinstance(answer, Completion)]  # came when the rest was aborted
+        assert {answer.weight_version for answer in late} <= {version}
+        return {(type(answer), answer.kind, answer.retryable) for answer in answers if answer not in late}
 
     for _ in range(10):
         version = serving.next_version()
@@ -273,6 +281,98 @@ def test_pause_and_continue(serving):
 
 
 # ── the end ──
+
+
+# ── its door ──
+
+
+def refused(serving, path, key=""):
+    """Whether SGLang answers 401 to a request with this key."""
+    body = {"input_ids": list(serving.prompt), "model_path": str(MODEL), "weight_version": "66", "mode": "abort"}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def work(_):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(serving.url + path, json=body, headers=headers) as got,
+        ):
+            return got.status == 401
+
+    return serving.run(work)
+
+
+def test_without_its_keys_it_refuses_and_it_shows_them_nowhere(serving):
+    keys = ServerKeys.read_file(serving.keys)
+    questions = ("/generate", "/model_info", "/server_info", "/health", "/health_generate", "/metrics/", "/v1/models")
+    orders = (
+        "/update_weights_from_disk",
+        "/update_weights_from_tensor",
+        "/pause_generation",
+        "/flush_cache",
+        "/nothing",
+    )
+    assert [path for path in (*questions, *orders, "/", "/docs") if not refused(serving, path)] == []
+    assert [path for path in (*questions, *orders) if not refused(serving, path, "0" * 64)] == []
+    assert [path for path in orders if not refused(serving, path, keys.api)] == []
+    assert not refused(serving, "/generate", keys.api) and not refused(serving, "/flush_cache", keys.admin)
+    assert serving.generate().weight_version == serving.version, "no refused update was made"
+
+    async def said(client):
+        return json.dumps(await client.server_info(serving.url, timeout_s=DEADLINE_S), default=str)
+
+    process = identify(serving.server.info().pid)
+    tree = [process, *descendants(process.pid)]
+    shown = {"/server_info": serving.run(said).encode(), "its log": serving.log.read_bytes()}
+    shown |= {
+        f"{name(one)}/{part}": Path(f"/proc/{one.pid}/{part}").read_bytes()
+        for one in tree
+        for part in ("cmdline", "environ")
+    }
+    assert len(tree) >= 3 and all(shown.values())
+    assert [where for where, text in shown.items() if keys.api.encode() in text or keys.admin.encode() in text] == []
+
+
+def test_it_listens_on_loopback_alone(serving):
+    head = psutil.Process(serving.server.info().pid)
+    listening = {
+        connection.laddr.ip
+        for process in (head, *head.children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+
+
+class Bomb:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def test_a_pickle_among_the_weights_is_not_run(serving, tmp_path):
+    mark = tmp_path / "it ran"
+    torch.load(io.BytesIO(pickled(Bomb(mark))), weights_only=False)
+    assert mark.exists(), "the bomb works"
+    mark.unlink()
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickled(Bomb(mark)))
+    with pytest.raises(WeightsRefused):
+        serving.run(
+            lambda client: client.update_weights_from_disk(
+                serving.url, path=folder, weight_version=99, timeout_s=DEADLINE_S
+            )
+        )
+    assert not mark.exists()
+    assert serving.generate().weight_version == serving.version, "and the server lives"
+
+
+def pickled(thing):
+    buffer = io.BytesIO()
+    torch.save({"weight": thing}, buffer)
+    return buffer.getvalue()
 
 
 def test_a_dead_scheduler_is_told_at_once_and_a_next_life_serves(serving):

@@ -81,7 +81,7 @@ def kinds(made):
     return [type(action) for action in made.actions]
 
 
-def decide(seen, history=(), now=NOW):
-    made = plan(seen, history, CONFIG, now)
-    assert plan(seen, history, CONFIG, now) == made
+def decide(seen, history=(), now=NOW, config=CONFIG):
+    made = plan(seen, history, config, now)
+    assert plan(seen, history, config, now) == made
     return made

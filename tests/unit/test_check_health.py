@@ -17,6 +17,7 @@ from launcher.compose import REPOSITORY
 from launcher.errors import CheckpointError
 from launcher.health.finding import Finding, Verdict
 from launcher.journal import Journal, append_line
+from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunLock, RunPaths
 from scripts import check_health
 from scripts.health import look_logs
@@ -102,6 +103,16 @@ def test_a_server_of_other_weights_than_the_trainers_is_not_healthy(paths):
         assert "it holds weight_version 3, the trainer is at 10 or 11" in finding.said
         journal.record("trainer.restored", subject="trainer", global_step=2)  # it went back, and has not stepped since
         assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+
+
+def test_the_runs_servers_are_asked_with_its_keys_and_no_other_is_sent_them(paths):
+    with running("--weight-version", "3", keys=ServerKeys.make(paths.keys)) as url:
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+        journal.record("server.ready", subject="server-0", url=url, pid=1)
+        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+        (ours, other) = check_servers(subject_of(paths, is_live=None, extra_servers=(url,)))
+        assert (ours.verdict, other.verdict, "401" in other.said) == (OK, BAD, True)
 
 
 def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launcher.__main__ import main, understood
+from launcher.__main__ import for_each_trial, main, understood
 from launcher.compose import REPOSITORY
 
 QUICK = "reward.fn=builtins:dict"  # imported in no time
@@ -147,14 +147,27 @@ def test_several_runs_one_after_the_other(command, tmp_path):
     assert code == 2
     assert out.count("plan of arithmetic_cpu") == 2
     assert "seed=-2" in err
-    assert [entry.name for entry in tmp_path.iterdir()] == ["multirun"]
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_several_runs_with_a_wrong_value_are_refused_before_the_first(command):
-    code, out, err = command("conf=arithmetic_cpu", "-m", "dry_run=true", "seed=1,x")
+def test_of_several_runs_one_that_can_not_be_composed_keeps_no_other_from_being_planned(command):
+    code, out, err = command("conf=arithmetic_cpu", "-m", "dry_run=true", QUICK, "seed=x,1,y")
     assert code == 2
-    assert "plan of" not in out
+    assert out.count("plan of arithmetic_cpu") == 1
     assert "seed=x" in err
+    assert "seed=y" in err
+
+
+def test_a_sweep_of_wrong_values_alone_starts_nothing(command, tmp_path):
+    code, _, err = command("conf=arithmetic_cpu", "-m", "seed=x,-1")
+    assert code == 2
+    assert err.count("error:") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_trial_is_given_beside_its_overrides():
+    given = ["-m", "--config-dir", "/mine", "conf=a", "~x", "seed=1,2", "hydra.searchpath=[file:///b]"]
+    assert for_each_trial(understood(given)) == ["--config-dir", "/mine", "hydra.searchpath=[file:///b]"]
 
 
 def test_completion(command, monkeypatch):

@@ -164,3 +164,13 @@ def test_damaged_weights_are_loaded_again_then_the_server_is_restarted():
 def test_weights_that_are_not_to_be_had_are_waited_for():
     for waiting in (trainer(verdict=T_CRASHED), trainer(is_loaded=False, verdict=UNKNOWN), trainer(is_publishing=True)):
         assert LoadWeights not in kinds(decide(observed(fresh(0), server(1), trainer=waiting)))
+
+
+def test_out_of_memory_where_nothing_may_give_way():
+    config = dataclasses.replace(CONFIG, memory=dataclasses.replace(CONFIG.memory, give_way=False))
+    made = decide(observed(dead(0, OUT_OF_MEMORY, ran_out=RanOut.SERVER_DEVICE), server(1)), config=config)
+    assert [type(action) for action in made.actions] == [Halt]
+    assert made.actions[0].word is RunWord.ERRORED
+    assert made.actions[0].reason.startswith("server_oom of s0 (server_device), and nothing may give way")
+    crashed = decide(observed(dead(0, CRASHED), server(1)), config=config)
+    assert kinds(crashed) == [RestartServer]

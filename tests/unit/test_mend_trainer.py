@@ -68,6 +68,15 @@ def test_a_trainer_out_of_memory_starts_one_rung_down():
     assert made.actions[0].overrides == {"actor.mb_spec.max_tokens_per_mb": CONFIG.actor.mb_spec.max_tokens_per_mb // 2}
 
 
+def test_out_of_memory_where_nothing_may_give_way():
+    config = dataclasses.replace(CONFIG, memory=dataclasses.replace(CONFIG.memory, give_way=False))
+    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
+    made = decide(observed(trainer=lost), config=config)
+    assert kinds(made) == [Halt]
+    assert made.actions[0].reason.startswith("trainer_oom (trainer_device), and nothing may give way")
+    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED)), config=config)) == [RestartTrainer]
+
+
 def test_servers_that_share_its_gpu_are_started_anew_to_make_room():
     """Their share is taken when they start: a smaller one in the settings alone frees nothing."""
     nothing_left = dataclasses.replace(

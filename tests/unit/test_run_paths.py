@@ -165,3 +165,37 @@ def test_an_unreadable_attempt_counter_says_what_to_write(tmp_path):
     with RunLock(paths) as lock, pytest.raises(StorageError, match=r"\.attempt can't be read") as caught:
         lock.next_attempt()
     assert "events.jsonl" in caught.value.hint
+
+
+# ── nobody else leads a run elsewhere ──
+
+
+@pytest.mark.parametrize(
+    "link", ["logs", "logs/ann", "logs/ann/exp", "logs/ann/exp/t0", "checkpoints/ann/exp/t0/default", "keys/ann"]
+)
+def test_a_link_on_the_way_is_refused(tmp_path, link):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = tmp_path / "root" / link
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=f"{link} is a link to {elsewhere}") as caught:
+        paths_in(tmp_path / "root").prepare()
+    assert "cluster.fileroot" in caught.value.hint
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_the_root_itself_may_be_a_link(tmp_path):
+    (tmp_path / "big_disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "big_disk")
+    paths_in(tmp_path / "root").prepare()
+    assert (tmp_path / "big_disk/logs/ann/exp/t0").is_dir()
+
+
+def test_nobody_else_can_take_the_lock(tmp_path):
+    """Who may open it for reading may lock it, and the run would never start."""
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    paths.lock.touch(0o644)
+    RunLock(paths).release()
+    assert paths.lock.stat().st_mode & 0o777 == 0o600

@@ -1,12 +1,14 @@
 """The command line of a server, its environment, and what its log says of its end."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from actors.server_log import decisive_lines, last_line, tail
-from actors.sglang_command import choose_port, command, environment, url
+from actors.sglang_command import choose_port, command, environment, limited, url
 from launcher.config import SGLangConfig
 from launcher.errors import ResourceError
 
@@ -115,8 +117,14 @@ def test_a_free_port_and_a_foreign_address():
 
 def test_where_a_server_is_reached():
     assert url(CONFIG, 80) == "http://127.0.0.1:80"
-    assert url(dataclasses.replace(CONFIG, host="0.0.0.0"), 80) == "http://127.0.0.1:80"
-    assert url(dataclasses.replace(CONFIG, host="::"), 80) == "http://[::1]:80"
+    assert url(dataclasses.replace(CONFIG, host="::1"), 80) == "http://[::1]:80"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", ""])
+def test_no_server_listens_on_every_interface(host):
+    with pytest.raises(ResourceError, match="is every interface of this machine") as caught:
+        choose_port(dataclasses.replace(CONFIG, host=host), 0)
+    assert "sglang.host to 127.0.0.1" in caught.value.hint
 
 
 SCHEDULER_DIED = """\
@@ -175,3 +183,18 @@ def test_only_this_lifes_part_of_a_log_is_read(tmp_path):
     assert tail(log, since) == "now\n\n"
     assert last_line(tail(log, since)) == "now"
     assert last_line("") == tail(tmp_path / "none", 0) == ""
+
+
+def test_a_memory_limit_is_the_kernels_own():
+    config = SGLangConfig(memory_limit_gib=0.25)
+    take = (sys.executable, "-S", "-c", "print(len(bytearray(int(input()))))")
+    words = limited(config, take, device="cpu")
+    small = subprocess.run(words, input="1000000", capture_output=True, text=True, check=True)
+    assert small.stdout == "1000000\n"
+    large = subprocess.run(words, input=str(2**29), capture_output=True, text=True, check=False)
+    assert large.stderr.endswith("MemoryError\n")
+
+
+def test_no_memory_limit_where_none_is_asked_for_or_on_a_gpu():
+    assert limited(SGLangConfig(), ("a",), device="cpu") == ("a",)
+    assert limited(SGLangConfig(memory_limit_gib=1.0), ("a",), device="cuda") == ("a",)

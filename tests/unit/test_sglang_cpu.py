@@ -59,7 +59,7 @@ def test_a_gpu_is_refused(device):
         [sys.executable, "-m", "actors.sglang_cpu", *device], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "serves on the CPU and was given --device cuda: use sglang.launch_server" in done.stderr
+    assert "serves on the CPU and was given --device cuda: use actors.sglang_gpu" in done.stderr
 
 
 def test_gpus_are_hidden_from_a_cpu_server():

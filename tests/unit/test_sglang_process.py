@@ -16,6 +16,7 @@ from actors.sglang_server import SGLangProcess
 from launcher.config import SGLangConfig
 from launcher.errors import ResourceError, ServerError, WeightsRefused
 from launcher.messages import ServerState
+from launcher.run_keys import ServerKeys
 
 ENTRY = (sys.executable, "-m", "tests.stand_in_server")
 DEADLINE_S = 60.0
@@ -31,6 +32,7 @@ def make(tmp_path):
             index=0,
             config=config,
             log=tmp_path / "llm_server-0.log",
+            keys=ServerKeys.make(tmp_path / "keys"),
             setup_timeout_s=setup_timeout_s,
             entry=(*entry, *words),
         )
@@ -232,7 +234,7 @@ def test_the_weight_version_is_what_the_server_says(make, tmp_path):
     async def work():
         await start(server, weight_version=3)
         url = (await server.wait_ready()).url
-        async with SGLangClient() as client:
+        async with SGLangClient(ServerKeys.read(tmp_path / "keys")) as client:
             await client.update_weights_from_disk(url, path=tmp_path, weight_version=4, timeout_s=10)
         assert server.info().weight_version == 3, "nobody has asked the server yet"
         confirmed = await server.confirm_weights(4)

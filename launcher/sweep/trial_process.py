@@ -1,0 +1,79 @@
+"""One trial's run as a child process: the ordinary command of a single run, in a session of its own.
+
+In a session of its own because a terminal's Ctrl-C goes to every process in the foreground: the sweep alone hears it,
+and passes it on once, which is what a run saves and ends at. If the sweep itself is killed the kernel sends the same
+signal, so that no trial goes on unseen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+LAST_LINES = 3
+
+
+class TrialProcess:
+    """Started on construction; what it prints is appended to `log`."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self._begins_at = output.tell()
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                preexec_fn=_ends_with(os.getpid()),  # safe, as the sweep has one thread
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number where one ended it."""
+        return self._process.poll()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C: the first saves and ends, the second ends at once."""
+        self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def last_lines(self) -> str:
+        """What it printed last, in one line."""
+        with self._log.open("rb") as said:
+            said.seek(self._begins_at)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+        return " ".join(" ".join(lines[-LAST_LINES:]).split())
+
+    def refusal(self) -> str:
+        """Its one message where it was refused, without the hint."""
+        with self._log.open("rb") as said:
+            said.seek(self._begins_at)
+            text = said.read().decode(errors="replace")
+        _, found, message = text.rpartition("error: ")
+        return " ".join(message.partition("\n  → ")[0].split()) if found else self.last_lines()
+
+
+def _ends_with(parent: int) -> Callable[[], None]:
+    """To be called in the child before its exec: SIGINT when `parent` is gone, at once if it is already."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def tie() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGINT))
+        if os.getppid() != parent:
+            os._exit(130)
+
+    return tie
