@@ -41,9 +41,7 @@ class IncidentKeeper:
         self._writing: set[asyncio.Task[None]] = set()
 
     def began(self, number: int, event: Mapping[str, object]) -> None:
-        """Gather what there is to see of it, once."""
-        if (self._paths.incident(number) / "incident.json").exists():
-            return  # by a Coordinator that was killed since
+        """Gather what there is to see of it; for a Coordinator that was killed at it, what is missing yet."""
         subject = str(event.get("subject"))
         is_hang = event.get("cause") in OF_A_HANG
         task = asyncio.create_task(self._gather(number, event, subject, is_hang))
@@ -83,7 +81,7 @@ class IncidentKeeper:
         try:
             known = dict(self._pids())
             mine = {subject: known[subject]} if subject in known else {}
-            stacks = await asyncio.to_thread(_family, mine) if is_hang else {}
+            stacks = await asyncio.to_thread(_family, mine, event.get("time")) if is_hang else {}
             await collect(
                 self._paths, number, facts=event, logs=self._logs(subject), pids=known | mine, stacks_of=stacks
             )
@@ -117,12 +115,18 @@ class IncidentKeeper:
         task.add_done_callback(self._writing.discard)
 
 
-def _family(mine: Mapping[str, int]) -> dict[str, int]:
-    """A process and its descendants, by a name for the file of each."""
-    found = dict(mine)
+def _family(mine: Mapping[str, int], began: object) -> dict[str, int]:
+    """A process and its descendants, by a name for the file of each. One that was started since it `began` (unix
+    seconds) has taken the place of the one that hung, and is not looked at.
+    """
+    found: dict[str, int] = {}
     for name, pid in mine.items():
         with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(pid).children(recursive=True)[: MOST_PROCESSES - 1]:
+            process = psutil.Process(pid)
+            if isinstance(began, float) and process.create_time() > began:
+                continue
+            found[name] = pid
+            for child in process.children(recursive=True)[: MOST_PROCESSES - 1]:
                 found[f"{name}.{child.pid}"] = child.pid
     return found
 

@@ -4,23 +4,27 @@
     stacks/<name>.txt      of a hang: what each process was doing, by py-spy
     memory.json            host, cgroup, GPUs, and each process
     batch-<id>.json        each batch that was turned away for it (actors/rejections.py)
-    incident.json          what happened; written first, and again when it has ended
+    incident.json          what happened; written again when it has ended
 
-Everything has a bound in bytes and in seconds, and nothing here raises: evidence must never cost the run.
+Everything has a bound in bytes and in seconds, and nothing here raises: evidence must never cost the run. Each file
+appears whole, and one that stands is left alone: who gathers for a Coordinator that was killed at it adds what is
+missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 
 from actors.server_log import tail
+from launcher.durable import replace_file
 from launcher.hardware import cgroup_memory, find_hardware
 from launcher.journal import encode
 from launcher.run_paths import RunPaths
@@ -59,9 +63,9 @@ async def collect(
         return None
     missing: list[str] = []
     parts = {
-        "incident": asyncio.to_thread(_write, folder / "incident.json", encode(facts)),
-        "logs": asyncio.to_thread(_write_logs, folder, logs),
-        "memory": asyncio.to_thread(_write_memory, folder, pids),
+        "incident": asyncio.to_thread(_keep, folder / "incident.json", lambda: encode(facts)),
+        "logs": asyncio.to_thread(_keep_logs, folder, logs),
+        "memory": asyncio.to_thread(_keep, folder / "memory.json", lambda: _memory(pids)),
         "stacks": _dump_stacks(folder / "stacks", stacks_of or {}),
     }
     tasks = {asyncio.create_task(work): name for name, work in parts.items()}
@@ -75,42 +79,47 @@ async def collect(
     if missing:
         log.warning("incident.incomplete number=%d missing=%r", number, missing)
         await asyncio.gather(
-            asyncio.to_thread(_write, folder / "missing.txt", "\n".join(missing).encode()), return_exceptions=True
+            asyncio.to_thread(replace_file, folder / "missing.txt", "\n".join(missing).encode()), return_exceptions=True
         )
     return folder
 
 
 def _open_folder(paths: RunPaths, number: int) -> Path:
     paths.incidents.mkdir(parents=True, exist_ok=True)
-    if sum(1 for _ in paths.incidents.iterdir()) >= MOST_FOLDERS:
-        raise OSError(f"{paths.incidents} has {MOST_FOLDERS} folders already")
     folder = paths.incident(number)
+    if not folder.exists() and sum(1 for _ in paths.incidents.iterdir()) >= MOST_FOLDERS:
+        raise OSError(f"{paths.incidents} has {MOST_FOLDERS} folders already")
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def _keep(file: Path, content: Callable[[], bytes]) -> None:
+    if not file.exists():
+        replace_file(file, content())
 
 
-def _write_logs(folder: Path, logs: Mapping[str, Path]) -> None:
+def _keep_logs(folder: Path, logs: Mapping[str, Path]) -> None:
     for name, path in logs.items():
-        text = tail(path, 0).encode(errors="replace")[-MOST_LOG_BYTES:]
-        (folder / f"{name}.log.tail").write_bytes(text)
+        _keep(folder / f"{name}.log.tail", functools.partial(_last_bytes, path))
 
 
-def _write_memory(folder: Path, pids: Mapping[str, int]) -> None:
+def _last_bytes(log: Path) -> bytes:
+    return tail(log, 0).encode(errors="replace")[-MOST_LOG_BYTES:]
+
+
+def _memory(pids: Mapping[str, int]) -> bytes:
     found = find_hardware()
     limit, used = cgroup_memory()
-    memory = {
-        "time": time.time(),
-        "host": {"total": found.memory, "free": found.memory_free},
-        "cgroup": {"limit": limit, "used": used},
-        "gpus": [{"name": gpu.name, "memory": gpu.memory, "free": gpu.free} for gpu in found.gpus],
-        "no_gpu": found.no_gpu,
-        "processes": {name: _process_memory(pid) for name, pid in pids.items()},
-    }
-    (folder / "memory.json").write_bytes(encode(memory))
+    return encode(
+        {
+            "time": time.time(),
+            "host": {"total": found.memory, "free": found.memory_free},
+            "cgroup": {"limit": limit, "used": used},
+            "gpus": [{"name": gpu.name, "memory": gpu.memory, "free": gpu.free} for gpu in found.gpus],
+            "no_gpu": found.no_gpu,
+            "processes": {name: _process_memory(pid) for name, pid in pids.items()},
+        }
+    )
 
 
 def _process_memory(pid: int) -> dict[str, object]:
@@ -143,7 +152,7 @@ async def _dump(file: Path, pid: int) -> None:
             stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as error:  # not installed, or no room for a process
-        await asyncio.to_thread(_write, file, f"{PY_SPY}: {error}\n".encode())
+        await asyncio.to_thread(_keep, file, f"{PY_SPY}: {error}\n".encode)
         return
     try:
         async with asyncio.timeout(DUMP_TIMEOUT_S):
@@ -154,4 +163,4 @@ async def _dump(file: Path, pid: int) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    await asyncio.to_thread(_write, file, said[:MOST_DUMP_BYTES])
+    await asyncio.to_thread(_keep, file, lambda: said[:MOST_DUMP_BYTES])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from actors import rejections
@@ -168,6 +169,29 @@ def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_th
     (batch,) = folder.glob("batch-*.json")
     shown = json.loads(batch.read_text())
     assert (len(shown["groups"]), len(shown["groups"][0]["rollouts"])) == (4, 8)
+
+
+def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_of_a_later_process(paths):
+    paths.server_log(0).write_text("the last line\n")
+    paths.incident(3).mkdir(parents=True)
+    (paths.incident(3) / "incident.json").write_text('{"by": "the one that was killed"}')
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        started = psutil.Process(process.pid).create_time()
+
+        async def scenario(number, time):
+            keeper = IncidentKeeper(paths, pids=lambda: {"server-0": process.pid})
+            keeper.began(number, {"cause": "server_hang", "subject": "server-0", "time": time})
+            await keeper.evidence_before(RestartServer(name="server-0", reason=""))
+            await keeper.close()
+
+        asyncio.run(scenario(3, started - 1.0))
+        asyncio.run(scenario(4, started + 1.0))
+        process.kill()
+    assert "killed" in (paths.incident(3) / "incident.json").read_text()
+    assert (paths.incident(3) / "server-0.log.tail").read_text() == "the last line\n"
+    assert not (paths.incident(3) / "stacks").exists()
+    assert "waits_for_nothing" in (paths.incident(4) / "stacks" / "server-0.txt").read_text()
 
 
 def test_where_nothing_can_be_written_nothing_is_hurt(paths):

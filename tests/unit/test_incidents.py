@@ -103,3 +103,19 @@ def test_where_no_folder_can_be_made_there_is_none_and_no_error(paths, monkeypat
     paths.incidents.unlink()
     monkeypatch.setattr(incidents, "MOST_FOLDERS", 2)
     assert [gather(paths, number) is not None for number in (1, 2, 3)] == [True, True, False]
+
+
+def test_what_a_killed_coordinator_had_not_gathered_is_added_and_what_stands_is_left(paths):
+    paths.server_log(0).write_text("the old life\n")
+    first = gather(paths)
+    kept = (first / "memory.json").read_bytes()
+    folder = gather(paths, facts={"cause": "another"}, logs={"server-0": paths.server_log(0)})
+    assert json.loads((folder / "incident.json").read_text()) == {"cause": "server_hang"}
+    assert (folder / "memory.json").read_bytes() == kept
+    assert (folder / "server-0.log.tail").read_text() == "the old life\n"
+
+
+def test_a_folder_that_stands_is_filled_though_there_are_too_many(paths, monkeypatch):
+    gather(paths)
+    monkeypatch.setattr(incidents, "MOST_FOLDERS", 1)
+    assert gather(paths) == paths.incident(1)

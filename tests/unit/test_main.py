@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 
@@ -210,8 +211,11 @@ def test_as_a_process_from_another_folder(tmp_path):
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    for part in ("3 things are missing", "1. a GPU with", "2. the model", "3. the data set", "nothing was started"):
+    for part in ("1. a GPU with", "2. the model", "3. the data set", "nothing was started"):
         assert part in done.stderr
+    said, numbered = re.search(r"(\d+) things are missing", done.stderr), re.findall(r"^(\d+)\. ", done.stderr, re.M)
+    assert said is not None
+    assert numbered == [str(n + 1) for n in range(int(said[1]))], "room on a small disk is missing too"
     assert list(tmp_path.iterdir()) == []
 
 

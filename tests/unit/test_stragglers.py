@@ -13,7 +13,7 @@ def start(word):
 
 def test_only_processes_of_the_session_are_ended():
     session = f"session_{secrets.token_hex(8)}"
-    mine, others = start(f"--raylet-name=/tmp/ray/{session}/sockets/raylet"), start("--raylet-name=/tmp/ray/session_1")
+    mine, others = start(f"--raylet-name=sessions/{session}/raylet"), start("--raylet-name=sessions/session_1/raylet")
     try:
         assert end_stragglers(session, grace_s=0.0) == [mine.pid]
         assert mine.wait(30) == -9
