@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
-from statistics import fmean
 from typing import Any, TypeVar
 
 from actors.prompt_queue import PromptQueue
@@ -21,7 +19,7 @@ from actors.sglang_client import Sampling
 from actors.step_loop import Stopped
 from launcher.config import RunConfig
 from launcher.messages import EvalReport
-from launcher.rollouts import Prompt, RolloutBatch
+from launcher.rollouts import Prompt, RolloutBatch, mean_of
 
 T = TypeVar("T")
 
@@ -139,8 +137,4 @@ class LiveRollouts:
 
 
 def mean_reward(batch: RolloutBatch) -> float:
-    """Not a number where they are too large to be added: an evaluation must not end the run."""
-    try:
-        return fmean(rollout.reward for rollout in batch.rollouts if rollout.reward is not None)
-    except OverflowError:
-        return math.nan
+    return mean_of([rollout.reward for rollout in batch.rollouts if rollout.reward is not None])

@@ -7,10 +7,10 @@ the damage would be found again and again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launcher.journal import number_of
 from launcher.policy.reward import RewardPoint
 from launcher.run_paths import RunPaths
 from launcher.tail import Tail
@@ -79,19 +79,11 @@ class RunSeries:
             return
         while self.steps and self.steps[-1].point.step >= step:
             self.steps.pop()
-        mean, low, high = (_number(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
+        mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
         self.steps.append(
             StepSeen(
                 point=RewardPoint(step=step, mean=mean, low=low, high=high),
-                truncated_share=_number(line.get("grpo_actor/no_eos_ratios/avg")),
-                distance=_number(line.get("grpo_actor/logprob_distance/avg")),
+                truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
+                distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
             )
         )
-
-
-def _number(value: object) -> float:
-    """As journal.py writes it: NaN and the infinities are strings."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        return math.nan

@@ -12,7 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.settings import MISSING, AnyOf, Between, Matching, OneOf, part, same_as, setting
+from launcher.settings import (
+    COUNT,
+    DEADLINE,
+    MISSING,
+    NATURAL,
+    POSITIVE,
+    SHARE,
+    AnyOf,
+    Between,
+    Matching,
+    OneOf,
+    part,
+    same_as,
+    setting,
+)
 from launcher.supervision_config import (
     AlertsConfig,
     GateConfig,
@@ -23,13 +37,8 @@ from launcher.supervision_config import (
     RewardHealthConfig,
 )
 
-COUNT = Between(1)
-NATURAL = Between(0)
-POSITIVE = Between(0, open_low=True)
-SHARE = Between(0, 1, open_low=True)
 FRACTION = Between(0, 1, open_low=True, open_high=True)
 BETA = Between(0, 1, open_high=True)
-DEADLINE = Between(0, 86_400, open_low=True, why="as one of more than a day would never fire")
 DEVICE = OneOf(("auto", "cpu", "cuda"))
 DTYPE = OneOf(("float32", "bfloat16"))
 FOLDER_NAME = Matching(

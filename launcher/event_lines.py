@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from launcher.tail import Tail
 
 Event = Mapping[str, object]
 
@@ -75,32 +76,19 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
 
 
 class EventTail:
-    """Reads what others append to events.jsonl, from where it is now. A line that is not whole yet waits."""
+    """What others append to events.jsonl, from where it is now."""
 
     def __init__(self, path: Path, attempt: int) -> None:
-        self._path = path
+        self._tail = Tail(path, since=path.stat().st_size if path.exists() else 0)
         self._attempt = attempt
-        self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = b""
 
     def new_events(self) -> list[Event]:
         """Those of this attempt since the last call."""
-        return [event for event in self._new_events() if event.get("attempt") == self._attempt]
+        return [event for event in self._tail.read() if event.get("attempt") == self._attempt]
 
     def new_lines(self) -> list[str]:
         """The same in words, as far as a person wants to hear of them."""
         return [line for line in map(tell, self.new_events()) if line]
-
-    def _new_events(self) -> list[Event]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:  # not there yet
-            return []
-        self._offset += len(data)
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        return [event for event in map(_parse, whole) if event is not None]
 
 
 def tell(event: Event) -> str:
@@ -143,14 +131,6 @@ def _reason(event: Event) -> str:
 
 def _names(names: object) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except ValueError:  # torn by a crash
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _next(event: Event) -> int:

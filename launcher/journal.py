@@ -94,6 +94,14 @@ def _nonfinite(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def number_of(value: object, otherwise: float = math.nan) -> float:
+    """A number as it is written here, NaN and the infinities as strings; `otherwise` where it is none."""
+    try:
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else otherwise
+    except (ValueError, OverflowError):  # no number; an integer that no float holds
+        return otherwise
+
+
 class Lines:
     """The records of a file, streamed. A torn line is passed over and counted, never an error.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +74,11 @@ class RolloutBatch:
     @property
     def weight_versions(self) -> tuple[int, ...]:
         return tuple(sorted({rollout.completion.weight_version for rollout in self.rollouts}))
+
+
+def mean_of(rewards: Sequence[float]) -> float:
+    """Not a number where they can't be added, being too large or both infinities: a batch must not end who looks."""
+    try:
+        return fmean(rewards)
+    except (OverflowError, ValueError):
+        return math.nan

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from launcher.journal import read_lines
+from launcher.journal import number_of, read_lines
 from launcher.messages import Cause, Incident
 from launcher.policy.restore import first_damaged
 from launcher.policy.reward import Level, RewardPoint, judge_rewards
@@ -64,7 +64,7 @@ def read_past(paths: RunPaths) -> RunPast:
 def _merged(paths: RunPaths) -> list[Line]:
     """Both files in the order of time: a restore takes back only the steps that were there by then."""
     lines: list[Line] = [*read_lines(paths.events), *read_lines(paths.metrics)]
-    return sorted(lines, key=lambda line: _number(line.get("time"), 0.0))
+    return sorted(lines, key=lambda line: number_of(line.get("time"), 0.0))
 
 
 def _replay(lines: Iterable[Line]) -> tuple[list[RewardPoint], dict[int, Damage]]:
@@ -95,7 +95,7 @@ def _drop_from(rewards: list[RewardPoint], step: int) -> None:
 
 
 def _point(step: int, line: Line) -> RewardPoint:
-    mean, low, high = (_number(line.get(f"{REWARD}/{key}"), math.nan) for key in ("avg", "min", "max"))
+    mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
     return RewardPoint(step=step, mean=mean, low=low, high=high)
 
 
@@ -155,14 +155,6 @@ def _section(file: Path, key: str, kind: Any) -> Any:
         return kind(**{name: value for name, value in given.items() if name in known})
     except (OSError, yaml.YAMLError, AttributeError, TypeError):
         return kind()
-
-
-def _number(value: object, otherwise: float) -> float:
-    """As journal.py writes it: NaN and the infinities are strings."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else otherwise
-    except ValueError:
-        return otherwise
 
 
 def _int(value: object) -> int:

@@ -47,6 +47,14 @@ class RunPaths:
             trial_name=config.trial_name,
         )
 
+    @classmethod
+    def of_logs(cls, folder: Path) -> Self | None:
+        """Of the run whose `logs` that is; None where the place doesn't say so."""
+        *root, logs, user, experiment, trial = ("", "", "", "", *folder.parts)
+        if logs != "logs" or not any(root):
+            return None
+        return cls(fileroot=Path(*root), user=user, experiment_name=experiment, trial_name=trial)
+
     @property
     def checkpoints(self) -> Path:
         return self.fileroot / "checkpoints" / self.user / self.experiment_name / self.trial_name

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.journal import read_lines, standing_lines
+from launcher.journal import number_of, read_lines, standing_lines
 from launcher.messages import EvalReport
 from launcher.progress import REWARD
 from launcher.run_paths import RunPaths
@@ -80,7 +80,7 @@ def read_records(paths: RunPaths) -> RunRecords:
 
 
 def _step_of(line: Mapping[str, object]) -> StepFigures:
-    kept = {key: _number(value) for key, value in line.items() if key in KEPT_METRICS or key.startswith(KEPT_PREFIX)}
+    kept = {key: number_of(value) for key, value in line.items() if key in KEPT_METRICS or key.startswith(KEPT_PREFIX)}
     return StepFigures(global_step=_count(line["global_step"]), attempt=_count(line.get("attempt")), figures=kept)
 
 
@@ -97,18 +97,10 @@ def _event_of(line: Mapping[str, object]) -> Event:
 
 def _eval_of(event: Event) -> EvalReport | None:
     version, prompts = event.facts.get("policy_version"), event.facts.get("prompts")
-    sampled, greedy = _number(event.facts.get("sampled")), _number(event.facts.get("greedy"))
+    sampled, greedy = number_of(event.facts.get("sampled")), number_of(event.facts.get("greedy"))
     if not isinstance(version, int) or not isinstance(prompts, int) or math.isnan(sampled) or math.isnan(greedy):
         return None
     return EvalReport(policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy)
-
-
-def _number(value: object) -> float:
-    """A metric as journal.py writes it: NaN and the infinities are strings."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        return math.nan
 
 
 def _count(value: object) -> int:

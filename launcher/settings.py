@@ -61,6 +61,13 @@ class Between:
         return f"{low}{high}{f', {self.why}' if self.why else ''}"
 
 
+COUNT = Between(1)
+NATURAL = Between(0)
+POSITIVE = Between(0, open_low=True)
+SHARE = Between(0, 1, open_low=True)
+DEADLINE = Between(0, 86_400, open_low=True, why="as one of more than a day would never fire")
+
+
 @dataclass(frozen=True, slots=True)
 class Matching:
     """A text of a certain form; `words` says which."""

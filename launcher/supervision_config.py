@@ -7,13 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.settings import Between, Matching, setting
-
-COUNT = Between(1)
-NATURAL = Between(0)
-POSITIVE = Between(0, open_low=True)
-SHARE = Between(0, 1, open_low=True)
-DEADLINE = Between(0, 86_400, open_low=True, why="as one of more than a day would never fire")
+from launcher.settings import COUNT, DEADLINE, NATURAL, POSITIVE, SHARE, Between, Matching, setting
 
 
 @dataclass

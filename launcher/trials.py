@@ -55,12 +55,12 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
     if not root.is_dir():
         nearest = next(parent for parent in root.parents if parent.is_dir())
         raise StorageError(
-            f"there is no folder {root}; {nearest} holds {_said(_folders(nearest))}",
+            f"there is no folder {root}; {nearest} holds {some_of(folders_in(nearest))}",
             "--fileroot is the cluster.fileroot of the run, the folder with checkpoints/ and logs/",
         )
     if not experiment_name or not trial_name:
         flag = "--experiment-name" if not experiment_name else "--trial-name"
-        raise UsageError(f"{flag} is not given", f"in {root} there are {_said(_trials(root))}")
+        raise UsageError(f"{flag} is not given", f"in {root} there are {some_of(_trials(root))}")
     paths = RunPaths(fileroot=root, user=user, experiment_name=experiment_name, trial_name=trial_name)
     inner = Path(experiment_name) / trial_name
     found = [
@@ -96,21 +96,21 @@ def _not_found(paths: RunPaths) -> UsageError:
     top = paths.fileroot / "checkpoints"
     if not top.is_dir():
         return StorageError(
-            f"{paths.fileroot} has no folder checkpoints; it holds {_said(_folders(paths.fileroot))}",
+            f"{paths.fileroot} has no folder checkpoints; it holds {some_of(folders_in(paths.fileroot))}",
             "--fileroot is the cluster.fileroot of the run; a run that has saved nothing yet has none",
         )
     elsewhere = [
         name for name in _trials(paths.fileroot) if name.endswith(f"{paths.experiment_name}/{paths.trial_name}")
     ]
-    hint = f"it is there as {elsewhere[0]}" if elsewhere else f"in all there are {_said(_trials(paths.fileroot))}"
+    hint = f"it is there as {elsewhere[0]}" if elsewhere else f"in all there are {some_of(_trials(paths.fileroot))}"
     for folder, flag, name in (
         (top, "--user", paths.user),
         (top / paths.user, "--experiment-name", paths.experiment_name),
         (top / paths.user / paths.experiment_name, "--trial-name", paths.trial_name),
     ):
         if not (folder / name).is_dir():
-            there = _near(name, _folders(folder))
-            return UsageError(f"{flag} {name}: there is no such folder in {folder}, which holds {_said(there)}", hint)
+            there = _near(name, folders_in(folder))
+            return UsageError(f"{flag} {name}: there is no such folder in {folder}, which holds {some_of(there)}", hint)
     raise AssertionError("all of it is there")
 
 
@@ -136,7 +136,8 @@ def _looks_like_a_trial(folder: Path) -> bool:
         return False
 
 
-def _folders(folder: Path) -> list[str]:
+def folders_in(folder: Path) -> list[str]:
+    """The names of its folders, without hidden ones; none where it can't be read."""
     try:
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError:
@@ -148,7 +149,8 @@ def _near(name: str, names: Sequence[str]) -> list[str]:
     return [*close, *(other for other in names if other not in close)]
 
 
-def _said(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
     if not names:
         return "nothing"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

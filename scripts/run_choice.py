@@ -7,10 +7,10 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
+from launcher.trials import folders_in, some_of
 from scripts.faults.find import live_runs
 
 DEFAULT_FILEROOT = Path("outputs/grpo")
-MOST_NAMED = 12
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +43,12 @@ def _of_folder(folder: Path) -> RunPaths:
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", _beside(folder.parent))
-    parts = folder.parts
-    if len(parts) < 5 or parts[-4] != "logs":
+    paths = RunPaths.of_logs(folder)
+    if paths is None:
         raise UsageError(
             f"{folder} is not …/logs/<user>/<experiment>/<trial>", "give that folder, or --experiment-name"
         )
-    return RunPaths(fileroot=folder.parents[3], user=parts[-3], experiment_name=parts[-2], trial_name=parts[-1])
+    return paths
 
 
 def _of_names(given: argparse.Namespace) -> RunPaths:
@@ -78,22 +78,14 @@ def _only_live(fileroot: Path, user: str) -> RunPaths | None:
 
 
 def _only(folder: Path, flag: str) -> str:
-    names = _names(folder)
+    names = folders_in(folder)
     if len(names) == 1:
         return names[0]
     raise UsageError(f"{flag} is needed: {folder} has {len(names)}", _beside(folder))
 
 
 def _beside(folder: Path) -> str:
-    names = _names(folder)
+    names = folders_in(folder)
     if not names:
         return f"{folder} is empty" if folder.is_dir() else f"{folder} is not there either"
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"there: {', '.join(names[:MOST_NAMED])}{more}"
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except OSError:
-        return []
+    return f"there: {some_of(names)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.diagnosis.clock import from_unix
 from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
 from launcher.event_lines import tell
-from launcher.journal import read_lines
+from launcher.journal import number_of, read_lines
 
 Line = Mapping[str, object]
 
@@ -38,7 +38,7 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
         step = line.get("global_step")
         if not isinstance(step, int):
             continue
-        values = {key: _number(value) for key, value in line.items() if key not in HEAD}
+        values = {key: number_of(value) for key, value in line.items() if key not in HEAD}
         keys.update(values)
         steps.append(step, _time(line), names.pick(values))
     times = steps.times
@@ -99,10 +99,3 @@ def _is_later(line: Line) -> bool:
 def _time(line: Line) -> float | None:
     time = line.get("time")
     return from_unix(float(time)) if isinstance(time, int | float) else None
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        return math.nan

@@ -15,6 +15,7 @@ import yaml
 
 from launcher.checkpoint_folder import CheckpointName, CheckpointState, read_checkpoint
 from launcher.diagnosis.records import Happening, Kind
+from launcher.run_paths import RunPaths
 
 WRITTEN_LAST = "tokenizer_config.json"
 """AReaL writes nothing atomically: this file is the last of an export."""
@@ -88,11 +89,15 @@ def look_around(paths: Sequence[Path], happenings: Iterable[Happening], checkpoi
 def _names_of(folder: Path) -> Names:
     """From `{fileroot}/logs/{user}/{experiment}/{trial}`."""
     is_ours = (folder / "metrics.jsonl").exists() or (folder / "events.jsonl").exists()
-    parts = folder.parts
-    if len(parts) < 5 or parts[-4] != "logs":
+    paths = RunPaths.of_logs(folder)
+    if paths is None:
         return Names(is_ours=is_ours)
     return Names(
-        fileroot=str(Path(*parts[:-4])), user=parts[-3], experiment=parts[-2], trial=parts[-1], is_ours=is_ours
+        fileroot=str(paths.fileroot),
+        user=paths.user,
+        experiment=paths.experiment_name,
+        trial=paths.trial_name,
+        is_ours=is_ours,
     )
 
 

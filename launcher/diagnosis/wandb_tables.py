@@ -16,6 +16,7 @@ from launcher.diagnosis.clock import from_unix
 from launcher.diagnosis.leveldb_log import read_records
 from launcher.diagnosis.records import Contents, FigureNames, Role, Source, Steps
 from launcher.errors import DataError
+from launcher.journal import number_of
 
 STEP_COLUMNS = ("global_step", "_step", "Step", "step", "train/global_step")
 TIME_COLUMNS = ("_timestamp", "Wall Time", "time")
@@ -65,11 +66,11 @@ def _keys_of(path: Path, header: list[str], metric: str) -> dict[int, str]:
 def _line(
     row: list[str], step: int, time: int | None, keys: Mapping[int, str]
 ) -> tuple[int, float | None, dict[str, float]] | None:
-    number = _number(row[step]) if step < len(row) else math.nan
+    number = number_of(row[step]) if step < len(row) else math.nan
     if not math.isfinite(number):
         return None  # a torn last line
-    values = {key: _number(row[i]) for i, key in keys.items() if i < len(row) and row[i] != ""}
-    at = _number(row[time]) if time is not None and time < len(row) else math.nan
+    values = {key: number_of(row[i]) for i, key in keys.items() if i < len(row) and row[i] != ""}
+    at = number_of(row[time]) if time is not None and time < len(row) else math.nan
     return int(number), from_unix(at) if math.isfinite(at) and at > 1e8 else None, values
 
 
@@ -82,7 +83,7 @@ def read_offline(path: Path, names: FigureNames) -> Contents:
             record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "history":
-                items = {i.key or "/".join(i.nested_key): _number(_value(i.value_json)) for i in record.history.item}
+                items = {i.key or "/".join(i.nested_key): number_of(_value(i.value_json)) for i in record.history.item}
                 step = items.get("global_step", items.get("_step", float(record.history.step.num)))
                 if math.isfinite(step):
                     at = items.get("_timestamp", math.nan)
@@ -132,13 +133,6 @@ def _value(text: str) -> object:
         return json.loads(text)
     except ValueError:
         return None
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        return math.nan
 
 
 def _say(header: list[str]) -> str:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from launcher.config import RunConfig
 from launcher.messages import Cause
 from launcher.policy.canaries import CanaryScore
-from launcher.rollouts import RolloutBatch
+from launcher.rollouts import RolloutBatch, mean_of
 from launcher.supervision_config import GateConfig
 
 SHARE_FACTOR = 2.0
@@ -80,7 +79,7 @@ class BatchReport:
             failed=batch.failed,
             truncated=sum(c.finish_reason == "length" for c in completions),
             blank=sum(bool(r.completion.token_ids) and not r.text.strip() for r in batch.rollouts),
-            mean_reward=_mean(rewards),
+            mean_reward=mean_of(rewards) if rewards else None,
             low_reward=min(rewards, default=None),
             high_reward=max(rewards, default=None),
             canaries=tuple(canaries),
@@ -267,14 +266,6 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fa
             reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
             faults.append(Fault(reason=reason, cause=Cause.SERVER_CORRUPT))
     return faults
-
-
-def _mean(rewards: Sequence[float]) -> float | None:
-    """None of none; not a number where they are too large to be added: a batch must not end who looks at it."""
-    try:
-        return fmean(rewards) if rewards else None
-    except OverflowError:
-        return math.nan
 
 
 def _share(part: int, whole: int) -> float:

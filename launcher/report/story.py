@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.audit import DISTANCE
+from launcher.journal import number_of
 from launcher.progress import REWARD, STEP_SECONDS, TOKENS_PER_S
 from launcher.run_paths import RunPaths
 from launcher.tail import Tail
@@ -166,11 +167,8 @@ def _folder(path: Path) -> Iterator[Path]:
 
 
 def figure(value: object, otherwise: float = math.nan) -> float:
-    """As journal.py writes it: NaN and the infinities are strings. What could not even be summed is infinite too."""
-    try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else otherwise
-    except (ValueError, OverflowError):
-        return otherwise
+    """What could not even be summed is infinite too."""
+    number = number_of(value, otherwise)
     return math.copysign(math.inf, number) if abs(number) > MOST else number  # not of NaN: it compares as False
 
 

@@ -199,3 +199,16 @@ def test_nobody_else_can_take_the_lock(tmp_path):
     paths.lock.touch(0o644)
     RunLock(paths).release()
     assert paths.lock.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "place", ["/", "/logs/ann/exp", "/a/log/ann/exp/t0", "logs/ann/exp/t0", "/a/logs/ann/exp/t0/incidents"]
+)
+def test_a_folder_that_is_no_runs_logs_names_no_run(place):
+    assert RunPaths.of_logs(Path(place)) is None
+
+
+@pytest.mark.parametrize("root", ["/", "/a", "a/b"])
+def test_the_folder_of_a_runs_logs_names_it(root):
+    paths = RunPaths(fileroot=Path(root), user="ann", experiment_name="exp", trial_name="t0")
+    assert RunPaths.of_logs(paths.logs) == paths
