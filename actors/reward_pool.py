@@ -51,9 +51,10 @@ class Scorable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One prompt's completions, as keyword arguments of the reward function."""
+    """One prompt's completions, as keyword arguments of the reward function. `whole_or_none`: see `score`."""
 
     items: list[dict[str, object]]
+    whole_or_none: bool
     scores: Future[list[Score]]
 
 
@@ -66,10 +67,14 @@ class RewardPool:
         self._closed = threading.Event()
         self._scorers = [Scorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
 
-    async def score(self, completions: Sequence[str], prompt: Scorable) -> list[Score]:
+    async def score(self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False) -> list[Score]:
         """One score for each completion, in order. Raises RewardImportError and RewardError where no process that
-        scores can be had."""
-        return await asyncio.wrap_future(self._submit(completions, prompt))
+        scores can be had.
+
+        `whole_or_none`: after the first that takes too long the rest is not tried, as it would be of no use: a
+        function that never returns is then met after one time limit, not after one for each sample.
+        """
+        return await asyncio.wrap_future(self._submit(completions, prompt, whole_or_none=whole_or_none))
 
     def check(self, prompt: Scorable) -> float:
         """The reward of the prompt's own answer. Raises RewardImportError where there is none: better before the
@@ -82,11 +87,14 @@ class RewardPool:
             )
         return score.value
 
-    def _submit(self, completions: Sequence[str], prompt: Scorable) -> Future[list[Score]]:
+    def _submit(
+        self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False
+    ) -> Future[list[Score]]:
         if self._closed.is_set():
             raise _closed()
         known = {"answer": str(prompt.record["answer"]), "prompt_id": prompt.id, "record": dict(prompt.record)}
-        job = Job(items=[{"completion": completion, **known} for completion in completions], scores=Future())
+        items: list[dict[str, object]] = [{"completion": completion, **known} for completion in completions]
+        job = Job(items=items, whole_or_none=whole_or_none, scores=Future())
         self._jobs.put(job)
         return job.scores
 
@@ -137,12 +145,12 @@ class Scorer:
             if not job.scores.set_running_or_notify_cancel():
                 continue
             try:
-                job.scores.set_result(self._score(job.items))
+                job.scores.set_result(self._score(job.items, whole_or_none=job.whole_or_none))
             except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
                 job.scores.set_exception(error)
         self._bury()
 
-    def _score(self, items: Sequence[dict[str, object]]) -> list[Score]:
+    def _score(self, items: Sequence[dict[str, object]], *, whole_or_none: bool) -> list[Score]:
         scores: list[Score] = []
         deaths = Counter[int]()  # by item
         while len(scores) < len(items):
@@ -152,6 +160,8 @@ class Scorer:
                 reason = f"took longer than reward.timeout={self._config.timeout:g} s"
                 scores.append(Score(value=None, error=reason))
                 self._replace(reason)
+                if whole_or_none:
+                    return [*scores, *[Score(value=None, error=reason)] * (len(items) - len(scores))]
             except ProcessGone as death:
                 deaths[len(scores)] += 1
                 if deaths[len(scores)] == TRIES:

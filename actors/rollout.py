@@ -33,7 +33,9 @@ NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 
 
 class Scorer(Protocol):
-    async def score(self, completions: Sequence[str], prompt: Prompt) -> list[Score]: ...
+    async def score(
+        self, completions: Sequence[str], prompt: Prompt, *, whole_or_none: bool = False
+    ) -> list[Score]: ...
 
 
 class GroupFailed(Exception):
@@ -154,7 +156,7 @@ class RolloutEngine:
         except RequestFailed as failure:
             raise GroupFailed(str(failure)) from failure
         texts = self._decode([completion.token_ids for completion in completions])
-        scores = await self._scorer.score(texts, prompt)
+        scores = await self._scorer.score(texts, prompt, whole_or_none=True)
         for score in scores:
             if score.value is None:
                 raise GroupFailed(score.error, scoring=True)

@@ -109,6 +109,15 @@ def test_one_that_never_returns_costs_only_its_own_reward(rewards, stuck):
     assert late == Score(value=None, error="took longer than reward.timeout=1 s")
 
 
+def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rewards):
+    with RewardPool(config(rewards, timeout=1.0)) as pool:
+        asked = pool.score(["number 1", "hang", "number 3"], PROMPT, whole_or_none=True)
+        scores = asyncio.run(asyncio.wait_for(asked, DEADLINE_S))
+        late = Score(value=None, error="took longer than reward.timeout=1 s")
+        assert scores == [Score(value=1.0), late, late]
+        assert score(pool, ["number 4"]) == [Score(value=4.0)]
+
+
 @pytest.mark.parametrize(
     ("completion", "why"),
     [
