@@ -7,6 +7,7 @@ the others.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -92,7 +93,13 @@ class RunEyes:
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Look(
             servers=tuple(
-                self.memory.as_due(self._seen(slot, in_pool.get(name), is_publishing=trainer.is_publishing))
+                self.memory.as_due(
+                    self._seen(
+                        slot,
+                        in_pool.get(name),
+                        is_publishing=trainer.is_publishing or name in self.trainer.view.loading,
+                    )
+                )
                 for name, slot in self.slots.items()
             ),
             trainer=trainer,
@@ -124,7 +131,9 @@ class RunEyes:
 
     def _seen(self, slot: ServerSlot, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
         judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
-        return self._last_words.explain(slot.facts(in_pool, judged, is_publishing=is_publishing), slot.generation)
+        facts = slot.facts(in_pool, judged, is_publishing=is_publishing)
+        facts = dataclasses.replace(facts, is_loading=slot.name in self.trainer.view.loading)
+        return self._last_words.explain(facts, slot.generation)
 
     async def close(self) -> None:
         closing = [self.trainer.close(), *(slot.close() for slot in self.slots.values())]

@@ -39,7 +39,7 @@ def mend_servers(draft: Draft) -> None:
             continue
         if is_dead(server):
             _repair(draft, server, _cause_of_death(server))
-        elif draft.does(LoadWeights, server.name) or draft.does(AdmitServer, server.name):
+        elif server.is_loading or draft.does(LoadWeights, server.name) or draft.does(AdmitServer, server.name):
             continue  # its outcome is not known: the next rung would be a guess
         elif server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS:
             _repair(draft, server, server.verdict.cause)
