@@ -57,11 +57,9 @@ class RunEyes:
         self._next_step = 0
         self._slow: set[str] = set()
         self._progress_at: float | None = None
-        setup_s = config.rollout.setup_timeout + MARGIN_S
-        self.slots = {
-            name: ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
-            for name, actor in servers.items()
-        }
+        self.slots: dict[str, ServerSlot] = {}
+        for name, actor in servers.items():
+            self.add_slot(name, actor)
         self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
         self.trainer = TrainerLink(trainer, ended=self._trainer_ended, changed=self.changed, health=config.health)
         self.monitor = (
@@ -70,6 +68,11 @@ class RunEyes:
             else MonitorLink(monitor, targets=self._targets, changed=self.changed, hung=self._monitor_hung)
         )
         self.shelf = Shelf(config, paths)
+
+    def add_slot(self, name: str, actor: Any) -> ServerSlot:
+        setup_s = self._config.rollout.setup_timeout + MARGIN_S
+        self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        return self.slots[name]
 
     async def refresh(self) -> None:
         """Ask everybody anew, side by side."""
