@@ -4,7 +4,7 @@
 It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
 one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
 
-Consumes: `abort`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by: any of these;
+Consumes: `abort`, `add_server`, `remove_server`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by: any of these;
 no action is waited for, each runs as a task with its own deadline.
 """
 
@@ -14,12 +14,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from actors.fleet_record import JOIN_ASKED, LEAVE_ASKED, server_names
 from actors.hands import Hands, Look
 from actors.incident_keeper import IncidentKeeper
 from actors.incident_log import IncidentLog
 from actors.run_history import RunHistory
 from launcher.config import RunConfig
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, UsageError
 from launcher.messages import Outcome, RunWord
 from launcher.policy.actions import Action
 from launcher.policy.observed import Observed
@@ -74,6 +75,32 @@ class Coordinator:
         self._history.asked_to_abort(reason)
         self._hands.changed.set()
 
+    def add_server(self, reason: str) -> str:
+        """Have one more server join; its name. Raises UsageError where the run is ending."""
+        self._check_goes_on()
+        name = self._history.fleet.next_name(server_names(self._config))
+        self._history.event(JOIN_ASKED, subject=name, reason=reason)
+        self._hands.changed.set()
+        return name
+
+    def remove_server(self, name: str, reason: str) -> None:
+        """Have a server leave. Asking twice changes nothing. Raises UsageError where it can't be spared, or isn't."""
+        self._check_goes_on()
+        fleet, first = self._history.fleet, server_names(self._config)
+        if name in fleet.leaving:
+            return
+        staying = fleet.staying(first)
+        if name not in staying:
+            raise UsageError(f"there is no server {name!r}", f"of the fleet: {', '.join(staying)}")
+        if staying == [name]:
+            raise UsageError(f"{name} is the only server that stays", "add another one first, or stop the run")
+        self._history.event(LEAVE_ASKED, subject=name, reason=reason)
+        self._hands.changed.set()
+
+    def _check_goes_on(self) -> None:
+        if self._history.state in ENDS or self._history.ending is not None or self._history.abort_reason:
+            raise UsageError("the run is ending", "nothing was changed")
+
     def turn(self) -> float | None:
         """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
         self._reap()
@@ -105,6 +132,9 @@ class Coordinator:
             abort_reason=history.abort_reason,
             ending=history.ending,
             is_stopped=look.is_stopped,
+            joining=tuple(name for name in history.fleet.joining if name not in history.fleet.left),
+            leaving=dict(history.fleet.leaving),
+            newcomers=frozenset(history.fleet.newcomers),
             monitor_silent_s=look.monitor_silent_s,
         )
 

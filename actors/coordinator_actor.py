@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import ray
 
 from actors.coordinator import Coordinator
+from actors.fleet_record import server_names
 from actors.incident_keeper import IncidentKeeper
 from actors.memory_ladder import MemoryLadder
 from actors.ray_life import die_with_raylet
@@ -19,6 +22,7 @@ from actors.run_hands import RunHands
 from actors.run_history import RunHistory
 from actors.trainer import MONITOR
 from launcher.config import RunConfig
+from launcher.errors import UsageError
 from launcher.journal import Journal
 from launcher.memory_book import MemoryBook
 from launcher.messages import Outcome
@@ -28,8 +32,16 @@ COORDINATOR = "coordinator"
 TRAINER = "trainer"
 
 
-def server_names(config: RunConfig) -> list[str]:
-    return [f"server-{index}" for index in range(config.sglang.n_servers)]
+def _find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str, Any]:
+    """One that was asked to join may have no actor yet: the plan has it join then."""
+    found = {}
+    for name in members:
+        try:
+            found[name] = ray.get_actor(name)
+        except ValueError:
+            if name not in joining:
+                raise
+    return found
 
 
 @ray.remote
@@ -71,6 +83,19 @@ class CoordinatorActor:
         if self._coordinator is not None:
             self._coordinator.abort(reason)
 
+    async def add_server(self, reason: str) -> str:
+        """Have one more server join; its name. Raises UsageError."""
+        return self._begun().add_server(reason)
+
+    async def remove_server(self, name: str, reason: str) -> None:
+        """Have a server leave. Raises UsageError."""
+        self._begun().remove_server(name, reason)
+
+    def _begun(self) -> Coordinator:
+        if self._coordinator is None:
+            raise UsageError("the Coordinator has not begun", "ask again in a second")
+        return self._coordinator
+
     def _make(self) -> Coordinator:
         journal = Journal(self._paths.events, self._attempt, time.time)
         history = RunHistory.read(journal, self._paths.events, self._attempt)
@@ -79,7 +104,7 @@ class CoordinatorActor:
             self._config,
             self._paths,
             history,
-            servers={name: ray.get_actor(name) for name in server_names(self._config)},
+            servers=_find_servers(history.fleet.members(server_names(self._config)), history.fleet.joining),
             trainer=ray.get_actor(TRAINER),
             monitor=ray.get_actor(MONITOR) if self._has_monitor else None,
             memory=memory,

@@ -1,8 +1,8 @@
 """Prompts in, scored groups of completions out, through whichever servers are READY.
 
 The samples of a prompt travel in one request, each coming back as soon as it is whole. A request that fails is
-retried with exponential backoff and jitter for what is still missing, moves to another server, and waits while there
-is none. What fails in the end has no reward: its prompt goes back to the queue and is generated anew, whole. A reward
+retried with exponential backoff and jitter for what is still missing, moves to another server where the one asked
+brought nothing, and waits while there is none. What fails in the end has no reward: its prompt goes back to the queue and is generated anew, whole. A reward
 of 0 is only ever the reward function's own answer (P1).
 
 Completions are scored as their group finishes, while the others are still being generated.
@@ -11,6 +11,7 @@ Completions are scored as their group finishes, while the others are still being
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,11 @@ import stamina
 from actors.completion_stream import Samples
 from actors.prompt_queue import PromptQueue
 from actors.reward_pool import Score
-from actors.server_pool import ServerPool
+from actors.server_pool import Moved, ServerPool
 from actors.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.config import RolloutConfig
 from launcher.errors import RewardError, RolloutError
+from launcher.messages import ServerInfo
 from launcher.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
@@ -169,10 +171,13 @@ class RolloutEngine:
     async def _completions(
         self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
     ) -> list[Completion]:
-        """All samples of one prompt; each further request asks for what the ones before did not bring."""
+        """All samples of one prompt; each further request asks for what the ones before did not bring.
+
+        It goes to the same server if that brought some of them, as its cache holds the prefix; else to another.
+        """
         samplings = sampling.for_samples(n_samples)
         whole: dict[int, Completion] = {}
-        last_server = ""
+        avoid = ""
         async for attempt in stamina.retry_context(
             on=lambda error: isinstance(error, RequestFailed) and error.retryable,
             attempts=self._config.request_retries + 1,
@@ -184,14 +189,10 @@ class RolloutEngine:
             with attempt:
                 tally.retried += attempt.num > 1
                 missing = [index for index in range(n_samples) if index not in whole]
-                async with self._pool.lease(weight_version, avoid=last_server, samples=len(missing)) as server:
-                    last_server = server.name
-                    samples = await self._client.generate_samples(
-                        server.url,
-                        token_ids=prompt.token_ids,
-                        samplings=[samplings[index] for index in missing],
-                        timeout_s=self._config.request_timeout,
-                    )
+                server, samples = await self._ask_one(
+                    prompt, [samplings[index] for index in missing], weight_version, avoid
+                )
+                avoid = "" if samples.completions else server.name
                 self._pool.paces.made(server.name, sum(len(c.token_ids) for c in samples.completions.values()))
                 for place, completion in samples.completions.items():
                     if completion.weight_version == weight_version:
@@ -199,6 +200,23 @@ class RolloutEngine:
                         tally.tokens += len(completion.token_ids)
                 await self._judge(server.name, samples, weight_version)
         return [whole[index] for index in range(n_samples)]
+
+    async def _ask_one(
+        self, prompt: Prompt, samplings: Sequence[Sampling], weight_version: int, avoid: str
+    ) -> tuple[ServerInfo, Samples]:
+        """One server's answer, another's where the first leaves before it has one: that is no attempt."""
+        while True:
+            with contextlib.suppress(Moved):
+                async with self._pool.lease(
+                    weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id
+                ) as server:
+                    asked = self._client.generate_samples(
+                        server.url,
+                        token_ids=prompt.token_ids,
+                        samplings=samplings,
+                        timeout_s=self._config.request_timeout,
+                    )
+                    return server, await self._pool.unless_moved(server, asked)
 
     async def _judge(self, name: str, samples: Samples, weight_version: int) -> None:
         """Tell the pool what an answer says of its server. Raises RequestFailed where a sample is missing."""

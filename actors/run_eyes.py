@@ -7,6 +7,7 @@ the others.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -56,11 +57,9 @@ class RunEyes:
         self._next_step = 0
         self._slow: set[str] = set()
         self._progress_at: float | None = None
-        setup_s = config.rollout.setup_timeout + MARGIN_S
-        self.slots = {
-            name: ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
-            for name, actor in servers.items()
-        }
+        self.slots: dict[str, ServerSlot] = {}
+        for name, actor in servers.items():
+            self.add_slot(name, actor)
         self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
         self.trainer = TrainerLink(trainer, ended=self._trainer_ended, changed=self.changed, health=config.health)
         self.monitor = (
@@ -69,6 +68,11 @@ class RunEyes:
             else MonitorLink(monitor, targets=self._targets, changed=self.changed, hung=self._monitor_hung)
         )
         self.shelf = Shelf(config, paths)
+
+    def add_slot(self, name: str, actor: Any) -> ServerSlot:
+        setup_s = self._config.rollout.setup_timeout + MARGIN_S
+        self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        return self.slots[name]
 
     async def refresh(self) -> None:
         """Ask everybody anew, side by side."""
@@ -92,7 +96,13 @@ class RunEyes:
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Look(
             servers=tuple(
-                self.memory.as_due(self._seen(slot, in_pool.get(name), is_publishing=trainer.is_publishing))
+                self.memory.as_due(
+                    self._seen(
+                        slot,
+                        in_pool.get(name),
+                        is_publishing=trainer.is_publishing or name in self.trainer.view.loading,
+                    )
+                )
                 for name, slot in self.slots.items()
             ),
             trainer=trainer,
@@ -124,7 +134,9 @@ class RunEyes:
 
     def _seen(self, slot: ServerSlot, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
         judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
-        return self._last_words.explain(slot.facts(in_pool, judged, is_publishing=is_publishing), slot.generation)
+        facts = slot.facts(in_pool, judged, is_publishing=is_publishing)
+        facts = dataclasses.replace(facts, is_loading=slot.name in self.trainer.view.loading)
+        return self._last_words.explain(facts, slot.generation)
 
     async def close(self) -> None:
         closing = [self.trainer.close(), *(slot.close() for slot in self.slots.values())]

@@ -14,6 +14,7 @@ from typing import Any
 
 from actors.actor_calls import ActorAway
 from actors.defects import raise_defects
+from actors.fleet_hands import FleetHands
 from actors.hands import Facts, Look
 from actors.monitor_link import MonitorLink
 from actors.run_eyes import MARGIN_S, RunEyes
@@ -29,6 +30,8 @@ from launcher.policy.actions import (
     AdmitServer,
     CondemnCheckpoints,
     Halt,
+    JoinServer,
+    LeaveServer,
     LoadWeights,
     PauseTrainer,
     RestartServer,
@@ -59,6 +62,7 @@ class RunHands:
         self._first: list[asyncio.Task[Any]] = []
         self._unusable: UsageError | None = None
         self._is_stopped = False
+        self._fleet = FleetHands(config, history, eyes, start=self._start_server)
 
     # ── the beginning ──
 
@@ -142,6 +146,10 @@ class RunHands:
                 return config.health.trainer_first_s + MARGIN_S
             case PauseTrainer():
                 return config.health.trainer_min_s
+            case JoinServer():
+                return self._fleet.join_deadline_s
+            case LeaveServer():
+                return self._fleet.leave_deadline_s
             case Halt():
                 return config.health.trainer_first_s + 4 * STOP_S
         return STOP_S
@@ -171,6 +179,10 @@ class RunHands:
                 return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):
                 await self._abandon(self._slots[name])
+            case JoinServer(name=name):
+                return await self._fleet.join(name)
+            case LeaveServer(name=name):
+                return await self._fleet.leave(name)
             case LoadWeights(name=name, lineage=lineage):
                 return {"version": await self._load_weights(name, lineage)}
             case AdmitServer(name=name):
@@ -301,4 +313,4 @@ class RunHands:
     async def close(self) -> None:
         for task in self._first:
             task.cancel()
-        await asyncio.gather(*self._first, self._eyes.close(), return_exceptions=True)
+        await asyncio.gather(*self._first, self._fleet.close(), self._eyes.close(), return_exceptions=True)

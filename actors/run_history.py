@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.fleet_record import LEFT, FleetRecord
 from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
 from launcher.journal import Journal, read_lines
 from launcher.memory_book import Remembered
@@ -22,6 +23,8 @@ from launcher.policy.actions import (
     AdmitServer,
     CondemnCheckpoints,
     Halt,
+    JoinServer,
+    LeaveServer,
     LoadWeights,
     PauseTrainer,
     RestartServer,
@@ -45,6 +48,8 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     AbandonServer: ("server.abandoning", "server.abandoned"),
     LoadWeights: ("server.loading", "server.loaded"),
     AdmitServer: ("server.probing", "server.ready"),
+    JoinServer: ("server.joining", "server.joined"),
+    LeaveServer: ("server.leaving", LEFT),
     Halt: ("run.halting", "run.halted"),
 }
 """The event that says that an action was begun, and the one that says that it was done."""
@@ -75,6 +80,7 @@ class RunHistory:
         self.ending_reason = ""
         self.was_begun = False
         self.incidents = IncidentRecord()
+        self.fleet = FleetRecord()
 
     @classmethod
     def read(cls, journal: Journal, path: Path, attempt: int) -> RunHistory:
@@ -239,6 +245,7 @@ class RunHistory:
 
     def _take(self, event: Mapping[str, object]) -> None:
         self.incidents.take(event)
+        self.fleet.take(event)
         name, subject = str(event.get("event", "")), str(event.get("subject", ""))
         kind, _, what = name.partition(".")
         if kind == "run" and what.upper() in RunState.__members__ and RunState(what.upper()) not in ENDS:

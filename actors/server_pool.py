@@ -1,11 +1,13 @@
 """Which servers may answer rollouts now, and how busy each one is.
 
-A request takes a *lease* on the least busy server that is READY at the weight version it asks for (P3: weights
-before traffic). Where there is none it waits: an outage costs time, never a rollout. A server that refused or
-reset a connection is SUSPECT and gets no traffic until it has said its weight version again.
+A request takes a *lease* on one of the servers that are READY at the weight version it asks for (P3: weights before
+traffic), which one says launcher/policy/routing.py. Where there is none it waits: an outage costs time, never a
+rollout. A server that refused or reset a connection is SUSPECT and gets no traffic until it has said its weight version
+again. One that leaves is given nothing more; what it is still at is let end, or moves (`Moved`).
 
 Lives on one asyncio loop; every method is called there. Consumes: `update` (whoever supervises the servers),
-`confirm` and `suspect` (publisher, requests). Waits for: `lease`. Unblocked by: any of the former.
+`confirm` and `suspect` (publisher, requests). Waits for: `lease`, `drain`. Unblocked by: any of the former, the end of
+a lease.
 """
 
 from __future__ import annotations
@@ -13,17 +15,39 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from actors.pace_book import PaceBook
+from actors.prefix_homes import PrefixHomes
 from launcher.errors import RolloutError
 from launcher.messages import ServerInfo, ServerState
+from launcher.policy.routing import Candidate, route
 
 Probe = Callable[[str], Awaitable[int | None]]
 """Asks the server at a url for its weight version; None where it does not answer."""
 
 PROBE_INTERVAL_S = 0.5
+OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
+
+Answer = TypeVar("Answer")
+Life = tuple[str, int]
+"""A server's name and generation: what an earlier life had in flight is no load of the next."""
+
+
+class Moved(Exception):
+    """The server of a lease leaves before it has answered: to be asked again elsewhere. Nobody has failed."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What one life of a server is answering. `moved` is set when it is to let go of it."""
+
+    requests: int = 0
+    samples: int = 0
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ServerPool:
@@ -36,7 +60,8 @@ class ServerPool:
         self._probe = probe
         self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
-        self._in_flight: dict[str, int] = {}
+        self._loads: dict[Life, Load] = {}
+        self._homes = PrefixHomes()
         self._samples = 0
         self._most_samples: int | None = None
         self.leases_ended = 0
@@ -54,7 +79,6 @@ class ServerPool:
                     if known is not None and server.generation > known.generation:
                         self.paces.forget(server.name)
                     self._servers[server.name] = server
-                    self._in_flight.setdefault(server.name, 0)
                     self._admitted[server.name] = server.generation if server.state is ServerState.READY else -1
             self._changed.notify_all()
 
@@ -62,23 +86,36 @@ class ServerPool:
         return tuple(self._servers.values())
 
     def in_flight(self) -> dict[str, int]:
-        """Requests that each server is answering."""
-        return dict(self._in_flight)
+        """Requests that each server is answering, those of an earlier life included until they have ended."""
+        requests = dict.fromkeys(self._servers, 0)
+        for (name, _), load in self._loads.items():
+            requests[name] = requests.get(name, 0) + load.requests
+        return requests
+
+    def is_living(self, server: ServerInfo) -> bool:
+        """Is it this life of it that the pool knows, and not over?"""
+        known = self._servers.get(server.name)
+        return known is not None and known.generation == server.generation and known.state not in OVER
 
     async def confirm(self, name: str, weight_version: int, lineage: int | None = None) -> None:
         """The server has said that it holds these weights: it may answer for them, if it was admitted in this life."""
-        admitted = self._admitted.get(name) == self._servers[name].generation
+        known = self._servers.get(name)
+        if known is None or known.state in OVER:  # it left, or ended, while its answer was on the way
+            return
+        admitted = self._admitted.get(name) == known.generation
         state = ServerState.READY if admitted else ServerState.STALE
         await self._put(name, state=state, weight_version=weight_version, lineage=lineage, reason="")
 
     async def mark_stale(self, name: str, reason: str) -> None:
         """The server's weights are not, or may not be, the ones it was sent: no traffic until confirmed."""
-        await self._put(name, state=ServerState.STALE, reason=reason)
+        known = self._servers.get(name)
+        if known is not None and known.state not in OVER:
+            await self._put(name, state=ServerState.STALE, reason=reason)
 
     async def suspect(self, name: str, reason: str) -> None:
         """A request found nobody there. No traffic until the server answers a probe."""
-        server = self._servers[name]
-        if server.state is not ServerState.READY:
+        server = self._servers.get(name)
+        if server is None or server.state is not ServerState.READY:
             return
         await self._put(name, state=ServerState.SUSPECT, reason=reason)
         self._probing[name] = asyncio.create_task(self._probe_until_back(self._servers[name]))
@@ -94,33 +131,84 @@ class ServerPool:
             self._most_samples = most_samples
             self._changed.notify_all()
 
+    async def drain(self, name: str, *, within_s: float) -> int:
+        """Give it no more; when what it is at has ended, or has moved after `within_s`, forget it. How many moved."""
+        server = self._servers.get(name)
+        if server is None:
+            return 0
+        await self._put(name, state=ServerState.STOPPED, reason="leaving")
+        mine = [load for (owner, _), load in self._loads.items() if owner == name]
+        moved = 0
+        async with self._changed:
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._changed.wait_for(lambda: not any(load.requests for load in mine))
+            except TimeoutError:
+                moved = sum(load.requests for load in mine)
+                for load in mine:
+                    load.moved.set()
+                await self._changed.wait_for(lambda: not any(load.requests for load in mine))
+            if self._servers[name].generation == server.generation:
+                del self._servers[name], self._admitted[name]
+                self.paces.forget(name)
+        return moved
+
     @asynccontextmanager
-    async def lease(self, weight_version: int, *, avoid: str = "", samples: int = 1) -> AsyncIterator[ServerInfo]:
-        """The least busy READY server at `weight_version`, another than `avoid` where there is one, for a request of
-        so many samples.
+    async def lease(
+        self, weight_version: int, *, avoid: str = "", samples: int = 1, prompt: str = ""
+    ) -> AsyncIterator[ServerInfo]:
+        """A READY server at `weight_version`, another than `avoid` where there is one, for a request of so many
+        samples of `prompt`.
 
         Raises RolloutError after `hold_timeout_s` without any.
         """
-        server = await self._acquire(weight_version, avoid, samples)
+        server = await self._acquire(weight_version, avoid, samples, prompt)
+        life = (server.name, server.generation)
+        load = self._loads[life]
         self.paces.begins(server.name, time.monotonic())
         try:
             yield server
         finally:
             self.paces.ends(server.name, time.monotonic())
-            self._in_flight[server.name] -= 1
+            load.requests -= 1
+            load.samples -= samples
             self._samples -= samples
             self.leases_ended += 1
-            if self._most_samples is not None:
+            if load.requests == 0:
+                self._loads.pop(life, None)
+            if self._most_samples is not None or server.name not in self._servers or self._is_leaving(server.name):
                 async with self._changed:
                     self._changed.notify_all()
 
-    async def _acquire(self, weight_version: int, avoid: str, samples: int) -> ServerInfo:
+    def _is_leaving(self, name: str) -> bool:
+        return self._servers[name].state is ServerState.STOPPED
+
+    async def unless_moved(self, server: ServerInfo, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """What a request to a leased server answers. Raises Moved where the server leaves first."""
+        load = self._loads[(server.name, server.generation)]
+        asking, moved = asyncio.ensure_future(request), asyncio.ensure_future(load.moved.wait())
+        try:
+            await asyncio.wait((asking, moved), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise Moved(server.name)
+            return asking.result()
+        finally:
+            for task in (asking, moved):
+                task.cancel()
+            await asyncio.gather(asking, moved, return_exceptions=True)
+
+    async def _acquire(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo:
         try:
             async with asyncio.timeout(self._hold_timeout_s), self._changed:
-                while (server := self._least_busy(weight_version, avoid)) is None or not self._has_room(samples):
+                while (server := self._route(weight_version, avoid, samples, prompt)) is None or not self._has_room(
+                    samples
+                ):
                     await self._changed.wait()
-                self._in_flight[server.name] += 1
+                load = self._loads.setdefault((server.name, server.generation), Load())
+                load.requests += 1
+                load.samples += samples
                 self._samples += samples
+                self._homes.asked(prompt, server)
                 return server
         except TimeoutError as error:
             raise RolloutError(
@@ -133,13 +221,25 @@ class ServerPool:
         """A request larger than the limit goes alone."""
         return self._most_samples is None or self._samples == 0 or self._samples + samples <= self._most_samples
 
-    def _least_busy(self, weight_version: int, avoid: str) -> ServerInfo | None:
-        ready = [
-            server
+    def _route(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo | None:
+        candidates = [
+            Candidate(
+                name=server.name,
+                index=server.index,
+                samples=self._samples_of(server),
+                is_warm=self._homes.is_warm(prompt, server),
+                is_home=self._homes.is_home(prompt, server),
+                is_avoided=server.name == avoid,
+            )
             for server in self._servers.values()
             if server.state is ServerState.READY and server.weight_version == weight_version
         ]
-        return min(ready, key=lambda s: (s.name == avoid, self._in_flight[s.name], s.index), default=None)
+        taken = route(candidates, samples=samples)
+        return None if taken is None else self._servers[taken.name]
+
+    def _samples_of(self, server: ServerInfo) -> int:
+        load = self._loads.get((server.name, server.generation))
+        return 0 if load is None else load.samples
 
     async def _put(
         self,

@@ -111,6 +111,10 @@ class Trainer:
         return self._begun().admit(server)
 
     @ray.method(concurrency_group="mend")
+    def drain_server(self, name: str, within_s: float) -> int:
+        return self._begun().drain_server(name, within_s)
+
+    @ray.method(concurrency_group="mend")
     def score_canaries(self) -> CanaryRound:
         return self._begun().score_canaries()
 

@@ -266,6 +266,11 @@ class TrainerLink:
         distance: float = await self._ask(self._actor.admit.remote(server), within_s)
         return distance
 
+    async def drain_server(self, name: str, *, within_s: float) -> int:
+        """Beyond `within_s` it only has to let go of what was not answered."""
+        moved: int = await self._ask(self._actor.drain_server.remote(name, within_s), within_s + ANSWER_S)
+        return moved
+
     async def score_canaries(self) -> CanaryRound:
         scored: CanaryRound = await self._ask(self._actor.score_canaries.remote(), RESTART_S)
         return scored

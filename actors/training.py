@@ -214,6 +214,7 @@ class Training:
                 weights=self._servers.published,
                 servers=self._servers.pool.servers(),
                 in_flight=self._servers.pool.in_flight(),
+                loading=self._servers.loading,
                 slow=self._servers.pool.paces.slow(self._config.health),
                 evals=tuple(loop.evals),
             )
@@ -221,6 +222,10 @@ class Training:
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         """Tell the pool of rollouts which servers there are."""
         self._servers.set_servers(servers)
+
+    def drain_server(self, name: str, within_s: float) -> int:
+        """Take a server out of the pool: it gets nothing more, what it is at ends or moves. How many moved."""
+        return self._servers.drain(name, within_s=within_s)
 
     def limit_rollouts(self, max_concurrent: int) -> None:
         """At most so many prompts in flight from now on, also of the batch that is being collected."""

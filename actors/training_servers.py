@@ -18,7 +18,8 @@ from actors.server_pool import ServerPool
 from actors.sglang_client import RequestFailed, SGLangClient
 from actors.step_loop import GrpoLoop
 from actors.training_data import TrainingData
-from actors.weight_publisher import WeightFolders, WeightPublisher
+from actors.weight_folders import WeightFolders
+from actors.weight_publisher import WeightPublisher
 from launcher.config import RunConfig
 from launcher.errors import ServerError, WeightsRefused
 from launcher.journal import Journal
@@ -100,14 +101,23 @@ class TrainingServers:
     def published(self) -> PublishedWeights | None:
         return self._publisher.newest
 
+    @property
+    def loading(self) -> tuple[str, ...]:
+        """Servers that are being sent weights, also those that no step waits for."""
+        return self._publisher.loading()
+
     def begin(self, lineage: int) -> None:
         """The weights are others from now on: those after the `lineage`-th restore."""
         self._lineage = lineage
-        self._publisher.begin(lineage)
+        self._thread.call(self._publisher.begin(lineage))
 
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         """Tell the pool of rollouts which servers there are."""
         self._thread.call(self.pool.update(servers))
+
+    def drain(self, name: str, *, within_s: float) -> int:
+        """Take a server out: it gets nothing more, what it is at ends or moves. How many requests moved."""
+        return self._thread.call(self.pool.drain(name, within_s=within_s))
 
     def limit_rollouts(self, max_concurrent: int) -> None:
         self._thread.call(self.pool.limit(max_concurrent * self._config.gconfig.n_samples))
@@ -177,6 +187,7 @@ class TrainingServers:
             self._folders.remove()
 
     async def _disconnect(self) -> None:
+        await self._publisher.close()
         await self.pool.close()
         await self._client.close()
 

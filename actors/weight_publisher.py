@@ -2,82 +2,49 @@
 
 `disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; it also is what a
 restarted server starts from. `tensor`: over the wire to servers on this node, with no copy on any disk.
-A server that refuses, or misses its deadline, becomes STALE and does not hold up the others.
+
+All load side by side, each by its own deadline, and each gets traffic as soon as it has confirmed. The step goes on
+when the first has, and the others have had about as long again: by then the even ones serve, and one that stalls is
+late. Its loading goes on beside the step; it is STALE until it confirms, and one that confirms a version that is no
+longer the newest is sent the newest next. Whoever was late or refused is not waited for again until it has kept up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import shutil
+import functools
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
-from actors.server_pool import ServerPool
+from actors.server_pool import OVER, Life, ServerPool
 from actors.sglang_client import SGLangClient
+from actors.weight_folders import WeightFolders
 from launcher.errors import ServerError, WeightsRefused
 from launcher.messages import PublishedWeights, ServerInfo, ServerState
 
-KEPT_VERSIONS = 2
-"""Folders that stay: the one being served, and the one that servers may still be reading."""
-
-OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
+PATIENCE_S = 1.0
+"""At least so long, and at least as long again as the first one took, the others are waited for."""
 
 NamedWeights = Mapping[str, torch.Tensor]
 Send = Callable[[str], Awaitable[None]]
 """Sends one version to the server at a url."""
 
 
-class WeightFolders:
-    """`{root}/v{version}`: whole Hugging Face folders, each appearing under its name only when complete."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parcel:
+    """One version, ready to be sent; `lineage`: how many restores lie behind it."""
 
-    def __init__(self, root: Path, export: Callable[[Path], None]) -> None:
-        """`export` writes a model folder into an existing empty one."""
-        self._root = root
-        self._export = export
-        shutil.rmtree(root, ignore_errors=True)  # what an earlier attempt was killed over
-        root.mkdir(parents=True, mode=0o700)
-
-    def write(self, version: int) -> Path:
-        """Raises WeightsRefused where the folder can't be written."""
-        folder = self._root / f"v{version}"
-        staged = self._root / f".v{version}"
-        for leftover in (staged, folder):
-            shutil.rmtree(leftover, ignore_errors=True)
-        try:
-            staged.mkdir()
-            self._export(staged)
-            return staged.rename(folder)
-        except OSError as error:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise WeightsRefused(
-                f"weight version {version} can't be written to {folder}: {error.strerror or error}",
-                "make room in this machine's shared memory, or set actor.weight_update_mode=tensor",
-            ) from error
-
-    def have(self, version: int) -> Path:
-        """The folder of a version, written where it does not stand yet. Raises WeightsRefused."""
-        folder = self._root / f"v{version}"
-        return folder if folder.is_dir() else self.write(version)
-
-    def forget_all(self) -> None:
-        """After a restore the same numbers stand for other weights."""
-        for folder in self._root.glob("v*"):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def forget_before(self, version: int) -> None:
-        for folder in self._root.glob("v*"):
-            if int(folder.name[1:]) <= version - KEPT_VERSIONS:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def remove(self) -> None:
-        shutil.rmtree(self._root, ignore_errors=True)
+    version: int
+    lineage: int
+    send: Send
 
 
 class WeightPublisher:
-    """Publishes to the servers of a pool, and tells the pool what each one confirmed."""
+    """Publishes to the servers of a pool, and tells the pool what each one confirmed. Lives on the pool's loop."""
 
     def __init__(
         self,
@@ -98,44 +65,120 @@ class WeightPublisher:
         self._timeout_s = timeout_s
         self._lineage = 0
         self._newest: PublishedWeights | None = None
+        self._parcel: _Parcel | None = None
+        self._loading: dict[Life, asyncio.Task[bool]] = {}
+        self._reading: dict[Life, int] = {}
+        self._late: set[Life] = set()
 
     @property
     def newest(self) -> PublishedWeights | None:
         """The newest weights that stand in a folder."""
         return self._newest
 
-    def begin(self, lineage: int) -> None:
+    def loading(self) -> tuple[str, ...]:
+        """Servers that are being sent weights now, also those that no step waits for."""
+        return tuple(sorted({name for name, _ in self._loading}))
+
+    async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; folders from before it are others."""
-        self._lineage, self._newest = lineage, None
+        self._lineage, self._newest, self._parcel = lineage, None, None
+        await self.close()
         if self._folders is not None:
             self._folders.forget_all()
 
+    async def close(self) -> None:
+        """Nobody waits for what is still loading."""
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def publish(self, version: int) -> None:
-        """Send the current weights as `version` to all servers side by side.
+        """Send the current weights as `version` to all servers side by side; back when those that keep up have them.
 
         Raises WeightsRefused where no server at all took them; one alone that did not is STALE.
         """
-        send = self._over_the_wire(version) if self._folders is None else self._from_disk(self._folders, version)
         servers = [server for server in self._pool.servers() if server.state not in OVER]
-        taken = await asyncio.gather(*(self._send(server, send, version) for server in servers))
+        send = self._over_the_wire(version, len(servers)) if self._folders is None else self._from_disk(version)
+        self._parcel = _Parcel(version=version, lineage=self._lineage, send=send)
+        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_life(server))}
+        took_them = await self._wait_for(fresh)
         if self._folders is not None:
-            self._folders.forget_before(version)
-        if not any(taken):
+            self._folders.forget_before(version, spare=frozenset(self._reading.values()))
+        if not took_them:
             raise WeightsRefused(
                 f"no server took weight version {version}: "
                 + "; ".join(f"{server.name}: {server.reason}" for server in self._pool.servers()),
                 "see llm_server-<i>.log; actor.weight_update_timeout is each server's deadline",
             )
 
+    async def _wait_for(self, fresh: Mapping[asyncio.Task[bool], ServerInfo]) -> bool:
+        """Until the first has taken them and the others had their time, or all have ended. Did any take them?"""
+        started, give_up_at = time.monotonic(), float("inf")
+        waiting = set(self._loading.values())
+        took_them = False
+        while waiting:
+            awaited = {task for task in waiting if task in fresh and _life(fresh[task]) not in self._late}
+            if took_them and (not awaited or time.monotonic() >= give_up_at):
+                break
+            left_s = max(0.0, give_up_at - time.monotonic()) if took_them else None
+            done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() for task in done if not task.cancelled()) and not took_them:
+                took_them = True
+                now = time.monotonic()
+                give_up_at = now + max(PATIENCE_S, now - started)
+        self._late |= {_life(fresh[task]) for task in waiting if task in fresh}
+        return took_them
+
+    def _begin_loading(self, server: ServerInfo) -> asyncio.Task[bool]:
+        life = _life(server)
+        task = self._loading[life] = asyncio.create_task(self._bring_up_to_date(server))
+        task.add_done_callback(functools.partial(self._ended, life))
+        return task
+
+    def _ended(self, life: Life, task: asyncio.Task[bool]) -> None:
+        if self._loading.get(life) is task:
+            del self._loading[life]
+
+    def _is_loading(self, life: Life) -> bool:
+        return life in self._loading and not self._loading[life].done()
+
+    async def _bring_up_to_date(self, server: ServerInfo) -> bool:
+        """Send the newest, again where another has become the newest meanwhile. Does it hold the newest?"""
+        life = _life(server)
+        while (parcel := self._parcel) is not None:
+            if not await self._deliver(server, parcel):
+                self._late.add(life)
+                return False
+            if parcel is self._parcel:
+                self._late.discard(life)
+                return True
+        return False
+
+    async def _deliver(self, server: ServerInfo, parcel: _Parcel) -> bool:
+        if not self._pool.is_living(server):
+            return False
+        life = _life(server)
+        self._reading[life] = parcel.version
+        await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
+        try:
+            await parcel.send(server.url)
+        except ServerError as error:
+            if self._pool.is_living(server):
+                await self._pool.mark_stale(server.name, error.message)
+            return False
+        finally:
+            del self._reading[life]
+        if self._pool.is_living(server):
+            await self._pool.confirm(server.name, parcel.version, parcel.lineage)
+        return True
+
     async def prepare(self, version: int) -> Send:
         """Make the current weights ready to be sent as `version`, whatever happens to the model from then on.
 
         Call it while the weights stand still. Raises WeightsRefused.
         """
-        if self._folders is not None:
-            return self._from_disk(self._folders, version)
-        copies = {name: tensor.clone() for name, tensor in self._weights().items()}
-        return self._tensors(copies, version)
+        return self._from_disk(version) if self._folders is not None else self._tensors(_copies(self._weights()), version)
 
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
         """Send what was prepared to one server, which stays without traffic until it is admitted.
@@ -146,28 +189,31 @@ class WeightPublisher:
         await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
         await send(server.url)
         await self._pool.confirm(server.name, version, lineage)
+        self._late.discard(_life(server))
 
-    def _from_disk(self, folders: WeightFolders, version: int) -> Send:
-        folder = folders.have(version)
+    def _from_disk(self, version: int) -> Send:
+        assert self._folders is not None
+        folder = self._folders.have(version)
         self._newest = PublishedWeights(path=str(folder), version=version, lineage=self._lineage)
         return lambda url: self._client.update_weights_from_disk(
             url, path=folder, weight_version=version, timeout_s=self._timeout_s
         )
 
-    def _over_the_wire(self, version: int) -> Send:
-        return self._tensors(self._weights(), version)
+    def _over_the_wire(self, version: int, servers: int) -> Send:
+        """One server alone is waited for: it reads the model's own memory. Of several, one may be late."""
+        weights = self._weights()
+        return self._tensors(weights if servers == 1 else _copies(weights), version)
 
     def _tensors(self, tensors: NamedWeights, version: int) -> Send:
         return lambda url: self._client.update_weights_from_tensor(
             url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
         )
 
-    async def _send(self, server: ServerInfo, send: Send, version: int) -> bool:
-        await self._pool.mark_stale(server.name, f"loading weight version {version}")
-        try:
-            await send(server.url)
-        except ServerError as error:
-            await self._pool.mark_stale(server.name, error.message)
-            return False
-        await self._pool.confirm(server.name, version, self._lineage)
-        return True
+
+def _life(server: ServerInfo) -> Life:
+    return (server.name, server.generation)
+
+
+def _copies(weights: NamedWeights) -> NamedWeights:
+    """Those that share the model's memory; in another number format they are copies already."""
+    return {name: tensor.clone() if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()}

@@ -110,6 +110,9 @@ class SGLangConfig:
     dtype: str = same_as("actor.dtype", "of weights and arithmetic in the server", DTYPE)
     device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
     n_servers: int = setting(1, "servers that share the rollouts", COUNT)
+    drain_timeout: float = setting(
+        60.0, "a server that is taken out of the run ends its requests until then; what it has not moves", DEADLINE
+    )
     tp_size: int = setting(1, "GPUs over which one server's weights are split", COUNT)
     context_length: int | None = setting(None, "prompt + completion; null: the model's own", COUNT)
     mem_fraction_static: float = setting(

@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster import VitalProcesses, ray_cluster
-from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor, server_names
+from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
 from actors.dataset import load_records
+from actors.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
 from actors.health_monitor import HealthMonitorActor
 from actors.pulse import CrashLoop, Pulse
 from actors.reward_pool import RewardPool
@@ -120,6 +122,7 @@ class Launch:
         self._hardware = find_hardware()
         self._events = EventTail(paths.events, attempt)
         self._actors: list[Any] = []
+        self._servers: dict[str, Any] = {}
         self._trainer: Any = None
         self._monitor: Any = None
         self._look: ray.ObjectRef[Snapshot] | None = None
@@ -163,10 +166,8 @@ class Launch:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
         config = self._config
         self._screen.milestone(f"starting {config.sglang.n_servers} SGLang server(s) and the trainer")
-        for index, name in enumerate(server_names(config)):
-            gpus = config.sglang.gpu_fraction * config.sglang.tp_size if self._on_gpu(config.sglang.device) else 0
-            options = {"name": name, "num_cpus": config.sglang.num_cpus, "num_gpus": gpus}
-            self._new(SGLangServer, options, config, self._paths, index, self._server_entry)
+        for name in server_names(config):
+            self._servers[name] = self._new_server(name, num_cpus=config.sglang.num_cpus)
         gpus = config.actor.gpu_fraction if self._on_gpu(config.actor.device) else 0
         options = {"name": TRAINER, "num_cpus": config.actor.num_cpus, "num_gpus": gpus}
         self._trainer = self._new(Trainer, options, config, self._paths, self._attempt, has_monitor=True)
@@ -184,6 +185,25 @@ class Launch:
             shares_gpu=self._on_gpu(config.sglang.device) and self._on_gpu(config.actor.device),
             book=MemoryBook.of(config, self._paths.fileroot, self._hardware),
         )
+
+    def _new_server(self, name: str, *, num_cpus: float) -> Any:
+        config = self._config
+        gpus = config.sglang.gpu_fraction * config.sglang.tp_size if self._on_gpu(config.sglang.device) else 0
+        options = {"name": name, "num_cpus": num_cpus, "num_gpus": gpus}
+        return self._new(SGLangServer, options, config, self._paths, index_of(name), self._server_entry)
+
+    def _follow(self, event: Mapping[str, object]) -> None:
+        """The fleet as the Coordinator has it: who joins is made here, so that it ends with the run as the others do.
+
+        A local cluster has the CPUs that the run began with; they are bookkeeping, and one more is not counted.
+        """
+        name = str(event.get("subject"))
+        if event.get("event") == JOIN_ASKED and name not in self._servers:
+            cpus = 0 if self._config.cluster.address == "local" else self._config.sglang.num_cpus
+            self._servers[name] = self._new_server(name, num_cpus=cpus)
+        elif event.get("event") == LEFT and (actor := self._servers.pop(name, None)) is not None:
+            self._actors.remove(actor)
+            ray.kill(actor)
 
     def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         self._actors.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))
@@ -240,6 +260,7 @@ class Launch:
     def _show(self, *, wait: bool = False) -> None:
         """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view."""
         for event in self._events.new_events():
+            self._follow(event)
             if line := tell(event):
                 self._screen.milestone(line)
             if alert := alert_of(event):

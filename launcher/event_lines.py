@@ -54,6 +54,9 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "server.ready": _unless_of_an_incident(
         lambda e: f"{e.get('subject')} READY, weight_version {e.get('weight_version')}"
     ),
+    "server.join_asked": lambda e: f"{e.get('subject')} joins: {_reason(e)}",
+    "server.leave_asked": lambda e: f"{e.get('subject')} leaves: {_reason(e)}",
+    "server.left": lambda e: f"{e.get('subject')} has left; {e.get('moved')} of its requests moved",
     "server.slow": lambda e: f"{e.get('subject')} is slow: {_reason(e)}",
     "server.pace_back": lambda e: f"{e.get('subject')} is no longer slow",
     "gate.waiting": lambda e: f"the trainer waits at the gate: {_reason(e)}",

@@ -176,9 +176,10 @@ class TrainerView:
 
     `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
     `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
-    `in_flight`: the requests that each is answering. `is_at_gate`: it waits for the HealthMonitor. `progress`: any
-    number that changes while it gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were
-    turned away since the last step. `slow`: servers that live and are slow, with the reason.
+    `in_flight`: the requests that each is answering; `loading`: those that the trainer itself is sending weights,
+    perhaps beside a step. `is_at_gate`: it waits for the HealthMonitor. `progress`: any number that changes while it
+    gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were turned away since the last
+    step. `slow`: servers that live and are slow, with the reason.
     """
 
     pid: int
@@ -201,6 +202,7 @@ class TrainerView:
     weights: PublishedWeights | None = None
     servers: tuple[ServerInfo, ...] = ()
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    loading: tuple[str, ...] = ()
     slow: Mapping[str, str] = field(default_factory=dict)
     evals: tuple[EvalReport, ...] = ()
 

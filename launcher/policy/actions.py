@@ -67,6 +67,21 @@ class AbandonServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinServer:
+    """Take a server into the fleet that was asked to join: from then on it is started and mended as the others."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveServer:
+    """Take a server out of traffic, let what it is at end or move, stop it, and forget it."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWeights:
     """Send a server the trainer's newest weights; from then on each publish includes it.
 
@@ -104,6 +119,8 @@ Action = (
     | CondemnCheckpoints
     | RestartServer
     | AbandonServer
+    | JoinServer
+    | LeaveServer
     | LoadWeights
     | AdmitServer
     | Halt

@@ -157,7 +157,7 @@ def _of_trainer(seen: Observed) -> list[Trouble]:
 
 def _of_weights(seen: Observed, attempts: Sequence[Attempt]) -> list[Trouble]:
     """A server that has lost its weights, though nobody restored the trainer: the pool or the publisher found it."""
-    names = {server.name for server in seen.servers if not is_dead(server)}
+    names = {server.name for server in seen.servers if not is_dead(server)} - seen.newcomers
     return [
         Trouble(cause=attempt.cause, subject=attempt.subject, reason="it does not hold the trainer's weights")
         for attempt in attempts

@@ -37,9 +37,11 @@ def mend_servers(draft: Draft) -> None:
     for server in draft.seen.servers:
         if draft.halt_reason or draft.does(RestartServer, server.name) or server.state is ServerState.STOPPED:
             continue
+        if server.name in draft.seen.leaving:
+            continue  # it goes as it is
         if is_dead(server):
             _repair(draft, server, _cause_of_death(server))
-        elif draft.does(LoadWeights, server.name) or draft.does(AdmitServer, server.name):
+        elif server.is_loading or draft.does(LoadWeights, server.name) or draft.does(AdmitServer, server.name):
             continue  # its outcome is not known: the next rung would be a guess
         elif server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS:
             _repair(draft, server, server.verdict.cause)
@@ -91,6 +93,8 @@ def _cause_of_death(server: ServerFacts) -> Cause:
 
 def _may_work(draft: Draft, server: ServerFacts) -> bool:
     """It lives, is being restarted, or has restarts of its own left."""
+    if server.name in draft.seen.leaving:
+        return False
     if not is_dead(server) or draft.does(RestartServer, server.name):
         return server.state is not ServerState.STOPPED
     own = draft.next_repair(_cause_of_death(server), server.name, progress_at=server.progress_at, without=OF_ALL)

@@ -6,7 +6,8 @@ Coordinator that was killed knows after one look what its predecessor knew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from launcher.messages import Incident, RunWord, ServerState, Verdict
 from launcher.policy.actions import Action
@@ -24,7 +25,8 @@ class ServerFacts:
     `lineage`: how many restores lay behind the trainer's weights when it got its own. After a restore the same
     version numbers are used again for other weights, so a server that slept through one could pass for current.
     `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
-    never completed before, with tokens of this server.
+    never completed before, with tokens of this server. `is_loading`: the trainer is sending it weights by itself, within
+    a deadline; one that is behind meanwhile is nobody's to mend.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ServerFacts:
     lineage: int | None = None
     ran_out: RanOut | None = None
     progress_at: float | None = None
+    is_loading: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,9 @@ class Observed:
     yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `ending`: the word with which the run is being shut down. `is_stopped`: nothing of it is left running.
-    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain.
+    `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `joining`, `leaving`: servers that were
+    asked to join, and those that were asked to leave and have not left, with the reason. `newcomers`: those that joined
+    and have not served yet; that one of them has no weights is no incident.
     """
 
     state: RunState
@@ -82,6 +87,9 @@ class Observed:
     ending: RunWord | None = None
     is_stopped: bool = False
     monitor_silent_s: float = 0.0
+    joining: tuple[str, ...] = ()
+    leaving: Mapping[str, str] = field(default_factory=dict)
+    newcomers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
               damaged ─► pause ─► condemn, restore ─► (paused) ─┤
               verifier broken ─► pause, wait, at last halt      │
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
+    fleet     asked to join ─► start ─► as a dead one; asked to leave ─► leaves, when another one serves
 
 Each plan holds only what can be done from here; what follows from its success is in the next plan, made from the
 next look. So the same look gives the same plan, an action that failed is simply due again (its budget in
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from launcher.config import RunConfig
 from launcher.messages import Cause, Health, RunWord, ServerState
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.mend_fleet import mend_fleet
 from launcher.policy.mend_servers import is_current, is_dead, mend_servers
 from launcher.policy.mend_trainer import damage_stands, mend_trainer
 from launcher.policy.observed import Observed, Plan
@@ -40,6 +42,7 @@ def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: flo
     draft = Draft(seen=seen, history=history, config=config, now=now)
     mend_trainer(draft)
     mend_servers(draft)
+    mend_fleet(draft)
     _hold_or_resume(draft)
     if draft.halt_reason:
         return _end(seen, Halt(reason=draft.halt_reason))

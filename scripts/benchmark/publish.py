@@ -11,7 +11,8 @@ from actors.live_rollouts import LoopThread
 from actors.policy_model import PolicyModel, torch_dtype
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
-from actors.weight_publisher import WeightFolders, WeightPublisher
+from actors.weight_folders import WeightFolders
+from actors.weight_publisher import WeightPublisher
 from launcher.config import RunConfig
 from launcher.memory_states import MEMORY_BACKED
 from launcher.messages import ServerInfo

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.server_pool import ServerPool
+from actors.server_pool import Moved, ServerPool
 from launcher.errors import RolloutError
 from launcher.messages import ServerInfo, ServerState
 
@@ -169,3 +169,93 @@ def test_a_lower_limit_lets_fewer_in():
         return await waiting
 
     assert asyncio.run(scenario()) == "server-0"
+
+
+# ── affinity ──
+
+
+def test_a_prompt_comes_back_to_the_server_that_has_its_prefix_and_not_after_new_weights_or_a_restart():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        async with servers.lease(0, samples=2):  # server-0 is busy: the prompt goes to the other
+            first = await leased(servers, 0, prompt="p", samples=2)
+        async with servers.lease(0, samples=1, prompt="q"), servers.lease(0, samples=1), servers.lease(0, samples=1):
+            again = await leased(servers, 0, prompt="p", samples=2)
+        async with servers.lease(0, samples=1, prompt="p"):  # its home has one in flight, the other none
+            await servers.confirm("server-0", 1)
+            await servers.confirm("server-1", 1)
+            after_update = await leased(servers, 1, prompt="p")
+        await servers.update([server("server-1", 1, generation=1, version=1)])
+        among_equals = await leased(servers, 1, prompt="p")
+        return first, again, after_update, among_equals
+
+    assert asyncio.run(scenario()) == ("server-1", "server-1", "server-0", "server-0")
+
+
+def test_what_an_earlier_life_has_in_flight_is_no_load_of_the_next_and_is_not_given_back_to_it():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        async with servers.lease(0, samples=9) as old, servers.lease(0, samples=8):
+            assert old.name == "server-0"
+            await servers.update([server("server-0", 0, generation=1)])
+            async with servers.lease(0, samples=8) as first:
+                second = await leased(servers, 0, samples=1)
+        return first.name, second, servers.in_flight()
+
+    assert asyncio.run(scenario()) == ("server-0", "server-0", {"server-0": 0, "server-1": 0})
+
+
+# ── leaving ──
+
+
+def test_a_server_that_leaves_ends_what_it_is_at_and_is_forgotten():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        answered = asyncio.Event()
+
+        async def ask():
+            async with servers.lease(0) as leased_one:
+                return await servers.unless_moved(leased_one, answered.wait()), leased_one.name
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(servers.drain("server-0", within_s=HOLD_S))
+        await asyncio.sleep(0)
+        others = {await leased(servers, 0) for _ in range(3)}
+        assert not leaving.done()
+        answered.set()
+        return await asking, others, await leaving, [one.name for one in servers.servers()], servers.in_flight()
+
+    assert asyncio.run(scenario()) == ((True, "server-0"), {"server-1"}, 0, ["server-1"], {"server-1": 0})
+
+
+def test_what_a_leaving_server_does_not_end_in_time_moves():
+    async def scenario():
+        servers = pool()
+        await servers.update([server("server-0", 0), server("server-1", 1)])
+        cancelled = []
+
+        async def never():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(True)
+
+        async def ask():
+            async with servers.lease(0) as leased_one:
+                await servers.unless_moved(leased_one, never())
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        moved = await servers.drain("server-0", within_s=0.01)
+        with pytest.raises(Moved):
+            await asking
+        await servers.suspect("server-0", "late word of one that left")
+        await servers.mark_stale("server-0", "late word of one that left")
+        await servers.confirm("server-0", 0)
+        return moved, cancelled, [one.name for one in servers.servers()]
+
+    assert asyncio.run(scenario()) == (1, [True], ["server-1"])

@@ -1,18 +1,24 @@
 """New weights reach every server that takes them, and only those that confirmed get traffic."""
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 
 import pytest
 import torch
 
+from actors import weight_publisher
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
-from actors.weight_publisher import WeightFolders, WeightPublisher
+from actors.weight_folders import WeightFolders
+from actors.weight_publisher import WeightPublisher
 from launcher.errors import WeightsRefused
 from launcher.messages import ServerInfo, ServerState
 from tests import stand_in_server
 from tests.unit.test_rollout import fault
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -102,3 +108,104 @@ def test_a_full_memory_leaves_nothing_half_written_and_names_the_way_out(tmp_pat
     with pytest.raises(WeightsRefused, match=r"No space left[\s\S]*weight_update_mode"):
         folders.write(1)
     assert list((tmp_path / "w").iterdir()) == []
+
+
+# ── one that stalls ──
+
+
+@contextlib.asynccontextmanager
+async def publishing_to(urls, folders, *, timeout_s):
+    """A publisher, and its pool of READY servers at version 0."""
+    async with SGLangClient() as client:
+        pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=DEADLINE_S)
+        await pool.update(
+            ServerInfo(name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
+            for i, url in enumerate(urls)
+        )
+        publisher = WeightPublisher(
+            client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}, tp_size=1, timeout_s=timeout_s
+        )
+        yield publisher, pool
+        await publisher.close()
+
+
+async def until(holds):
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def word(pool):
+    return [(s.state, s.weight_version) for s in pool.servers()]
+
+
+STALLS = {"kind": "slow", "path": "/update_weights_from_disk", "times": 1, "seconds": 10_000}
+
+
+def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_whole_deadline(servers, tmp_path, monkeypatch):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            async with asyncio.timeout(DEADLINE_S):  # far below the server's own
+                await publisher.publish(1)
+            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+            assert publisher.loading() == ("server-0",)
+            async with pool.lease(1) as leased:
+                assert leased.name == "server-1", "traffic starts"
+            monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
+            async with asyncio.timeout(DEADLINE_S):  # it is not waited for again
+                for version in range(2, 6):
+                    await publisher.publish(version)
+            assert (tmp_path / "w" / "v1").is_dir(), "it may still be reading that"
+            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 5)]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_late_gets_the_newest_next_and_then_traffic(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS | {"seconds": 4})
+            await publisher.publish(1)
+            await publisher.publish(2)
+            assert word(pool)[0] == (ServerState.STALE, 0)
+            await until(lambda: word(pool) == [(ServerState.READY, 2)] * 2)
+            await until(lambda: publisher.loading() == ())
+
+    asyncio.run(scenario())
+
+
+def test_one_that_misses_its_deadline_stays_stale_with_the_reason_and_is_somebody_elses_to_mend(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            await publisher.publish(1)
+            await until(lambda: publisher.loading() == ())
+            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+            assert "no answer within 2 s" in pool.servers()[0].reason
+
+    asyncio.run(scenario())
+
+
+def test_a_restore_ends_what_is_still_loading(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            await publisher.publish(1)
+            await publisher.begin(2)
+            await publisher.publish(1)
+            assert pool.servers()[1].lineage == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_a_life_that_is_over_was_sent_says_nothing_of_the_next(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            await publisher.publish(1)
+            await pool.update([dataclasses.replace(pool.servers()[0], generation=1, state=ServerState.READY)])
+            await until(lambda: publisher.loading() == ())
+            assert word(pool)[0] == (ServerState.READY, 0)
+
+    asyncio.run(scenario())

@@ -1,0 +1,52 @@
+"""Which of the servers that may answer gets a request: the least loaded, unless one has the prompt's prefix cached.
+
+Samples of one prompt travel in one request, so affinity matters for what comes after it: the samples still missing, a
+prompt that was given back. Those find their prefix in the cache of the server that was asked before, as long as it is
+the same life at the same weights (new weights empty the cache); that one is *warm*. A server that had the prompt in an
+earlier epoch has nothing of it in its cache: it is preferred among equals only.
+
+A server that comes back begins with nothing in flight, so that it is given work until it has as much as the least
+loaded of the others, and then no more than its turn: never ahead of them by more than one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WARM_IS_WORTH = 1.0
+"""So many requests of the same size may be in flight on the warm server beyond the least loaded one's, before the
+prompt goes elsewhere: what a warm prefix saves is at most the prefill of one prompt, what a queue costs is decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One server that may answer. `samples` in flight there; `is_warm`, `is_home`: see the module.
+
+    `is_avoided`: it has just failed at this very request.
+    """
+
+    name: str
+    index: int
+    samples: int
+    is_warm: bool = False
+    is_home: bool = False
+    is_avoided: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    name: str
+    reason: str
+
+
+def route(candidates: Sequence[Candidate], *, samples: int) -> Route | None:
+    """Where a request of so many `samples` goes; None where nobody may answer."""
+    if not candidates:
+        return None
+    willing = [one for one in candidates if not one.is_avoided] or list(candidates)
+    least = min(willing, key=lambda one: (one.samples, not one.is_home, one.index))
+    warm = [one for one in willing if one.is_warm and one.samples <= least.samples + WARM_IS_WORTH * samples]
+    if warm:
+        return Route(name=warm[0].name, reason="its cache holds the prefix")
+    return Route(name=least.name, reason="it had the prompt before, and is as free" if least.is_home else "least loaded")
