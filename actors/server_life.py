@@ -18,7 +18,7 @@ from actors.guarded_process import Ended, GuardedProcess, Launch
 from actors.server_door import VARIABLE
 from actors.server_log import decisive_lines, last_line, tail
 from actors.sglang_client import Sampling, SGLangClient
-from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, choose_port, command, environment, limited, url
+from actors.sglang_command import CPU_ENTRY, GPU_ENTRY, Span, choose_port, command, environment, limited, url
 from launcher.config import SGLangConfig
 from launcher.errors import RequestFailed, ServerError
 from launcher.hardware import device_for, find_hardware
@@ -39,7 +39,8 @@ SHARED_MEMORY = "/dev/shm/sglang_"
 class ServerSpec:
     """What stays the same over all lives of one server. `entry` is the command in SGLang's place, for tests.
 
-    `keys` is the file of the keys that it takes (launcher/run_keys.py); the server reads it itself.
+    `keys` is the file of the keys that it takes (launcher/run_keys.py); the server reads it itself. `span`: the part of
+    a server over several nodes that this is.
     """
 
     index: int
@@ -49,6 +50,7 @@ class ServerSpec:
     setup_timeout_s: float
     gpu_ids: tuple[str, ...] = ()
     entry: tuple[str, ...] | None = None
+    span: Span | None = None
 
     @property
     def name(self) -> str:
@@ -94,6 +96,7 @@ class ServerLife:
             model_path=model,
             weight_version=weight_version,
             port=port,
+            span=spec.span,
         )
         log_start = _mark(spec.log, generation, words)
         scratch = (

@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config import SGLangConfig
@@ -24,6 +25,18 @@ SEEDS_BETWEEN_LIVES = 1009
 """A restarted server must not draw the same samples again; larger than any number of servers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Which part of a server over several nodes: `address` is where its ranks meet, `host:port` on the first node.
+
+    SGLang divides the ranks evenly over the nodes, in their order; only the first node serves.
+    """
+
+    n_nodes: int
+    node_rank: int
+    address: str
+
+
 def command(
     config: SGLangConfig,
     *,
@@ -34,6 +47,7 @@ def command(
     model_path: str,
     weight_version: int,
     port: int,
+    span: Span | None = None,
 ) -> list[str]:
     """`entry` and SGLang's arguments; those in `sglang.extra_args` come last, so they win."""
     options: dict[str, object] = {
@@ -44,6 +58,7 @@ def command(
         "load-format": "safetensors",  # `auto` also takes *.bin, which is unpickled
         "dtype": config.dtype,
         "tp-size": config.tp_size,
+        "dp-size": config.dp_size,
         "random-seed": config.random_seed + index + SEEDS_BETWEEN_LIVES * generation,
         "context-length": config.context_length,
         "max-running-requests": config.max_running_requests,
@@ -55,6 +70,10 @@ def command(
         "enable-metrics": True,
         "skip-server-warmup": True,  # it begins with a sleep; the generation that makes a server READY replaces it
     }
+    if span is not None:
+        options |= {"nnodes": span.n_nodes, "node-rank": span.node_rank, "dist-init-addr": span.address}
+        if span.node_rank > 0:
+            options["enable-metrics"] = None  # on a port that SGLang opens there without keys, for a health check
     options |= {key.replace("_", "-"): value for key, value in config.extra_args.items()}
     return [*entry, *(word for key, value in options.items() for word in _words(key, value))]
 
@@ -129,6 +148,15 @@ def choose_port(config: SGLangConfig, index: int) -> int:
                 "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",
             )
         return int(port)
+
+
+def meeting_address(host: str) -> str:
+    """`host` and a port of it that is free now, where the ranks of a server meet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.bind((host, 0))
+        port = int(trial.getsockname()[1])
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def url(config: SGLangConfig, port: int) -> str:

@@ -20,6 +20,7 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -28,6 +29,7 @@ from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet, raylet_pid
 from actors.server_life import ServerLife, ServerSpec, exit_words
 from actors.sglang_client import SGLangClient
+from actors.spanning_life import OtherSeats, SpanningLife
 from launcher.config import RunConfig, SGLangConfig
 from launcher.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
 from launcher.messages import Overrides, ServerExit, ServerInfo, ServerState
@@ -46,9 +48,12 @@ class SGLangProcess:
     Used on one asyncio loop.
     """
 
-    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...]) -> None:
+    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], seats: OtherSeats | None = None) -> None:
+        """`seats`: of the other nodes, where the server spans several."""
         self._spec = spec
         self._owners = owners
+        self._launch_life = ServerLife.launch if seats is None else partial(SpanningLife.launch_over, seats)
+        self._seats = seats
         self._info = ServerInfo(name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED)
         self._launch: asyncio.Task[ServerLife] | None = None
         self._ready: asyncio.Task[ServerInfo] | None = None
@@ -121,6 +126,8 @@ class SGLangProcess:
             await asyncio.wait([self._launch])
             if self._launch.exception() is None:
                 await self._launch.result().end()
+        if self._seats is not None:  # an earlier process of this actor may have started them
+            await self._seats.stop()
         self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
         return self._info
 
@@ -132,7 +139,7 @@ class SGLangProcess:
         try:
             if earlier is not None and earlier.exception() is None:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
-            life = await ServerLife.launch(
+            life = await self._launch_life(
                 self._spec,
                 self._owners,
                 generation=generation,
@@ -209,7 +216,15 @@ class SGLangServer:
     All methods are coroutines on one loop, so `info` answers whatever else is under way.
     """
 
-    def __init__(self, config: RunConfig, paths: RunPaths, index: int, entry: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        index: int,
+        entry: tuple[str, ...] | None = None,
+        seats: tuple[Any, ...] = (),
+    ) -> None:
+        """`seats`: the actors of the other nodes, where it spans several."""
         die_with_raylet()
         self._config = config
         spec = ServerSpec(
@@ -222,7 +237,11 @@ class SGLangServer:
             entry=entry,
         )
         owners = [os.getpid(), raylet_pid()]
-        self._process = SGLangProcess(spec, owners=tuple(pid for pid in owners if pid is not None))
+        self._process = SGLangProcess(
+            spec,
+            owners=tuple(pid for pid in owners if pid is not None),
+            seats=OtherSeats.of(seats),
+        )
 
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None

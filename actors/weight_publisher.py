@@ -178,7 +178,9 @@ class WeightPublisher:
 
         Call it while the weights stand still. Raises WeightsRefused.
         """
-        return self._from_disk(version) if self._folders is not None else self._tensors(_copies(self._weights()), version)
+        return (
+            self._from_disk(version) if self._folders is not None else self._tensors(_copies(self._weights()), version)
+        )
 
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
         """Send what was prepared to one server, which stays without traffic until it is admitted.

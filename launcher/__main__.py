@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 import hydra
 from omegaconf import DictConfig
-from rich.console import Console
 
 from launcher.checks import check, find_notes
 from launcher.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
@@ -25,7 +24,7 @@ from launcher.hardware import Hardware, find_hardware, planned_hardware
 from launcher.messages import EXIT_CODES, RunWord
 from launcher.missing_files import find_shape
 from launcher.plan import make_plan
-from launcher.plan_view import show
+from launcher.plan_view import plan_console, show
 from launcher.preflight import find_missing, preflight
 from launcher.sweep import hydra_plugin
 from launcher.sweep.command import ReadTrial, candidates_of, run_sweep
@@ -134,16 +133,24 @@ def launch(config: RunConfig) -> int:
     if config.dry_run:
         _show_plan(config, hardware)
         return 0
-    preflight(config, hardware, make_plan(config, hardware, find_shape(config)))
+    hardware, shape = of_the_run(config, hardware), find_shape(config)
+    plan = make_plan(config, hardware, shape)
+    preflight(config, hardware, plan)
+    show(config, plan, plan_console())
     from launcher.driver import run
 
     return run(config)
 
 
-def _show_plan(config: RunConfig, hardware: Hardware) -> None:
-    shape = find_shape(config)
-    show(config, make_plan(config, planned_hardware(config, hardware), shape), Console())
-    for missing in find_missing(config, hardware, make_plan(config, hardware, shape)):
+def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
+    """What a run is judged by before it starts: this machine; of a cluster elsewhere, what `hardware.*` says of it."""
+    return found if config.cluster.address == "local" else planned_hardware(config, found)
+
+
+def _show_plan(config: RunConfig, found: Hardware) -> None:
+    shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
+    show(config, make_plan(config, planned, shape), plan_console())
+    for missing in find_missing(config, judged, make_plan(config, judged, shape)):
         print(f"missing here: {missing}", file=sys.stderr)
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from launcher.config import DatasetConfig, FreqConfig, RunConfig
 from launcher.errors import ConfigError
 from launcher.listening import is_everywhere
-from launcher.placement import describe_booking, gpus_needed
+from launcher.placement_checks import find_misplaced
 from launcher.settings import settings_of, value_of
 from launcher.supervision_checks import find_contradictions
 
 ARGUMENTS_OF_OURS = frozenset(
     {
-        *("model_path", "dtype", "device", "tp_size", "context_length", "mem_fraction_static", "max_total_tokens"),
-        *("max_running_requests", "random_seed", "attention_backend", "host", "port", "log_level"),
-        *("weight_version", "enable_metrics"),
+        *("model_path", "dtype", "device", "tp_size", "dp_size", "context_length", "mem_fraction_static"),
+        *("max_total_tokens", "max_running_requests", "random_seed", "attention_backend", "host", "port", "log_level"),
+        *("weight_version", "enable_metrics", "nnodes", "node_rank", "dist_init_addr"),
     }
 )
 """SGLang arguments that a named setting or the launcher itself gives: in `extra_args` one of the two would be lost."""
@@ -60,11 +60,13 @@ def find_problems(config: RunConfig) -> list[Problem]:
         *_data(config.train_dataset, "train_dataset"),
         *_data(config.valid_dataset, "valid_dataset"),
         *_timeouts(config),
-        *_gpus(config),
         *_servers(config),
         *_doors(config),
         *_evaluation(config),
-        *(Problem(key=key, given=given, allowed=allowed) for key, given, allowed in find_contradictions(config)),
+        *(
+            Problem(key=key, given=given, allowed=allowed)
+            for key, given, allowed in (*find_misplaced(config), *find_contradictions(config))
+        ),
     ]
 
 
@@ -182,37 +184,13 @@ def _timeouts(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _gpus(config: RunConfig) -> Iterator[Problem]:
-    """Only where the number of GPUs is given; else it is a question to the machine (`launcher.preflight`)."""
-    sglang, per_node = config.sglang, config.cluster.n_gpus_per_node
-    devices = (sglang.device, config.actor.device)
-    if sglang.tp_size > 1 and sglang.gpu_fraction != 1:
-        yield Problem(
-            key="sglang.gpu_fraction",
-            given=sglang.gpu_fraction,
-            allowed=f"1 with sglang.tp_size={sglang.tp_size}: a server over several GPUs books them whole",
-        )
-    elif per_node is None or (per_node == 0 and "cuda" not in devices):
-        return
-    elif sglang.tp_size > max(1, per_node):
-        yield Problem(key="sglang.tp_size", given=sglang.tp_size, allowed=f"at most cluster.n_gpus_per_node={per_node}")
-    elif (
-        needed := gpus_needed(config, servers_on=devices[0], trainer_on=devices[1])
-    ) > per_node * config.cluster.n_nodes:
-        yield Problem(
-            key="cluster.n_gpus_per_node",
-            given=per_node,
-            allowed=f"{needed} GPUs are booked: {describe_booking(config)}; to share one, "
-            "sglang.gpu_fraction and actor.gpu_fraction must sum to at most 1",
-        )
-
-
 def _servers(config: RunConfig) -> Iterator[Problem]:
     sglang = config.sglang
     if sglang.device == "cpu":
         yield from token_pool_on_cpu(config)
-    if sglang.device == "cpu" and sglang.tp_size > 1:
-        yield Problem(key="sglang.tp_size", given=sglang.tp_size, allowed="1 with sglang.device=cpu")
+    for key in ("tp_size", "dp_size"):
+        if sglang.device == "cpu" and (size := getattr(sglang, key)) > 1:
+            yield Problem(key=f"sglang.{key}", given=size, allowed="1 with sglang.device=cpu")
     if sglang.port is not None and sglang.port + sglang.n_servers - 1 > 65535:
         yield Problem(
             key="sglang.port",

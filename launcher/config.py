@@ -50,7 +50,7 @@ FOLDER_NAME = Matching(
 @dataclass
 class ClusterConfig:
     fileroot: str = setting("outputs/grpo", "folder under which checkpoints and logs of all runs stand")
-    n_nodes: int = setting(1, "machines of the run", COUNT)
+    n_nodes: int = setting(1, "machines of the run; of a running cluster, so many must be there", COUNT)
     n_gpus_per_node: int | None = setting(
         None, "GPUs of each machine that the run may book; null: as many as are found", NATURAL
     )
@@ -59,6 +59,10 @@ class ClusterConfig:
         "a running Ray cluster, or `local` for one of the run's own",
         Matching(r"local|auto|[^\s:/]+:\d{1,5}", "local, auto, or ip:port"),
     )
+    placement: str = setting(
+        "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))
+    )
+    placement_timeout: float = setting(60.0, "the cluster must have room for the whole run by then", DEADLINE)
 
 
 @dataclass
@@ -114,6 +118,7 @@ class SGLangConfig:
         60.0, "a server that is taken out of the run ends its requests until then; what it has not moves", DEADLINE
     )
     tp_size: int = setting(1, "GPUs over which one server's weights are split", COUNT)
+    dp_size: int = setting(1, "copies of the weights behind one server's address, each over tp_size GPUs", COUNT)
     context_length: int | None = setting(None, "prompt + completion; null: the model's own", COUNT)
     mem_fraction_static: float = setting(
         0.8, "share of the GPU's free memory for weights and KV cache; not used on the CPU", FRACTION
@@ -172,6 +177,7 @@ class ActorConfig:
     path: str = setting(MISSING, "the model that learns: Hugging Face name or folder")
     dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
     device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
+    dp_size: int = setting(1, "trainer ranks: FSDP2 over so many GPUs (NCCL) or CPU processes (gloo)", COUNT)
     attn_implementation: str = setting("sdpa", "as transformers names it")
     gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)
@@ -267,10 +273,13 @@ class StatsLoggerConfig:
 
 @dataclass
 class HardwareConfig:
-    """The machine to plan for. Given, a dry run plans for a machine that isn't this one."""
+    """The machine to plan for, each node of a cluster being one. Given `gpu_memory_gib`, a dry run plans for a machine
+    that isn't this one: `cluster.n_nodes` of them with `cluster.n_gpus_per_node` GPUs."""
 
     gpu_name: str | None = setting(None, "null: as found")
     gpu_memory_gib: float | None = setting(None, "memory of one GPU; null: as found", POSITIVE)
+    n_cpus_per_node: int | None = setting(None, "CPUs of each machine; null: as found", COUNT)
+    memory_gib_per_node: float | None = setting(None, "host memory of each machine; null: as found", POSITIVE)
 
 
 @dataclass

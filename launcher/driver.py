@@ -27,14 +27,16 @@ from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
 from actors.dataset import load_records
 from actors.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
 from actors.health_monitor import HealthMonitorActor
+from actors.placed import Placed
 from actors.pulse import CrashLoop, Pulse
 from actors.reward_pool import RewardPool
+from actors.sglang_seat import SGLangSeat
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError
 from launcher.event_lines import EventTail, alert_of, tell
-from launcher.hardware import device_for, find_hardware
+from launcher.hardware import find_hardware
 from launcher.interrupts import Interrupts
 from launcher.journal import Journal
 from launcher.memory_book import MemoryBook
@@ -123,6 +125,7 @@ class Launch:
         self._events = EventTail(paths.events, attempt)
         self._actors: list[Any] = []
         self._servers: dict[str, Any] = {}
+        self._placed: Placed | None = None
         self._trainer: Any = None
         self._monitor: Any = None
         self._look: ray.ObjectRef[Snapshot] | None = None
@@ -152,7 +155,8 @@ class Launch:
         return outcome
 
     def _supervised(self) -> Outcome:
-        cpus = self._config.sglang.n_servers * self._config.sglang.num_cpus + self._config.actor.num_cpus
+        sglang, actor = self._config.sglang, self._config.actor
+        cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
         with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
             self._interrupts.listen_again()
             try:
@@ -165,12 +169,13 @@ class Launch:
     def _create(self) -> Any:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
         config = self._config
+        placed = self._placed = self._place()
         self._screen.milestone(f"starting {config.sglang.n_servers} SGLang server(s) and the trainer")
         for name in server_names(config):
-            self._servers[name] = self._new_server(name, num_cpus=config.sglang.num_cpus)
-        gpus = config.actor.gpu_fraction if self._on_gpu(config.actor.device) else 0
-        options = {"name": TRAINER, "num_cpus": config.actor.num_cpus, "num_gpus": gpus}
-        self._trainer = self._new(Trainer, options, config, self._paths, self._attempt, has_monitor=True)
+            self._servers[name] = self._new_server(name)
+        ranks = {"rank_options": placed.further_ranks()} if config.actor.dp_size > 1 else {}
+        options = placed.options(TRAINER)
+        self._trainer = self._new(Trainer, options, config, self._paths, self._attempt, has_monitor=True, **ranks)
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
         monitor = {"name": MONITOR, **watchers}
         self._monitor = self._new(HealthMonitorActor, monitor, config, self._paths, self._attempt)
@@ -181,26 +186,37 @@ class Launch:
             self._paths,
             self._attempt,
             has_monitor=True,
-            on_gpu=self._on_gpu(config.sglang.device),
-            shares_gpu=self._on_gpu(config.sglang.device) and self._on_gpu(config.actor.device),
+            on_gpu=placed.servers_on_gpu,
+            shares_gpu=placed.shares_gpu,
             book=MemoryBook.of(config, self._paths.fileroot, self._hardware),
         )
 
-    def _new_server(self, name: str, *, num_cpus: float) -> Any:
-        config = self._config
-        gpus = config.sglang.gpu_fraction * config.sglang.tp_size if self._on_gpu(config.sglang.device) else 0
-        options = {"name": name, "num_cpus": num_cpus, "num_gpus": gpus}
-        return self._new(SGLangServer, options, config, self._paths, index_of(name), self._server_entry)
+    def _place(self) -> Placed:
+        """Book everything at once, and tell where it is."""
+        placed = Placed.book(self._config, is_stopped=lambda: self._interrupts.asked)
+        nodes = placed.nodes()
+        self._journal.record("run.placed", reason="the cluster has room for all of it", nodes=nodes)
+        for node in sorted(set(nodes.values()) if len(set(nodes.values())) > 1 else ()):
+            self._screen.line(f"on node {node}: {', '.join(name for name in nodes if nodes[name] == node)}")
+        return placed
+
+    def _new_server(self, name: str) -> Any:
+        """Its further seats first, where it spans nodes: it is told of them once, with its constructor."""
+        config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)
+        assert self._placed is not None
+        if not self._placed.has(name):
+            return self._new(SGLangServer, self._placed.options_of_a_joining(name, config), config, paths, index, entry)
+        seats = tuple(
+            self._new(SGLangSeat, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
+            for seat in self._placed.further_seats(index)
+        )
+        return self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats)
 
     def _follow(self, event: Mapping[str, object]) -> None:
-        """The fleet as the Coordinator has it: who joins is made here, so that it ends with the run as the others do.
-
-        A local cluster has the CPUs that the run began with; they are bookkeeping, and one more is not counted.
-        """
+        """The fleet as the Coordinator has it: who joins is made here, so that it ends with the run as others do."""
         name = str(event.get("subject"))
         if event.get("event") == JOIN_ASKED and name not in self._servers:
-            cpus = 0 if self._config.cluster.address == "local" else self._config.sglang.num_cpus
-            self._servers[name] = self._new_server(name, num_cpus=cpus)
+            self._servers[name] = self._new_server(name)
         elif event.get("event") == LEFT and (actor := self._servers.pop(name, None)) is not None:
             self._actors.remove(actor)
             ray.kill(actor)
@@ -208,9 +224,6 @@ class Launch:
     def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         self._actors.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))
         return self._actors[-1]
-
-    def _on_gpu(self, device: str) -> bool:
-        return device_for(device, self._hardware) == "cuda"
 
     # ── watch ──
 

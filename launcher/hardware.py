@@ -17,6 +17,7 @@ import pynvml
 
 from launcher.config import RunConfig
 from launcher.placement import gpus_needed
+from launcher.rooms import Node, node_name
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
@@ -34,13 +35,25 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """`memory` and `memory_free` are the host's in bytes, within the cgroup's limit; `no_gpu`: why there is none."""
+    """`memory` and `memory_free` are the host's in bytes, within the cgroup's limit; `no_gpu`: why there is none.
+
+    Of one node; `n_nodes` like it are described together (`hardware.*`), and found is one.
+    """
 
     gpus: tuple[Gpu, ...]
     cpus: int
     memory: int
     memory_free: int
     no_gpu: str = ""
+    n_nodes: int = 1
+    is_described: bool = False
+
+    def nodes(self, config: RunConfig) -> tuple[Node, ...]:
+        """As seats are placed on them. On a local cluster CPUs are no limit: Ray is told that there are enough."""
+        at_most = config.cluster.n_gpus_per_node
+        gpus = len(self.gpus) if at_most is None else min(len(self.gpus), at_most)
+        cpus = math.inf if config.cluster.address == "local" or not self.is_described else float(self.cpus)
+        return tuple(Node(name=node_name(number), gpus=gpus, cpus=cpus) for number in range(self.n_nodes))
 
 
 def find_hardware() -> Hardware:
@@ -60,16 +73,29 @@ def find_hardware() -> Hardware:
 def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
     """The machine to plan for: `hardware.*` where given, else as found.
 
-    Of a machine that is only described, the number of GPUs is `cluster.n_gpus_per_node`, or what the run needs.
+    Described are `cluster.n_nodes` nodes with `cluster.n_gpus_per_node` GPUs each, or with what the run needs on one.
     """
-    memory_gib = config.hardware.gpu_memory_gib
-    if memory_gib is None:
-        return found
-    memory = int(memory_gib * 2**30)
-    gpu = Gpu(name=config.hardware.gpu_name or "GPU", memory=memory, free=memory)
+    described = config.hardware
+    host = found.memory if described.memory_gib_per_node is None else int(described.memory_gib_per_node * 2**30)
+    cpus = found.cpus if described.n_cpus_per_node is None else described.n_cpus_per_node
+    if described.gpu_memory_gib is None:
+        if (host, cpus) == (found.memory, found.cpus):
+            return found
+        return dataclasses.replace(found, memory=host, cpus=cpus, n_nodes=config.cluster.n_nodes, is_described=True)
+    memory = int(described.gpu_memory_gib * 2**30)
+    gpu = Gpu(name=described.gpu_name or "GPU", memory=memory, free=memory)
     per_node = config.cluster.n_gpus_per_node
-    count = gpus_needed(config) if per_node is None else per_node * config.cluster.n_nodes
-    return dataclasses.replace(found, gpus=(gpu,) * count, no_gpu="")
+    if per_node is None:
+        per_node = math.ceil(gpus_needed(config) / config.cluster.n_nodes)
+    return dataclasses.replace(
+        found,
+        gpus=(gpu,) * per_node,
+        cpus=cpus,
+        memory=host,
+        no_gpu="" if per_node else "none is described (cluster.n_gpus_per_node=0)",
+        n_nodes=config.cluster.n_nodes,
+        is_described=True,
+    )
 
 
 def device_for(setting: str, hardware: Hardware) -> str:

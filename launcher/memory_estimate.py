@@ -42,7 +42,7 @@ def server_on_gpu(config: RunConfig, shape: ModelShape, gpu_memory: int) -> tupl
     sglang = config.sglang
     weights = shape.parameters * BYTES[sglang.dtype] // sglang.tp_size
     cache = kv_cache_bytes(config, shape, gpu_memory)
-    tokens = cache // (shape.kv_bytes_per_token(sglang.dtype) // sglang.tp_size)
+    tokens = cache // shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size)
     return (
         Item(what="weights", bytes=weights, how=_each(shape.parameters, BYTES[sglang.dtype], sglang.tp_size)),
         Item(
@@ -65,7 +65,7 @@ def kv_cache_bytes(config: RunConfig, shape: ModelShape, gpu_memory: int) -> int
     left = int(gpu_memory * sglang.mem_fraction_static) - shape.parameters * BYTES[sglang.dtype] // sglang.tp_size
     if sglang.max_total_tokens is None:
         return left
-    return min(left, sglang.max_total_tokens * shape.kv_bytes_per_token(sglang.dtype) // sglang.tp_size)
+    return min(left, sglang.max_total_tokens * shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size))
 
 
 def _server_working_bytes(gpu_memory: int) -> int:
@@ -90,19 +90,29 @@ def server_on_cpu(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
 
 
 def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
-    """The trainer: AdamW on float32 masters takes 16 bytes for each parameter (4 weights, 4 gradients, 8 moments;
-    Rajbhandari et al. 2020, "ZeRO", section 3.1), and bfloat16 arithmetic 2 more for its copy of the weights."""
+    """One rank of the trainer. AdamW on float32 masters takes 16 bytes for each parameter (4 weights, 4 gradients, 8
+    moments; Rajbhandari et al. 2020, "ZeRO", section 3.1), and bfloat16 arithmetic 2 more for its copy of the weights.
+
+    Over several ranks each of the three is divided by their number (ZeRO stage 3, which FSDP2's `fully_shard` is); the
+    copy is then made layer by layer, of what is gathered.
+    """
     actor, parameters = config.actor, shape.parameters
+    ranks = actor.dp_size
+    over = f" over {ranks} ranks" if ranks > 1 else ""
     items = [
-        Item(what="weights", bytes=4 * parameters, how=_each(parameters, 4)),
-        Item(what="gradients", bytes=4 * parameters, how=_each(parameters, 4)),
-        Item(what="optimizer", bytes=8 * parameters, how=_each(parameters, 8) + ", AdamW's two moments"),
+        Item(what="weights", bytes=4 * parameters // ranks, how=_each(parameters, 4) + over),
+        Item(what="gradients", bytes=4 * parameters // ranks, how=_each(parameters, 4) + over),
+        Item(what="optimizer", bytes=8 * parameters // ranks, how=_each(parameters, 8) + f"{over}, AdamW's moments"),
     ]
-    if actor.dtype != "float32":
+    if ranks > 1:
+        items.append(_gathered(actor, shape))
+    elif actor.dtype != "float32":
         items.append(Item(what=f"{actor.dtype} copy", bytes=2 * parameters, how=_each(parameters, 2)))
     if actor.kl_ctl > 0:
         reference = BYTES[config.ref.dtype]
-        items.append(Item(what="reference", bytes=reference * parameters, how=_each(parameters, reference)))
+        items.append(
+            Item(what="reference", bytes=reference * parameters // ranks, how=_each(parameters, reference) + over)
+        )
     tokens = f"{actor.mb_spec.max_tokens_per_mb:,} tokens"
     how = ", checkpointed" if actor.gradient_checkpointing else ""
     items.append(Item(what="activations", bytes=activation_bytes(actor, shape), how=tokens + how))
@@ -110,6 +120,15 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     process = Item(what="process", bytes=TRAINER_HOST_BYTES, how="torch, transformers, Ray; measured")
     context = Item(what="CUDA context", bytes=CUDA_CONTEXT_BYTES, how="usual")
     return (*items, context if on_gpu else process)
+
+
+def _gathered(actor: ActorConfig, shape: ModelShape) -> Item:
+    """What a rank holds whole for a while: the embeddings, the layer that computes and the one that is fetched, with
+    weights in the model's dtype and float32 gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is
+    gathered before it computes, the next one prefetched, and its gradients are reduced when it is done)."""
+    whole = shape.outside_layers + 2 * shape.layer
+    size = BYTES[actor.dtype] + 4
+    return Item(what="gathered", bytes=size * whole, how=_each(whole, size) + ", embeddings and two layers")
 
 
 def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:

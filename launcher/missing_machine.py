@@ -27,7 +27,7 @@ MEMORY_BACKED = Path("/dev/shm")
 
 
 def missing_gpus(config: RunConfig, hardware: Hardware, plan: Plan) -> Iterator[UsageError]:
-    """GPUs that are asked for by name and not there; on the CPU instead, the size of the token pool."""
+    """GPUs that are asked for by name and not there, or seats without room; on the CPU the size of the token pool."""
     devices = {"sglang.device": config.sglang.device, "actor.device": config.actor.device}
     asking = [f"{key}=cuda" for key, device in devices.items() if device == "cuda"]
     if asking and not hardware.gpus:
@@ -35,11 +35,8 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: Plan) -> Iterator[
             f"a GPU{_of_size(config, hardware, plan)}: {' and '.join(asking)}, but {hardware.no_gpu}",
             "run it on a machine with a GPU; conf=arithmetic_cpu shows the whole system without one",
         )
-    elif hardware.gpus and plan.gpus_needed > len(hardware.gpus):
-        yield ResourceError(
-            f"GPUs: {plan.gpus_needed} are booked and {len(hardware.gpus)} found",
-            "lower sglang.n_servers or sglang.tp_size, or let them share one: sglang.gpu_fraction, actor.gpu_fraction",
-        )
+    elif plan.shortage is not None:
+        yield plan.shortage
     if plan.devices[0] == "cpu" and config.sglang.device != "cpu":  # the latter was checked with the configuration
         for problem in token_pool_on_cpu(config):
             yield ConfigError(str(problem), "no GPU was found for sglang.device=auto")
@@ -56,7 +53,7 @@ def missing_memory(plan: Plan) -> Iterator[UsageError]:
         yield ResourceError(
             f"memory: {problem}",
             "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "
-            "the host's: sglang.max_total_tokens, sglang.n_servers",
+            "the host's: sglang.max_total_tokens, sglang.n_servers; the trainer's is divided by actor.dp_size",
         )
 
 

@@ -58,11 +58,16 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * self._layer + self.hidden
+        return self.outside_layers + self.layers * self.layer
 
     @property
-    def _layer(self) -> int:
+    def outside_layers(self) -> int:
+        """Parameters of the embeddings, the output and the last norm."""
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def layer(self) -> int:
+        """Parameters of one layer."""
         h, q, kv, i = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
         attention = h * q + 2 * h * kv + q * h
         if self.model_type == "qwen2":
@@ -77,6 +82,10 @@ class ModelShape:
     def kv_bytes_per_token(self, dtype: str) -> int:
         """One key and one value of every KV head in every layer."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BYTES[dtype]
+
+    def kv_bytes_on_each(self, dtype: str, tp_size: int) -> int:
+        """Of one token on each of `tp_size` GPUs: heads are divided, but none is split."""
+        return self.kv_bytes_per_token(dtype) // min(tp_size, self.kv_heads)
 
     def checkpoint_bytes(self, dtype: str) -> int:
         """Weights to serve (in `dtype`) + float32 masters (4) + AdamW's two moments (8), for each parameter."""

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher import memory_estimate
+from launcher.bundles import Bundle, bundles
 from launcher.config import RunConfig
+from launcher.errors import UsageError
 from launcher.hardware import Gpu, Hardware, device_for
 from launcher.memory_estimate import GIB, RAY_HOST_BYTES, Item
 from launcher.model_shape import BYTES, ModelShape
-from launcher.placement import Booking, gpus_needed, place
+from launcher.placement import gpus_needed, gpus_of, place
+from launcher.rooms import RANK, Seat, node_name
 
 WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
@@ -29,13 +32,22 @@ ANY_MEMORY = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One row of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
+    """One seat of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
 
-    name: str
-    gpus: tuple[int, ...]
-    share: float
-    cpus: float
+    seat: Seat
     items: tuple[Item, ...]
+
+    @property
+    def name(self) -> str:
+        return self.seat.name
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self.seat.gpus
+
+    @property
+    def cpus(self) -> float:
+        return self.seat.cpus
 
     @property
     def bytes(self) -> int:
@@ -44,9 +56,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One GPU or the host's memory, in bytes: what it has, and what the plan puts there."""
+    """One GPU or a node's host memory, in bytes: what it has, and what the plan puts there."""
 
     name: str
+    node: int
     gpu: int | None
     capacity: int
     planned: int
@@ -58,79 +71,94 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool."""
+    """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool.
+
+    `shortage`: what can't be placed on this hardware; the plan is then of what it would take. `is_described`: of nodes
+    that aren't this machine.
+    """
 
     devices: tuple[str, str]
     shape: ModelShape | None
     processes: tuple[Process, ...]
+    bundles: tuple[Bundle, ...]
     places: tuple[Place, ...]
+    n_nodes: int
     kv_tokens: int | None
     weight_files_bytes: int
     checkpoint_bytes: int
+    shortage: UsageError | None
+    is_described: bool
     notes: tuple[str, ...]
 
     @property
     def gpus_needed(self) -> int:
-        return 1 + max((gpu for process in self.processes for gpu in process.gpus), default=-1)
+        return gpus_of([process.seat for process in self.processes])
 
 
 def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Plan:
     """The plan of a configuration that passed its checks, on this hardware."""
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
-    bookings = place(config, servers_on=devices[0], trainer_on=devices[1])
-    processes = tuple(_process(config, hardware, shape, booking) for booking in bookings)
+    seats, shortage = _seats(config, hardware, devices)
+    processes = tuple(_process(config, hardware, shape, seat) for seat in seats)
     files = _weight_files(config, shape)
     return Plan(
         devices=devices,
         shape=shape,
         processes=processes,
+        bundles=bundles(seats, strategy=config.cluster.placement),
         places=tuple(_places(hardware, processes, files)) if shape is not None else (),
+        n_nodes=hardware.n_nodes,
         kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
         weight_files_bytes=files,
         checkpoint_bytes=shape.checkpoint_bytes(config.actor.dtype) if shape is not None else 0,
+        shortage=shortage,
+        is_described=hardware.is_described,
         notes=tuple(_notes(config, hardware, shape)),
     )
 
 
-def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, booking: Booking) -> Process:
-    is_trainer = booking.name == "trainer"
-    cpus = config.actor.num_cpus if is_trainer else config.sglang.num_cpus
-    return Process(
-        name=booking.name,
-        gpus=booking.gpus,
-        share=booking.share,
-        cpus=cpus,
-        items=() if shape is None else _items(config, hardware, shape, booking, is_trainer=is_trainer),
-    )
+def _seats(
+    config: RunConfig, hardware: Hardware, devices: tuple[str, str]
+) -> tuple[tuple[Seat, ...], UsageError | None]:
+    servers_on, trainer_on = devices
+    try:
+        return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=hardware.nodes(config)), None
+    except UsageError as shortage:
+        return place(config, servers_on=servers_on, trainer_on=trainer_on), shortage
 
 
-def _items(
-    config: RunConfig, hardware: Hardware, shape: ModelShape, booking: Booking, *, is_trainer: bool
-) -> tuple[Item, ...]:
-    if is_trainer:
-        return memory_estimate.trainer(config, shape, on_gpu=bool(booking.gpus))
-    if booking.gpus:
+def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, seat: Seat) -> Process:
+    return Process(seat=seat, items=() if shape is None else _items(config, hardware, shape, seat))
+
+
+def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, seat: Seat) -> tuple[Item, ...]:
+    if seat.kind == RANK:
+        return memory_estimate.trainer(config, shape, on_gpu=bool(seat.gpus))
+    if seat.gpus:
         return memory_estimate.server_on_gpu(config, shape, _gpu_memory(hardware))
     return memory_estimate.server_on_cpu(config, shape)
 
 
 def _places(hardware: Hardware, processes: tuple[Process, ...], weight_files: int) -> Iterator[Place]:
-    for number, gpu in enumerate(hardware.gpus):
-        on_it = [process for process in processes if number in process.gpus]
-        if on_it:
-            planned = sum(process.bytes for process in on_it)
-            yield Place(name=f"GPU {number} ({gpu.name})", gpu=number, capacity=gpu.free, planned=planned)
-    planned = RAY_HOST_BYTES + weight_files
-    for process in processes:
-        planned += _host_bytes(process)
-    yield Place(name="host memory", gpu=None, capacity=hardware.memory, planned=planned)
+    """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
+    first = next(process.seat.node for process in processes if process.seat.kind == RANK)
+    for node in range(hardware.n_nodes):
+        here = [process for process in processes if process.seat.node == node]
+        where = f"{node_name(node)} " if hardware.n_nodes > 1 else ""
+        for number, gpu in enumerate(hardware.gpus):
+            planned = [process.bytes for process in here if number in process.gpus]
+            if planned:
+                name = f"{where}GPU {number} ({gpu.name})"
+                yield Place(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
+        planned_here = RAY_HOST_BYTES + sum(map(_host_bytes, here)) + (weight_files if node == first else 0)
+        yield Place(name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here)
 
 
 def _host_bytes(process: Process) -> int:
     """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
     if not process.gpus:
         return process.bytes
-    if process.name == "trainer":
+    if process.seat.kind == RANK:
         return memory_estimate.TRAINER_HOST_BYTES
     return memory_estimate.SERVER_HOST_BYTES
 
@@ -153,7 +181,7 @@ def _kv_tokens(config: RunConfig, hardware: Hardware, shape: ModelShape | None, 
     if shape is None or not hardware.gpus:
         return None
     room = memory_estimate.kv_cache_bytes(config, shape, _gpu_memory(hardware))
-    return max(0, room // (shape.kv_bytes_per_token(config.sglang.dtype) // config.sglang.tp_size))
+    return max(0, room // shape.kv_bytes_on_each(config.sglang.dtype, config.sglang.tp_size)) * config.sglang.dp_size
 
 
 def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Iterator[str]:
@@ -162,11 +190,14 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
     if config.hardware.gpu_memory_gib is not None:
         name = config.hardware.gpu_name or "a GPU"
         yield f"planned for {name} of {config.hardware.gpu_memory_gib:g} GiB (hardware.*)"
+    if hardware.is_described and hardware.n_nodes > 1:
+        per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB"
+        yield f"planned for {hardware.n_nodes} nodes of {per_node} each (cluster.n_nodes, hardware.*)"
     for number, gpu in enumerate(hardware.gpus):
         if gpu.memory - gpu.free > HELD_BY_OTHERS:
             yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
-    booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.num_cpus
-    if booked > hardware.cpus:
+    booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus
+    if booked > hardware.cpus and config.cluster.address == "local":
         yield f"{booked:g} CPUs are booked and {hardware.cpus} are there: the processes will take turns"
 
 
@@ -175,7 +206,7 @@ def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -
     for gib in range(4, LARGEST_GPU_GIB + 1, 4):
         gpu = Gpu(name="GPU", memory=gib * GIB, free=gib * GIB)
         gpus = (gpu,) * gpus_needed(config)
-        plan = make_plan(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY), shape)
+        plan = make_plan(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
         if not lacks(plan):
             return gib
     return None

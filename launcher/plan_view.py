@@ -1,29 +1,35 @@
-"""The plan as a person reads it: tables in a terminal, plain lines where the output is none."""
+"""The plan as a person reads it, in a terminal and in a file: who is where, what memory goes to, what is left."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from launcher.config import RunConfig
-from launcher.memory_estimate import GIB, MIB
-from launcher.plan import Place, Plan, Process, lacks
+from launcher.plan import Plan, lacks
+from launcher.plan_words import alike, amount, names, places_alike, who
+
+WIDTH = 100
+"""Where the output is no terminal."""
+
+
+def plan_console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
 def show(config: RunConfig, plan: Plan, console: Console) -> None:
     """Print what runs where, its memory, and the notes."""
-    lines = [*headline(config, plan)]
-    if not console.is_terminal:
-        lines += plain_lines(plan)
-    for line in lines:
+    for line in (*headline(config, plan), *(who(group, plan) for group in alike(plan))):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if console.is_terminal:
-        console.print(_processes(plan))
-        if plan.places:
-            console.print(_places(plan))
-    for note in (*plan.notes, *(f"too small: {problem}" for problem in lacks(plan))):
+    if plan.shape is not None:
+        console.print(_memory(plan))
+        console.print(_places(plan))
+    cannot = [] if plan.shortage is None else [f"can't be placed: {plan.shortage}"]
+    for note in (*plan.notes, *cannot, *(f"too small: {problem}" for problem in lacks(plan))):
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -44,52 +50,29 @@ def headline(config: RunConfig, plan: Plan) -> Iterator[str]:
         yield f"each checkpoint takes about {amount(plan.checkpoint_bytes)}"
 
 
-def plain_lines(plan: Plan) -> Iterator[str]:
-    for process in plan.processes:
-        yield f"{process.name}: {where(process)}, CPUs: {process.cpus:g}{_total(process)}"
-        for item in process.items:
-            yield f"  {item.what}: {amount(item.bytes)} ({item.how})"
-    for place in plan.places:
-        yield f"{place.name}: {_account(place)}"
-
-
-def where(process: Process) -> str:
-    """On which GPUs, and what share of each is booked."""
-    if not process.gpus:
-        return "on the CPU"
-    numbers = ", ".join(map(str, process.gpus))
-    return f"on GPU {numbers}" + (f", a share of {process.share:g}" if process.share < 1 else "")
-
-
-def amount(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB else f"{size / MIB:.1f} MiB"
-
-
-def _total(process: Process) -> str:
-    return f", {amount(process.bytes)}" if process.items else ""
-
-
-def _account(place: Place) -> str:
-    word = "headroom" if place.headroom >= 0 else "MISSING"
-    return f"{amount(place.planned)} of {amount(place.capacity)}, {word} {amount(abs(place.headroom))}"
-
-
-def _processes(plan: Plan) -> Table:
-    table = Table("process", "where", "CPUs", "memory for", "size", "how")
-    for process in plan.processes:
-        table.add_section()
-        head = (process.name, where(process), f"{process.cpus:g}")
-        table.add_row(
-            *head, "" if not process.items else "all of it", amount(process.bytes) if process.items else "?", ""
-        )
-        for item in process.items:
-            table.add_row("", "", "", item.what, amount(item.bytes), item.how)
+def _memory(plan: Plan) -> Table:
+    """By part, for each GPU of a process; on the CPU for the process."""
+    table = _table("memory of each", "for", "size", "how")
+    for group in alike(plan):
+        on = f"{names(group)}{', of each GPU' if len(group[0].gpus) > 1 else ''}"
+        for item in group[0].items:
+            table.add_row(on if item is group[0].items[0] else "", item.what, amount(item.bytes), item.how)
+        table.add_row("", "together", amount(group[0].bytes), "", style="bold", end_section=True)
     return table
 
 
 def _places(plan: Plan) -> Table:
-    table = Table("memory of", "there", "planned", "headroom")
-    for place in plan.places:
-        style = "red" if place.headroom < 0 else ""
-        table.add_row(place.name, amount(place.capacity), amount(place.planned), amount(place.headroom), style=style)
+    table = _table("memory of", "there", "planned", "headroom")
+    for name, place in places_alike(plan):
+        short = place.headroom < 0
+        headroom = f"{'MISSING ' if short else ''}{amount(abs(place.headroom))}"
+        table.add_row(name, amount(place.capacity), amount(place.planned), headroom, style="red" if short else "")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for column in columns:
+        right = column in ("size", "there", "planned", "headroom")
+        table.add_column(column, justify="right" if right else "left", no_wrap=right)
     return table

@@ -32,9 +32,10 @@ def preflight(config: RunConfig, hardware: Hardware, plan: Plan) -> None:
 def find_missing(config: RunConfig, hardware: Hardware, plan: Plan) -> list[UsageError]:
     """Everything that keeps this run from starting here, each with what to change. `plan` is of this hardware."""
     here = config.cluster.address == "local"  # else servers and trainer run on machines that can't be seen from here
+    known = here or plan.is_described
     return [
-        *(missing_gpus(config, hardware, plan) if here else ()),
-        *(missing_memory(plan) if here else ()),
+        *(missing_gpus(config, hardware, plan) if known else ()),
+        *(missing_memory(plan) if known else ()),
         *missing_models(config, plan.shape),
         *missing_data(config),
         *missing_reward(config),

@@ -49,4 +49,6 @@ def route(candidates: Sequence[Candidate], *, samples: int) -> Route | None:
     warm = [one for one in willing if one.is_warm and one.samples <= least.samples + WARM_IS_WORTH * samples]
     if warm:
         return Route(name=warm[0].name, reason="its cache holds the prefix")
-    return Route(name=least.name, reason="it had the prompt before, and is as free" if least.is_home else "least loaded")
+    return Route(
+        name=least.name, reason="it had the prompt before, and is as free" if least.is_home else "least loaded"
+    )

@@ -165,9 +165,7 @@ class Fleet:
             return 2
 
         def add_slot(name, actor):
-            self.eyes.slots[name] = ServerSlot(
-                name, actor, died=lambda end: None, changed=self.changed, setup_s=1.0
-            )
+            self.eyes.slots[name] = ServerSlot(name, actor, died=lambda end: None, changed=self.changed, setup_s=1.0)
             return self.eyes.slots[name]
 
         async def begin(slot):

@@ -173,7 +173,11 @@ def test_what_a_trial_is_given_beside_its_overrides():
 
 def test_completion(command, monkeypatch):
     monkeypatch.setenv("COMP_LINE", "launcher conf=")
-    assert command("-sc", "query=bash")[1].split() == ["conf=arithmetic_cpu", "conf=gsm8k_h200"]
+    assert command("-sc", "query=bash")[1].split() == [
+        "conf=arithmetic_cpu",
+        "conf=gsm8k_h200",
+        "conf=gsm8k_h200_cluster",
+    ]
     monkeypatch.setenv("COMP_LINE", "launcher conf=arithmetic_cpu actor.optimizer.wei")
     assert command("-sc", "query=bash")[1].split() == ["actor.optimizer.weight_decay="]
 
