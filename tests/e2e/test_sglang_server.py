@@ -229,14 +229,11 @@ def test_an_update_from_nowhere_is_refused_and_changes_nothing(serving, tmp_path
 
 def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(serving):
     """Again and again: a cache flush within the update killed it when the aborted request was still in its batch."""
-    ends = tuple(json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"])
-    # min_new_tokens masks the tokenizer's end token and these; a model's other end tokens it lets through.
-    long = dataclasses.replace(SAMPLING, max_new_tokens=900, min_new_tokens=900, stop_token_ids=ends)
 
     async def work(client, version):
         together = [  # so many that none can end before the update comes
             asyncio.create_task(
-                client.generate(serving.url, token_ids=serving.prompt, sampling=long, timeout_s=DEADLINE_S)
+                client.generate(serving.url, token_ids=serving.prompt, sampling=endless(), timeout_s=DEADLINE_S)
             )
             for _ in range(16)
         ]
@@ -254,6 +251,13 @@ def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(servin
         told = serving.run(lambda client, version=version: work(client, version))
         assert told == {(RequestFailed, "aborted", True)}
     assert serving.generate().weight_version == version
+
+
+def endless():
+    """Sampling that nobody waits for the end of. min_new_tokens masks the tokenizer's end token and those that are
+    named; a model's other end tokens it lets through."""
+    ends = tuple(json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"])
+    return dataclasses.replace(SAMPLING, max_new_tokens=900, min_new_tokens=900, stop_token_ids=ends)
 
 
 async def running(client, url, request):
@@ -384,12 +388,7 @@ def test_a_dead_scheduler_is_told_at_once_and_a_next_life_serves(serving):
 
     async def work(client):
         waiting = asyncio.create_task(
-            client.generate(
-                serving.url,
-                token_ids=serving.prompt,
-                sampling=dataclasses.replace(SAMPLING, max_new_tokens=900, min_new_tokens=900),
-                timeout_s=DEADLINE_S,
-            )
+            client.generate(serving.url, token_ids=serving.prompt, sampling=endless(), timeout_s=DEADLINE_S)
         )
         await running(client, serving.url, waiting)
         os.kill(scheduler.pid, signal.SIGKILL)
