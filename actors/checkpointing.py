@@ -24,6 +24,7 @@ from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
 from launcher.schedule import Schedule
 from launcher.state_files import POSITION_FILE
+from launcher.uploads import Uploader, remote_of
 from launcher.verification import verify
 
 
@@ -42,6 +43,10 @@ class Checkpointer:
         self._memory = StepMemory(config, paths, journal)
         self._base = self._newest()
         self._keep_next = False
+        remote = remote_of(config)
+        self._uploads = (
+            None if remote is None else Uploader(remote, self._store, journal, keep_last=config.recover.keep_last)
+        )
 
     def _newest(self) -> Checkpoint | None:
         return next((c for c in reversed(self._store.list()) if c.state is CheckpointState.COMMITTED), None)
@@ -52,6 +57,8 @@ class Checkpointer:
 
     def forget(self, position: Position) -> None:
         """The trainer ends: what the disk holds as well need not stay in memory."""
+        if self._uploads is not None:
+            self._uploads.close()
         name = position.checkpoint_name
         if name is not None and self._store.find(name.global_step) is not None:
             self._memory.remove()
@@ -97,6 +104,8 @@ class Checkpointer:
         spare = worth_sparing(self._store, self._config, healthy_until=position.next_step - 1)
         for removed in self._store.prune(self._config.recover.keep_last, spare=spare):
             self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
+        if self._uploads is not None:
+            self._uploads.committed()
         return committed
 
     def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> Position:
@@ -149,6 +158,8 @@ class Checkpointer:
         for aside in self._store.set_aside_after(done):
             self._journal.record("checkpoint.set_aside", subject=aside.name, reason=f"resumed from {what}")
         self._memory.drop_after(done)
+        if self._uploads is not None:
+            self._uploads.set_back(done)
         self._base = self._newest()
         steps, epochs = (done, position.last_epoch) if is_last_step_owed else (position.next_step, position.epoch)
         now = time.monotonic()

@@ -4,8 +4,8 @@
 It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
 one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
 
-Consumes: `abort`, `add_server`, `remove_server`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by: any of these;
-no action is waited for, each runs as a task with its own deadline.
+Consumes: `abort`, `add_server`, `remove_server`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn.
+Unblocked by: any of these; no action is waited for, each runs as a task with its own deadline.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class FleetHands:
         self.leave_deadline_s = self._drain_s + STOP_S + 2 * MARGIN_S
 
     async def join(self, name: str) -> Facts:
-        """It is of the fleet from now on: watched, and mended as the others. Raises ServerError where nobody made it."""
+        """From now on it is of the fleet, watched and mended as the others. Raises ServerError where nobody made it."""
         slot = self._eyes.add_slot(name, await self._actor_of(name))
         slot.expect()
         slot.begin_looking()

@@ -2,8 +2,8 @@
 
 The samples of a prompt travel in one request, each coming back as soon as it is whole. A request that fails is
 retried with exponential backoff and jitter for what is still missing, moves to another server where the one asked
-brought nothing, and waits while there is none. What fails in the end has no reward: its prompt goes back to the queue and is generated anew, whole. A reward
-of 0 is only ever the reward function's own answer (P1).
+brought nothing, and waits while there is none. What fails in the end has no reward: its prompt goes back to the queue
+and is generated anew, whole. A reward of 0 is only ever the reward function's own answer (P1).
 
 Completions are scored as their group finishes, while the others are still being generated.
 """

@@ -13,6 +13,7 @@ from launcher.config import DatasetConfig, FreqConfig, RunConfig
 from launcher.errors import ConfigError
 from launcher.listening import is_everywhere
 from launcher.placement_checks import find_misplaced
+from launcher.remote_url import problem_of
 from launcher.settings import settings_of, value_of
 from launcher.supervision_checks import find_contradictions
 
@@ -62,6 +63,7 @@ def find_problems(config: RunConfig) -> list[Problem]:
         *_timeouts(config),
         *_servers(config),
         *_doors(config),
+        *_url(config),
         *_evaluation(config),
         *(
             Problem(key=key, given=given, allowed=allowed)
@@ -172,6 +174,12 @@ def _doors(config: RunConfig) -> Iterator[Problem]:
                 given="(not shown)",
                 allowed="nothing: each run makes its own keys, and arguments stand in the process list",
             )
+
+
+def _url(config: RunConfig) -> Iterator[Problem]:
+    url = config.recover.url
+    if url is not None and (allowed := problem_of(url)):
+        yield Problem(key="recover.url", given="(not shown)", allowed=allowed)
 
 
 def _timeouts(config: RunConfig) -> Iterator[Problem]:

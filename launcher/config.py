@@ -245,6 +245,12 @@ class RecoverConfig(FreqConfig):
         "newest checkpoints to resume from that stay; so do the best, and up to three to go back to from a collapse",
         COUNT,
     )
+    url: str | None = setting(
+        None,
+        "where every checkpoint is copied to, beside the run, and fetched from where the disk is empty: "
+        "s3://bucket/folder, gs://…, file:///…; null: nowhere",
+    )
+    url_timeout: float = setting(600.0, "after the last step, so long for the copies that are still missing", DEADLINE)
     memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
     memory_share: float = setting(0.1, "of the time, at most; a state that takes longer isn't kept at each step", SHARE)
 

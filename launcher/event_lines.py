@@ -64,6 +64,7 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "checkpoint.condemned": lambda e: (
         f"checkpoints condemned: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
     ),
+    "checkpoint.upload_failed": lambda e: f"{e.get('subject')} is not copied yet: {_reason(e)}",
     "checkpoint.failed": lambda e: f"no checkpoint was saved: {_reason(e)}",
     "state.no_room": lambda e: _reason(e),
     "state.failed": lambda e: _reason(e),

@@ -71,11 +71,16 @@ class Manifest:
         """The manifest of a folder. Raises CheckpointError naming the folder, and what is wrong with the manifest."""
         path = folder / MANIFEST_NAME
         try:
-            return cls._decode(json.loads(path.read_bytes()))
+            return cls.decode(path.read_bytes())
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {MANIFEST_NAME}", FAULT_HINT) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a whole manifest: {error!r}", FAULT_HINT) from error
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Of a manifest's own bytes. Raises ValueError, KeyError or TypeError where it is not a whole one."""
+        return cls._decode(json.loads(data))
 
     @classmethod
     def _decode(cls, data: dict[str, Any]) -> Self:

@@ -7,6 +7,8 @@ The records of a data set, and the checkpoint to resume from, are looked at by t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from launcher.config import RunConfig
 from launcher.errors import UsageError
 from launcher.hardware import Hardware
@@ -14,6 +16,7 @@ from launcher.missing_files import missing_data, missing_models
 from launcher.missing_machine import missing_gpus, missing_login, missing_memory, missing_ports, missing_room
 from launcher.plan import Plan
 from launcher.reward_import import missing_reward
+from launcher.uploads import remote_of
 
 
 def preflight(config: RunConfig, hardware: Hardware, plan: Plan) -> None:
@@ -42,7 +45,16 @@ def find_missing(config: RunConfig, hardware: Hardware, plan: Plan) -> list[Usag
         *missing_room(config, plan),
         *(missing_ports(config) if here else ()),
         *missing_login(config),
+        *_missing_protocol(config),
     ]
+
+
+def _missing_protocol(config: RunConfig) -> Iterator[UsageError]:
+    """What recover.url needs to be spoken to; whether it may be written is asked when the run begins."""
+    try:
+        remote_of(config)
+    except UsageError as error:
+        yield error
 
 
 def _indented(error: UsageError) -> str:

@@ -1,11 +1,12 @@
 """A supervised run whose fleet a test changes: `python -m tests.fleet_run …`, as tests/supervised_run.py.
 
-A line in `{fileroot}/orders` is an operator's order: `add`, or `remove server-0`. A thread of the driver's process, which
-is on the run's cluster already, hands it to the Coordinator.
+A line in `{fileroot}/orders` is an operator's order: `add`, or `remove server-0`. A thread of the driver's process,
+which is on the run's cluster already, hands it to the Coordinator. GRPO_TEST_RECOVER_URL is the run's `recover.url`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from launcher import driver
 from tests.supervised_run import STAND_IN, SupervisedRun, run_config
 
 ORDERS = "orders"
+URL = "GRPO_TEST_RECOVER_URL"
 
 
 class FleetRun(SupervisedRun):
@@ -48,5 +50,6 @@ def obey(orders: Path) -> None:
 
 if __name__ == "__main__":
     config = run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    config.recover.url = os.environ.get(URL)
     threading.Thread(target=obey, args=(Path(sys.argv[1]) / ORDERS,), daemon=True).start()
     sys.exit(driver.run(config, server_entry=STAND_IN))

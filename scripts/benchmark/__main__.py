@@ -45,6 +45,10 @@ def parser() -> argparse.ArgumentParser:
     rollout = add("rollout", measure_rollout, "tokens/s of our rollouts against plain clients of the same server")
     rollout.add_argument("--rounds", type=int, default=12, help="blocks of each contestant")
     rollout.add_argument("--batches", type=int, default=3, help="batches of a block")
+    routing = add("routing", measure_routing, "tokens/s of two servers behind our pool against the two driven directly")
+    routing.add_argument("--rounds", type=int, default=12, help="blocks of each contestant")
+    routing.add_argument("--batches", type=int, default=3, help="batches of a block")
+    routing.add_argument("--stand-in", action="store_true", help="servers that make tokens at a set pace; one joins")
     step = add("step", measure_step, "share of a step that is neither generation nor training")
     step.add_argument("--logs", type=Path, help="the logs folder of a run that was; else one is made")
     step.add_argument("--steps", type=int, default=60, help="of the run that is made")
@@ -77,6 +81,13 @@ def measure_rollout(arguments: argparse.Namespace) -> dict[str, object]:
     from scripts.benchmark.rollout import measure, report
 
     return report(measure(configuration(arguments), rounds=arguments.rounds, batches=arguments.batches))
+
+
+def measure_routing(arguments: argparse.Namespace) -> dict[str, object]:
+    from scripts.benchmark.routing import measure, report
+
+    config, sizes = configuration(arguments), {"rounds": arguments.rounds, "batches": arguments.batches}
+    return report(measure(config, **sizes, stand_in=arguments.stand_in))
 
 
 def measure_step(arguments: argparse.Namespace) -> dict[str, object]:

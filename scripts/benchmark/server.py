@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,15 +19,23 @@ from launcher.run_keys import ServerKeys
 
 
 @contextmanager
-def running_server(config: RunConfig) -> Iterator[tuple[ServerInfo, ServerKeys]]:
-    """It, and its keys. Raises ServerError, with the log's decisive lines, where it does not become ready."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+def running_server(
+    config: RunConfig, *, index: int = 0, entry: tuple[str, ...] | None = None, folder: Path | None = None
+) -> Iterator[tuple[ServerInfo, ServerKeys]]:
+    """It, and its keys. Raises ServerError, with the log's decisive lines, where it does not become ready.
+
+    Servers in one `folder` have the same keys, as those of a run. `entry`: the command in SGLang's place.
+    """
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
         spec = ServerSpec(
-            index=0,
+            index=index,
             config=config.sglang,
-            log=Path(folder) / "llm_server-0.log",
-            keys=ServerKeys.make(Path(folder) / "keys"),
+            log=folder / f"llm_server-{index}.log",
+            keys=ServerKeys.make(folder / "keys"),
             setup_timeout_s=config.rollout.setup_timeout,
+            entry=entry,
         )
         thread = LoopThread("server")
         server = SGLangProcess(spec, owners=(os.getpid(),))

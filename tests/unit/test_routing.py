@@ -40,9 +40,12 @@ def test_table(candidates, samples, taken):
 
 some_candidates = st.lists(
     st.builds(
-        lambda samples, warm, home, avoided: dict(
-            samples=samples, is_warm=warm, is_home=home or warm, is_avoided=avoided
-        ),
+        lambda samples, warm, home, avoided: {
+            "samples": samples,
+            "is_warm": warm,
+            "is_home": home or warm,
+            "is_avoided": avoided,
+        },
         st.integers(0, 200),
         st.booleans(),
         st.booleans(),

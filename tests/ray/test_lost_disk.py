@@ -1,0 +1,31 @@
+"""The disk of a run is lost: the same command goes on from the copy at its URL."""
+
+import shutil
+
+import pytest
+
+from tests.fleet_run import URL, FleetRun
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_the_last_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv(URL, f"file://{tmp_path}/far")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with FleetRun(disk, steps=900, servers=1) as run:
+        run.wait_until(lambda: run.events("checkpoint.uploaded"), "a checkpoint was copied")
+        run.wait_steps(run.steps_done() + 2)
+        copied = max(event["global_step"] for event in run.events("checkpoint.uploaded"))
+        run.kill(run.process.pid)
+        run.process.wait()
+    shutil.rmtree(disk)
+    disk.mkdir()
+    with FleetRun(disk, steps=copied + 4, servers=1) as again:
+        again.finish()
+        (fetched,) = again.events("checkpoint.fetched")
+        first = again.events("trainer.restored")[0]["global_step"]
+        assert fetched["global_step"] == first >= copied
+        assert [line["global_step"] for line in again.ledger()] == list(range(first + 1, copied + 4))
+        last = again.events("checkpoint.uploaded")[-1]["global_step"]
+        assert last == copied + 3, "the driver copies the last one"
