@@ -87,6 +87,9 @@ class StandIn:
         await self.running.wait()
         if body.get("stream"):
             return await self.stream(request, body)
+        if body["input_ids"] and isinstance(body["input_ids"][0], list):
+            asked = (self.one(prompt, body["sampling_params"]) for prompt in body["input_ids"])
+            return web.json_response(await asyncio.gather(*asked))
         return web.json_response(await self.one(body["input_ids"], body["sampling_params"]))
 
     async def stream(self, request: web.Request, body: dict) -> web.StreamResponse:

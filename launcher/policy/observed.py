@@ -25,8 +25,8 @@ class ServerFacts:
     `lineage`: how many restores lay behind the trainer's weights when it got its own. After a restore the same
     version numbers are used again for other weights, so a server that slept through one could pass for current.
     `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
-    never completed before, with tokens of this server. `is_loading`: the trainer is sending it weights by itself, within
-    a deadline: behind meanwhile, it is nobody's to mend.
+    never completed before, with tokens of this server. `is_loading`: the trainer sends it weights by itself, within a
+    deadline: behind meanwhile, it is nobody's to mend.
     """
 
     name: str
