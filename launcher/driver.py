@@ -33,7 +33,6 @@ from actors.reward_pool import RewardPool
 from actors.sglang_seat import SGLangSeat
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
-from launcher.checkpoints import CheckpointStore
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError
 from launcher.event_lines import EventTail, alert_of, tell
@@ -44,12 +43,11 @@ from launcher.memory_book import MemoryBook
 from launcher.memory_states import MemoryStates
 from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
 from launcher.prepared import find_prepared, take
-from launcher.remote_store import RemoteStore
 from launcher.resume import already_finished, resume_point
 from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunLock, RunPaths
 from launcher.screen import Screen
-from launcher.uploads import Uploader, fetch_if_empty, remote_of
+from launcher.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
 
 POLL_S = 0.25
 STOP_TIMEOUT_S = 5.0
@@ -84,16 +82,8 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
         if prepared is not None:
             screen.line(f"going on from {prepared.name}, as it was set up")
             resume = take(prepared, paths, journal)
-        if fetched is not None:
-            assert remote is not None
-            screen.line(f"{fetched} was fetched from {remote.where}, and is whole")
-            journal.record(
-                "checkpoint.fetched",
-                subject=str(fetched),
-                reason="this disk held nothing of the run",
-                global_step=fetched.global_step,
-                **{"from": remote.where},
-            )
+        if fetched is not None and remote is not None:
+            screen.line(tell_fetched(fetched, remote, journal))
         journal.record(
             "run.started",
             reason="resumed" if resume else "fresh",
@@ -102,24 +92,12 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
             folder=str(Path.cwd()),
         )
         outcome = Launch(config, paths, attempt, journal, screen, server_entry).run()
-        if remote is not None:
-            finish_uploads(config, paths, remote, journal, screen)
+        if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
+            screen.line(problem)
         if outcome.word is RunWord.FINISHED:
             MemoryStates(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code
-
-
-def finish_uploads(config: RunConfig, paths: RunPaths, remote: RemoteStore, journal: Journal, screen: Screen) -> None:
-    """What the trainer has not copied yet. The checkpoints are safe on this disk whatever becomes of it."""
-    store = CheckpointStore(paths.default_checkpoints)
-    uploader = Uploader(remote, store, journal, keep_last=config.recover.keep_last)
-    try:
-        problem = uploader.finish(config.recover.url_timeout)
-    except KeyboardInterrupt:
-        problem = "ended by the user"
-    if problem:
-        screen.line(f"not every checkpoint was copied to {remote.where}: {problem}")
 
 
 def check_data(config: RunConfig) -> None:

@@ -216,6 +216,30 @@ def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> C
     return None
 
 
+def tell_fetched(fetched: Checkpoint, remote: RemoteStore, journal: Journal) -> str:
+    """Into the journal; returns it in words."""
+    journal.record(
+        "checkpoint.fetched",
+        subject=str(fetched),
+        reason="this disk held nothing of the run",
+        global_step=fetched.global_step,
+        source=remote.where,
+    )
+    return f"{fetched} was fetched from {remote.where}, and is whole"
+
+
+def finish_uploads(config: RunConfig, paths: RunPaths, remote: RemoteStore, journal: Journal) -> str:
+    """Copy what the trainer has not yet. The checkpoints are safe on this disk whatever becomes of it: why they are
+    not all there, "" if they are."""
+    store = CheckpointStore(paths.default_checkpoints)
+    uploader = Uploader(remote, store, journal, keep_last=config.recover.keep_last)
+    try:
+        problem = uploader.finish(config.recover.url_timeout)
+    except KeyboardInterrupt:
+        problem = "ended by the user"
+    return f"not every checkpoint was copied to {remote.where}: {problem}" if problem else ""
+
+
 def _newest_step_here(config: RunConfig, paths: RunPaths, store: CheckpointStore) -> int | None:
     steps = [one.global_step for one in store.list()]
     in_memory = MemoryStates(paths).newest_whole(store.list()) if config.recover.memory else None
