@@ -20,6 +20,7 @@ from launcher.shelf import Entry, Shelf, read_shelf
 from launcher.trials import Trial
 from launcher.verification import verify
 from scripts.checkpoints.arguments import DONE, NOTHING_FITS, Parser, add_trial, ended, print_json, step, trial_of
+from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
 from scripts.checkpoints.sight import age, entry_facts, say_damage, shelf_facts, table
 
 WIDTH = 140
@@ -51,11 +52,26 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--verify", action="store_true", help="read all of each: hashes, numbers finite, shapes, optimizer, position"
     )
+    made.add_argument("--url", metavar="URL", help="the copies at this recover.url, in place of those on the disk")
     made.add_argument("--json", action="store_true", help="as JSON")
     return made
 
 
+def _list_copies(given: argparse.Namespace) -> int:
+    where, copies = read_copies(given)
+    now = time.time()
+    if given.json:
+        print_json({"url": where, "copies": [copy_facts(copy, now) for copy in copies]})
+    else:
+        print(f"{where}: {len(copies)} whole as far as their manifests tell")
+        for copy in copies:
+            print(copy_line(copy, now))
+    return DONE if copies else NOTHING_FITS
+
+
 def _list(given: argparse.Namespace) -> int:
+    if given.url is not None:
+        return _list_copies(given)
     trial = trial_of(given)
     shelf = read_shelf(trial)
     shown = chosen(shelf, given)

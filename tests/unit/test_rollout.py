@@ -338,15 +338,17 @@ def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attem
                 moved = await pool.drain("server-0", within_s=0.01)
                 return moved, await collecting
 
-    with stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow:
-        with stand_in_server.running("--weight-version", "0") as quick:
-            moved, batch = asyncio.run(scenario(slow, quick))
+    with (
+        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
+        stand_in_server.running("--weight-version", "0") as quick,
+    ):
+        moved, batch = asyncio.run(scenario(slow, quick))
     assert moved > 0
     assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
     assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
 
 
-def test_missing_samples_are_asked_of_the_server_that_has_the_prefix():
+def test_missing_samples_are_asked_of_the_server_that_has_the_prefix(servers):
     """One answer lacks a sample's log-probs: the others are there, and so is the prefix."""
 
     async def scenario(urls):

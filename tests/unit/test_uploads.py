@@ -19,6 +19,7 @@ from launcher.journal import Journal, read_lines
 from launcher.remote_store import RemoteStore, without_secrets
 from launcher.run_paths import RunPaths
 from launcher.uploads import Uploader, fetch_if_empty
+from scripts import list_checkpoints
 from tests.unit.test_checkpoints import save
 
 DEADLINE_S = 60
@@ -347,3 +348,26 @@ def test_an_operation_that_fails_is_a_checkpoint_error(machine, monkeypatch):
     monkeypatch.setattr(machine.remote._fs, "ls", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("throttled")))
     with pytest.raises(CheckpointError, match="throttled"):
         machine.there()
+
+
+# ── listed ──
+
+
+def test_the_tool_lists_the_copies(machine, url, monkeypatch, capsys):
+    save(machine.store, 0)
+    save(machine.store, 7, keep=True)
+    machine.copy()
+
+    def tool(*flags):
+        monkeypatch.setattr(sys, "argv", ["list_checkpoints", "--experiment-name", "exp", "--trial-name", "t1", *flags])
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(list_checkpoints.main())
+        return ended.value.code, capsys.readouterr()
+
+    code, said = tool("--url", url)
+    assert code == 0 and "2 whole" in said.out and "kept" in said.out
+    code, said = tool("--url", url, "--json")
+    assert [copy["global_step"] for copy in json.loads(said.out)["copies"]] == [0, 7]
+    assert tool("--url", f"{url}/elsewhere")[0] == 1
+    code, said = tool("--url", "s3://key:secretsecret@bucket/a")
+    assert code == 2 and "secretsecret" not in said.err

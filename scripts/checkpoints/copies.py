@@ -1,0 +1,37 @@
+"""The copies of a trial's checkpoints at its URL (`recover.url`), as far as listing tells."""
+
+from __future__ import annotations
+
+import argparse
+
+from launcher.errors import UsageError
+from launcher.remote_store import RemoteCheckpoint, RemoteStore
+from launcher.remote_url import problem_of
+
+
+def read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint, ...]]:
+    """Where they are, and those that are whole, the newest last. Raises UsageError and CheckpointError."""
+    if given.experiment_name is None or given.trial_name is None:
+        raise UsageError("--url lists the copies of one trial", "give --experiment-name and --trial-name too")
+    if problem := problem_of(given.url):
+        raise UsageError("--url can't be used (not shown)", problem)
+    remote = RemoteStore(given.url, experiment_name=given.experiment_name, trial_name=given.trial_name)
+    return remote.where, remote.list()
+
+
+def copy_facts(copy: RemoteCheckpoint, now: float) -> dict[str, object]:
+    return {
+        "name": str(copy.name),
+        "global_step": copy.name.global_step,
+        "age_s": now - copy.manifest.created_at,
+        "bytes": copy.manifest.total_bytes,
+        "reward_mean": copy.manifest.reward_mean,
+        "keep": copy.keep,
+    }
+
+
+def copy_line(copy: RemoteCheckpoint, now: float) -> str:
+    facts = copy_facts(copy, now)
+    minutes, megabytes = int((now - copy.manifest.created_at) // 60), copy.manifest.total_bytes / 2**20
+    reward = "" if copy.manifest.reward_mean is None else f"{copy.manifest.reward_mean:.3f}"
+    return f"{facts['global_step']:>6}  {minutes:>6} min  {megabytes:>10,.1f} MB  {reward:>6}  {'kept' * copy.keep}"
