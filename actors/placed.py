@@ -83,8 +83,12 @@ class Placed:
         return [seat for seat in self.seats if seat.kind == SERVER and seat.index == index and seat.node_rank > 0]
 
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
-        """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself."""
-        return tuple(self.options(seat.name) for seat in self.seats if seat.kind == RANK and seat.index > 0)
+        """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself.
+
+        Without names: those of a group that is restarted may still be taken by the one before.
+        """
+        further = (self.options(seat.name) for seat in self.seats if seat.kind == RANK and seat.index > 0)
+        return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
 
     @property
     def servers_on_gpu(self) -> bool:

