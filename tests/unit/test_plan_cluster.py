@@ -13,8 +13,8 @@ from launcher.hardware import Gpu, Hardware, planned_hardware
 from launcher.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
 from launcher.model_shape import known_shape
 from launcher.plan import lacks, make_plan
+from launcher.plan_places import ranges
 from launcher.plan_view import WIDTH, show
-from launcher.plan_words import ranges
 from launcher.preflight import find_missing
 
 NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
@@ -52,8 +52,8 @@ def sizes(items):
 def test_states_are_divided_by_the_ranks():
     eight = sizes(trainer(CLUSTER, QWEN, on_gpu=True))
     assert eight["weights"] + eight["gradients"] + eight["optimizer"] == 16 * QWEN.parameters // 8
-    assert "bfloat16 copy" not in eight, "made layer by layer"
-    assert eight["gathered"] == 6 * (QWEN.outside_layers + 2 * QWEN.layer)
+    assert eight["bfloat16 copy"] == 2 * QWEN.parameters, "autocast's, of what each rank has gathered"
+    assert eight["gathered"] == 8 * (QWEN.outside_layers + 2 * QWEN.layer)
     one = sizes(trainer(changed(CLUSTER, actor__dp_size=1), QWEN, on_gpu=True))
     assert one["weights"] == 8 * eight["weights"]
     assert one["activations"] == eight["activations"], "each rank has micro-batches of its own"
@@ -141,7 +141,7 @@ def test_a_described_cluster_that_is_too_small_is_refused():
     config.actor.path = config.sglang.model_path = config.tokenizer_path = "nowhere/7b"
     hardware = planned_hardware(config, NO_GPU)
     said = [str(error) for error in find_missing(config, hardware, make_plan(config, hardware, QWEN))]
-    assert any("memory: node 1 GPU 0 (NVIDIA H200): " in one for one in said)
+    assert any("memory: node 1 GPU 0-7 (NVIDIA H200): " in one for one in said)
 
 
 def test_fewer_gpus_than_are_booked_on_this_machine():
