@@ -116,7 +116,8 @@ class Placed:
 
 def cluster_nodes(config: RunConfig) -> tuple[Node, ...]:
     """What the nodes that live have in all, whoever holds it now. Raises ResourceError where there are too few."""
-    found = tuple(_node(node, node["Resources"]) for node in _alive())
+    at_most = config.cluster.n_gpus_per_node
+    found = tuple(_node(node, node["Resources"], at_most) for node in _alive())
     if len(found) < config.cluster.n_nodes:
         raise ResourceError(
             f"cluster.n_nodes={config.cluster.n_nodes}: the cluster has {len(found)}: "
@@ -152,8 +153,10 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def _node(node: Mapping[str, Any], resources: Mapping[str, float]) -> Node:
-    return Node(name=_name(node), gpus=int(resources.get("GPU", 0)), cpus=resources.get("CPU", 0.0))
+def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> Node:
+    gpus = int(resources.get("GPU", 0))
+    gpus = gpus if at_most is None else min(gpus, at_most)
+    return Node(name=_name(node), gpus=gpus, cpus=resources.get("CPU", 0.0))
 
 
 def _name(node: Mapping[str, Any]) -> str:

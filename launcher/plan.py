@@ -181,15 +181,16 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
     if config.hardware.gpu_memory_gib is not None:
         name = config.hardware.gpu_name or "a GPU"
         yield f"planned for {name} of {config.hardware.gpu_memory_gib:g} GiB (hardware.*)"
-    if hardware.is_described and hardware.n_nodes > 1:
-        per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB"
-        yield f"planned for {hardware.n_nodes} nodes of {per_node} each (cluster.n_nodes, hardware.*)"
+    if hardware.n_nodes > 1:
+        per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB each"
+        said = "(cluster.n_nodes, hardware.*)" if hardware.is_described else "like this machine (hardware.* is not set)"
+        yield f"planned for {hardware.n_nodes} nodes of {per_node} {said}"
     for number, gpu in enumerate(hardware.gpus):
         if gpu.memory - gpu.free > HELD_BY_OTHERS:
             yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
     if shape is not None and config.cluster.n_nodes > 1:
-        files = _versions(config, shape) / GIB
-        yield f"new weights go to the servers as files below cluster.fileroot: {files:.1f} GiB, {WEIGHT_FOLDERS} versions"
+        files = f"{_versions(config, shape) / GIB:.1f} GiB, {WEIGHT_FOLDERS} versions"
+        yield f"new weights go to the servers as files below cluster.fileroot: {files}"
     booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus
     if booked > hardware.cpus and config.cluster.address == "local":
         yield f"{booked:g} CPUs are booked and {hardware.cpus} are there: the processes will take turns"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from launcher.compose import compose
+from launcher.compose import REPOSITORY, compose
 from launcher.errors import UsageError
 from launcher.hardware import Gpu, Hardware, planned_hardware
 from launcher.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
@@ -128,6 +128,15 @@ def test_a_described_node_has_its_own_memory_and_cpus():
     assert any("host memory" in problem for problem in lacks(make_plan(GSM8K, host, SMALL)))
 
 
+def test_nodes_of_which_nothing_is_said_are_like_this_machine_and_refuse_no_run():
+    config = compose(["conf=arithmetic_cpu", "cluster.address=auto", "cluster.n_nodes=2", "actor.dp_size=2"])
+    hardware = planned_hardware(config, replace(NO_GPU, memory=GIB))
+    assert (hardware.n_nodes, hardware.is_described) == (2, False)
+    plan = make_plan(config, hardware, SMALL)
+    assert any("2 nodes of 0 GPUs, 2 CPUs, 1 GiB each like this machine" in note for note in plan.notes)
+    assert not any("memory" in str(error) for error in find_missing(config, hardware, plan))
+
+
 def test_of_nodes_only_counted_each_gets_its_part_of_the_gpus():
     config = changed(CLUSTER, cluster__n_gpus_per_node=None)
     assert len(planned_hardware(config, NO_GPU).gpus) == 8
@@ -174,6 +183,12 @@ def test_the_table_is_read_on_100_columns():
         "planned for 2 nodes of 8 GPUs, 192 CPUs, 2000 GiB each",
     ):
         assert part in text
+
+
+def test_the_page_shows_what_is_printed():
+    text = printed(CLUSTER, plan_of(CLUSTER)).replace(CLUSTER.cluster.fileroot, "outputs/grpo")
+    lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+    assert f"```\n{lines}\n```" in (REPOSITORY / "docs/placement.md").read_text()
 
 
 def test_a_server_over_two_nodes_is_told_as_one():
