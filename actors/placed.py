@@ -83,8 +83,12 @@ class Placed:
         return [seat for seat in self.seats if seat.kind == SERVER and seat.index == index and seat.node_rank > 0]
 
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
-        """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself."""
-        return tuple(self.options(seat.name) for seat in self.seats if seat.kind == RANK and seat.index > 0)
+        """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself.
+
+        Without names: those of a group that is restarted may still be taken by the one before.
+        """
+        further = (self.options(seat.name) for seat in self.seats if seat.kind == RANK and seat.index > 0)
+        return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
 
     @property
     def servers_on_gpu(self) -> bool:
@@ -112,7 +116,8 @@ class Placed:
 
 def cluster_nodes(config: RunConfig) -> tuple[Node, ...]:
     """What the nodes that live have in all, whoever holds it now. Raises ResourceError where there are too few."""
-    found = tuple(_node(node, node["Resources"]) for node in _alive())
+    at_most = config.cluster.n_gpus_per_node
+    found = tuple(_node(node, node["Resources"], at_most) for node in _alive())
     if len(found) < config.cluster.n_nodes:
         raise ResourceError(
             f"cluster.n_nodes={config.cluster.n_nodes}: the cluster has {len(found)}: "
@@ -148,8 +153,10 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def _node(node: Mapping[str, Any], resources: Mapping[str, float]) -> Node:
-    return Node(name=_name(node), gpus=int(resources.get("GPU", 0)), cpus=resources.get("CPU", 0.0))
+def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> Node:
+    gpus = int(resources.get("GPU", 0))
+    gpus = gpus if at_most is None else min(gpus, at_most)
+    return Node(name=_name(node), gpus=gpus, cpus=resources.get("CPU", 0.0))
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -133,6 +133,7 @@ class Launch:
         self._actors: list[Any] = []
         self._servers: dict[str, Any] = {}
         self._placed: Placed | None = None
+        self._seats: dict[str, tuple[Any, ...]] = {}
         self._trainer: Any = None
         self._monitor: Any = None
         self._look: ray.ObjectRef[Snapshot] | None = None
@@ -217,6 +218,7 @@ class Launch:
             self._new(SGLangSeat, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
             for seat in self._placed.further_seats(index)
         )
+        self._seats[name] = seats
         return self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats)
 
     def _follow(self, event: Mapping[str, object]) -> None:
@@ -225,8 +227,9 @@ class Launch:
         if event.get("event") == JOIN_ASKED and name not in self._servers:
             self._servers[name] = self._new_server(name)
         elif event.get("event") == LEFT and (actor := self._servers.pop(name, None)) is not None:
-            self._actors.remove(actor)
-            ray.kill(actor)
+            for ended in (actor, *self._seats.pop(name, ())):
+                self._actors.remove(ended)
+                ray.kill(ended)
 
     def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         self._actors.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))

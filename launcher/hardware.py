@@ -74,14 +74,17 @@ def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
     """The machine to plan for: `hardware.*` where given, else as found.
 
     Described are `cluster.n_nodes` nodes with `cluster.n_gpus_per_node` GPUs each, or with what the run needs on one.
+    Nodes of which nothing is said are taken to be like this machine, and no run is refused for that.
     """
     described = config.hardware
     host = found.memory if described.memory_gib_per_node is None else int(described.memory_gib_per_node * 2**30)
     cpus = found.cpus if described.n_cpus_per_node is None else described.n_cpus_per_node
     if described.gpu_memory_gib is None:
-        if (host, cpus) == (found.memory, found.cpus):
+        same = (host, cpus) == (found.memory, found.cpus)
+        if same and config.cluster.n_nodes == 1:
             return found
-        return dataclasses.replace(found, memory=host, cpus=cpus, n_nodes=config.cluster.n_nodes, is_described=True)
+        n_nodes = config.cluster.n_nodes
+        return dataclasses.replace(found, memory=host, cpus=cpus, n_nodes=n_nodes, is_described=not same)
     memory = int(described.gpu_memory_gib * 2**30)
     gpu = Gpu(name=described.gpu_name or "GPU", memory=memory, free=memory)
     per_node = config.cluster.n_gpus_per_node

@@ -88,6 +88,7 @@ def memory_settings(config: RunConfig) -> dict[str, object]:
     return {
         "sglang.n_servers": config.sglang.n_servers,
         "sglang.tp_size": config.sglang.tp_size,
+        "sglang.dp_size": config.sglang.dp_size,
         "sglang.dtype": config.sglang.dtype,
         "sglang.device": config.sglang.device,
         "sglang.context_length": config.sglang.context_length,
@@ -99,6 +100,7 @@ def memory_settings(config: RunConfig) -> dict[str, object]:
         "gconfig.n_samples": config.gconfig.n_samples,
         "gconfig.max_new_tokens": config.gconfig.max_new_tokens,
         "actor.device": config.actor.device,
+        "actor.dp_size": config.actor.dp_size,
         "actor.dtype": config.actor.dtype,
         "actor.mb_spec.max_tokens_per_mb": config.actor.mb_spec.max_tokens_per_mb,
         "actor.gradient_checkpointing": config.actor.gradient_checkpointing,

@@ -93,8 +93,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     """One rank of the trainer. AdamW on float32 masters takes 16 bytes for each parameter (4 weights, 4 gradients, 8
     moments; Rajbhandari et al. 2020, "ZeRO", section 3.1), and bfloat16 arithmetic 2 more for its copy of the weights.
 
-    Over several ranks each of the three is divided by their number (ZeRO stage 3, which FSDP2's `fully_shard` is); the
-    copy is then made layer by layer, of what is gathered.
+    Over several ranks each of the three is divided by their number (ZeRO stage 3, which FSDP2's `fully_shard` is). The
+    copy is not: autocast makes it of each layer that is gathered, and may keep it until the pass is over.
     """
     actor, parameters = config.actor, shape.parameters
     ranks = actor.dp_size
@@ -105,8 +105,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
         Item(what="optimizer", bytes=8 * parameters // ranks, how=_each(parameters, 8) + f"{over}, AdamW's moments"),
     ]
     if ranks > 1:
-        items.append(_gathered(actor, shape))
-    elif actor.dtype != "float32":
+        items.append(_gathered(shape))
+    if actor.dtype != "float32":
         items.append(Item(what=f"{actor.dtype} copy", bytes=2 * parameters, how=_each(parameters, 2)))
     if actor.kl_ctl > 0:
         reference = BYTES[config.ref.dtype]
@@ -122,13 +122,12 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     return (*items, context if on_gpu else process)
 
 
-def _gathered(actor: ActorConfig, shape: ModelShape) -> Item:
-    """What a rank holds whole for a while: the embeddings, the layer that computes and the one that is fetched, with
-    weights in the model's dtype and float32 gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is
-    gathered before it computes, the next one prefetched, and its gradients are reduced when it is done)."""
+def _gathered(shape: ModelShape) -> Item:
+    """What a rank holds whole for a while: the embeddings, the layer that computes and the one that is fetched, float32
+    weights and gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is gathered before it computes,
+    the next one prefetched, and its gradients are reduced when it is done)."""
     whole = shape.outside_layers + 2 * shape.layer
-    size = BYTES[actor.dtype] + 4
-    return Item(what="gathered", bytes=size * whole, how=_each(whole, size) + ", embeddings and two layers")
+    return Item(what="gathered", bytes=8 * whole, how=_each(whole, 8) + ", embeddings and two layers")
 
 
 def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:

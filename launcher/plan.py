@@ -18,6 +18,7 @@ from launcher.hardware import Gpu, Hardware, device_for
 from launcher.memory_estimate import GIB, RAY_HOST_BYTES, Item
 from launcher.model_shape import BYTES, ModelShape
 from launcher.placement import gpus_needed, gpus_of, place
+from launcher.plan_places import Place, places_alike
 from launcher.rooms import RANK, Seat, node_name
 
 WEIGHT_FOLDERS = 3
@@ -52,21 +53,6 @@ class Process:
     @property
     def bytes(self) -> int:
         return sum(item.bytes for item in self.items)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One GPU or a node's host memory, in bytes: what it has, and what the plan puts there."""
-
-    name: str
-    node: int
-    gpu: int | None
-    capacity: int
-    planned: int
-
-    @property
-    def headroom(self) -> int:
-        return self.capacity - self.planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +155,14 @@ def _gpu_memory(hardware: Hardware) -> int:
 
 
 def _weight_files(config: RunConfig, shape: ModelShape | None) -> int:
-    """Memory-backed storage that the way of new weights to the servers takes."""
-    if shape is None or config.actor.weight_update_mode != "disk":
+    """Memory-backed storage that the way of new weights to the servers takes. Of several nodes, none sees another's
+    memory: the files lie below `cluster.fileroot` then."""
+    if shape is None or config.actor.weight_update_mode != "disk" or config.cluster.n_nodes > 1:
         return 0
+    return _versions(config, shape)
+
+
+def _versions(config: RunConfig, shape: ModelShape) -> int:
     return WEIGHT_FOLDERS * shape.parameters * BYTES[config.sglang.dtype]
 
 
@@ -190,12 +181,16 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
     if config.hardware.gpu_memory_gib is not None:
         name = config.hardware.gpu_name or "a GPU"
         yield f"planned for {name} of {config.hardware.gpu_memory_gib:g} GiB (hardware.*)"
-    if hardware.is_described and hardware.n_nodes > 1:
-        per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB"
-        yield f"planned for {hardware.n_nodes} nodes of {per_node} each (cluster.n_nodes, hardware.*)"
+    if hardware.n_nodes > 1:
+        per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB each"
+        said = "(cluster.n_nodes, hardware.*)" if hardware.is_described else "like this machine (hardware.* is not set)"
+        yield f"planned for {hardware.n_nodes} nodes of {per_node} {said}"
     for number, gpu in enumerate(hardware.gpus):
         if gpu.memory - gpu.free > HELD_BY_OTHERS:
             yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
+    if shape is not None and config.cluster.n_nodes > 1:
+        files = f"{_versions(config, shape) / GIB:.1f} GiB, {WEIGHT_FOLDERS} versions"
+        yield f"new weights go to the servers as files below cluster.fileroot: {files}"
     booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus
     if booked > hardware.cpus and config.cluster.address == "local":
         yield f"{booked:g} CPUs are booked and {hardware.cpus} are there: the processes will take turns"
@@ -217,8 +212,8 @@ def lacks(plan: Plan) -> list[str]:
     problems = []
     if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:
         problems.append("a server's weights leave no room for its KV cache: raise sglang.mem_fraction_static")
-    for place_ in plan.places:
-        if place_.headroom < 0:
-            planned, there = place_.planned / GIB, place_.capacity / GIB
-            problems.append(f"{place_.name}: {planned:.1f} GiB are planned and {there:.1f} GiB are there")
+    for name, memory in places_alike(plan.places):
+        if memory.headroom < 0:
+            planned, there = memory.planned / GIB, memory.capacity / GIB
+            problems.append(f"{name}: {planned:.1f} GiB are planned and {there:.1f} GiB are there")
     return problems

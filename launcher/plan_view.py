@@ -11,7 +11,8 @@ from rich.table import Table
 
 from launcher.config import RunConfig
 from launcher.plan import Plan, lacks
-from launcher.plan_words import alike, amount, names, places_alike, who
+from launcher.plan_places import places_alike
+from launcher.plan_words import alike, amount, names, who
 
 WIDTH = 100
 """Where the output is no terminal."""
@@ -63,7 +64,7 @@ def _memory(plan: Plan) -> Table:
 
 def _places(plan: Plan) -> Table:
     table = _table("memory of", "there", "planned", "headroom")
-    for name, place in places_alike(plan):
+    for name, place in places_alike(plan.places):
         short = place.headroom < 0
         headroom = f"{'MISSING ' if short else ''}{amount(abs(place.headroom))}"
         table.add_row(name, amount(place.capacity), amount(place.planned), headroom, style="red" if short else "")

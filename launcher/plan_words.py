@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 from launcher.memory_estimate import GIB, MIB
-from launcher.plan import Place, Plan, Process
+from launcher.plan import Plan, Process
+from launcher.plan_places import ranges
 from launcher.rooms import RANK, node_name
 
 
@@ -49,37 +50,6 @@ def who(group: Sequence[Process], plan: Plan) -> str:
     cpus = f"CPUs: {seat.cpus:g}" + (" each" if len(group) > 1 else "")
     parts = f", {seat.n_nodes} nodes for one server" if seat.n_nodes > 1 else ""
     return f"{names(group)}{count}: {where(group, plan)}, {cpus}{parts}"
-
-
-def places_alike(plan: Plan) -> list[tuple[str, Place]]:
-    """Neighbours on one node with the same memory and the same plan for it, under one name."""
-    groups: dict[Hashable, list[Place]] = {}
-    for place in plan.places:
-        kind = place.name.rpartition("(")[2] if place.gpu is not None else ""
-        groups.setdefault((place.node, place.gpu is None, kind, place.capacity, place.planned), []).append(place)
-    return [(_name(group), group[0]) for group in groups.values()]
-
-
-def _name(group: Sequence[Place]) -> str:
-    first = group[0]
-    if first.gpu is None or len(group) == 1:
-        return first.name
-    numbers = ranges(place.gpu for place in group if place.gpu is not None)
-    return first.name.replace(f"GPU {first.gpu} ", f"GPU {numbers} ", 1)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-3, 6` for 0, 1, 2, 3, 6; two neighbours stay two numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = []
-    for run in runs:
-        words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
-    return ", ".join(words)
 
 
 def amount(size: int) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -91,6 +92,37 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(command, tmp_path):
     for part in ("plan of arithmetic_cpu/trial0", "server-0: on the CPU", "trainer: on the CPU", "headroom"):
         assert part in out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_begins_with_its_plan(command, monkeypatch):
+    def run(config):
+        print("the driver")
+        return 0
+
+    monkeypatch.setitem(sys.modules, "launcher.driver", types.SimpleNamespace(run=run))
+    code, out, _ = command("conf=arithmetic_cpu", QUICK)
+    assert code == 0
+    assert 0 == out.index("plan of arithmetic_cpu/trial0") < out.index("headroom") < out.index("the driver")
+
+
+def test_several_nodes_are_planned_where_there_is_no_gpu(command):
+    code, out, _ = command("conf=gsm8k_h200_cluster", "dry_run=true", QUICK)
+    assert code == 0
+    for part in ("server-0 … server-7: on GPU 0-7 of node 1", "trainer … trainer-7 (8 ranks): on GPU 0-7 of node 0"):
+        assert part in out
+    more = ("hardware.gpu_name=NVIDIA H100", "hardware.gpu_memory_gib=79", "cluster.n_gpus_per_node=16")
+    code, out, err = command("conf=gsm8k_h200_cluster", "dry_run=true", QUICK, *more)
+    assert code == 0
+    assert "node 0 GPU 0-7 (NVIDIA H100)" in out
+    assert "note: too small: node 0 GPU 8-15 (NVIDIA H100): 80.2 GiB are planned and 79.0 GiB are there" in out
+    assert "missing here: memory: node 0 GPU 8-15 (NVIDIA H100)" in err
+
+
+def test_what_can_not_be_placed_is_refused_with_and_without_a_dry_run(command):
+    for more in ([], ["dry_run=true"]):
+        code, out, err = command("conf=gsm8k_h200_cluster", "actor.dp_size=9", *more)
+        assert (code, out) == (2, "")
+        assert "17 GPUs are booked: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer" in err
 
 
 def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command, monkeypatch, tmp_path):

@@ -179,8 +179,8 @@ def test_a_bundle_is_never_empty():
         (
             alone(sglang__num_cpus=64.0, sglang__n_servers=2),
             nodes(8, cpus=100),
-            "CPUs: 129 are booked and 100 found; server-1 needs 64 CPUs on one node with its GPUs: node 0 has 36 of 100 CPUs free: "
-            "28 CPUs short on node 0",
+            "CPUs: 129 are booked and 100 found; server-1 needs 64 CPUs on one node with its GPUs: node 0 has 36 of "
+            "100 CPUs free: 28 CPUs short on node 0",
             "sglang.num_cpus",
         ),
         (

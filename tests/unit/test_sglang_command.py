@@ -1,6 +1,8 @@
 """The command line of a server, its environment, and what its log says of its end."""
 
 import dataclasses
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.server_log import decisive_lines, last_line, tail
-from actors.sglang_command import choose_port, command, environment, limited, url
+from actors.sglang_command import Span, choose_port, command, environment, limited, meeting_address, url
 from launcher.config import SGLangConfig
 from launcher.errors import ResourceError
 
@@ -51,6 +53,37 @@ def test_the_configuration_reaches_the_command():
     assert given[0] == "run"
     assert {name: value(given, name) for name in expected} == expected
     assert {"--enable-metrics", "--skip-server-warmup"} <= set(given)
+
+
+def test_a_part_of_a_server_over_several_nodes():
+    config = dataclasses.replace(CONFIG, tp_size=16)
+    given = command(
+        config,
+        entry=("run",),
+        device="cuda",
+        index=0,
+        generation=0,
+        model_path="/m",
+        weight_version=7,
+        port=3000,
+        span=Span(n_nodes=2, node_rank=1, address="10.0.0.1:2500"),
+    )
+    expected = {"--tp-size": "16", "--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:2500"}
+    assert {name: value(given, name) for name in expected} == expected
+    assert "--enable-metrics" not in given, "SGLang answers there without keys"
+    assert not {"--nnodes", "--dist-init-addr"} & set(words())
+
+
+def test_sglang_knows_the_arguments_by_these_names():
+    """Read from its source: importing it takes half a minute."""
+    source = Path(importlib.util.find_spec("sglang").submodule_search_locations[0], "srt/server_args.py").read_text()
+    for name in ("tp_size", "dp_size", "nnodes", "node_rank", "dist_init_addr"):
+        assert re.search(rf"^    {name}: A\[", source, re.MULTILINE), name
+
+
+def test_where_the_parts_of_a_server_meet():
+    host, _, port = meeting_address("127.0.0.1").rpartition(":")
+    assert (host, 1024 <= int(port) <= 65535) == ("127.0.0.1", True)
 
 
 def test_what_is_not_set_is_left_to_sglang():

@@ -1,0 +1,74 @@
+"""Runs on a cluster of two nodes: Ray books what was planned, all of it or nothing, and says what is short."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def came(tmp_path_factory):
+    """What came of each run of tests/two_nodes.py."""
+    folder = tmp_path_factory.mktemp("two_nodes")
+    command = [sys.executable, "-m", "tests.two_nodes", str(folder / "keys")]
+    quiet = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=quiet)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def on(run, kind):
+    return {node for name, node in run["nodes"].items() if name.startswith(kind)}
+
+
+def test_servers_and_ranks_apart_as_the_plan_has_them(came):
+    run = came["separate"]
+    assert len(on(run, "server")) == len(on(run, "trainer")) == 1
+    assert on(run, "server") != on(run, "trainer")
+    assert not run["shares_gpu"]
+    assert run["ranks"] == ["nameless"] * 7
+    trainer, rank, first, last = (run["at"][name] for name in ("trainer", "trainer-1", "server-0", "server-7"))
+    assert trainer["node"] == rank["node"] != first["node"] == last["node"]
+    assert all(len(at["gpus"]) == 1 for at in run["at"].values())
+    assert trainer["gpus"] != rank["gpus"]
+    assert first["gpus"] != last["gpus"]
+
+
+def test_who_is_planned_on_one_gpu_gets_one_gpu(came):
+    run = came["colocated"]
+    assert run["shares_gpu"]
+    for server, rank in (("server-0", "trainer"), ("server-1", "trainer-1")):
+        assert run["at"][server] == run["at"][rank]
+    assert run["at"]["server-0"] != run["at"]["server-1"]
+
+
+def test_a_server_over_two_nodes_has_a_part_on_each(came):
+    run = came["spanning"]
+    assert run["seats"] == ["server-0.1"]
+    assert run["nodes"]["server-0"] != run["nodes"]["server-0.1"]
+
+
+def test_spread_over_both_nodes(came):
+    run = came["spread"]
+    assert len(on(run, "")) == 2
+
+
+def test_a_killed_actor_comes_back_into_its_bundle(came):
+    assert came["killed"]["before"]["node"] == came["killed"]["after"]["node"]
+    assert len(came["killed"]["after"]["gpus"]) == 1
+
+
+def test_what_another_run_holds_is_said_with_what_is_short_where(came):
+    said = came["held"]["said"]
+    assert said.startswith("not free within cluster.placement_timeout=2 s: GPUs: 16 are booked and 0 found")
+    assert "GPU short on" in said
+    assert "end what holds it (`ray status`)" in came["held"]["hint"]
+
+
+def test_what_the_cluster_can_not_hold_is_said_before_anything_is_booked(came):
+    assert "GPUs: 18 are booked and 16 found" in came["too_large"]["said"]
+    assert "actor.dp_size" in came["too_large"]["hint"] or "sglang.n_servers" in came["too_large"]["hint"]
+    assert "cluster.n_nodes=3: the cluster has 2" in came["too_few"]["said"]
+    assert "with 8 GPUs and 192 CPUs" in came["too_few"]["said"]
