@@ -6,8 +6,8 @@ a batch here has about 70 tokens, each of which passes two layers: 1e-5 of the l
 2e-6), and ten times that where a step before has moved the weights apart. AdamW divides by the root of the second
 moment, so a relative difference of a gradient is one of its step: the mean weight may be off by 1e-5 of what weights
 moved, and none by a hundredth of a step, which is for entries near 0 (measured: 2e-6, and a five-hundredth).
-In bfloat16 a rounding is 2^-8, and a matrix product of another number of rows may round elsewhere: one rank that cuts
-its micro-batches in another way is as far from itself as two ranks are from one (measured: 0.7 % of the largest entry).
+In bfloat16 a rounding is 2^-8, and a matrix product of another number of rows may round elsewhere. 2e-2 is allowed
+(measured: up to 7e-3), and a few times what one rank that cuts its micro-batches in another way is from itself.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ TEMPERATURE = 0.8
 STEPS = 3
 LR = 1e-2  # of tiny_models.actor
 FLOAT32 = 1e-5
-BFLOAT16 = 4e-2
+BFLOAT16 = 2e-2
 
 CLIPPED = OptimizerConfig(lr=LR, warmup_steps=2, lr_scheduler_type="cosine", weight_decay=0.1, gradient_clipping=0.3)
 CUT_SMALL = MicroBatchConfig(max_tokens_per_mb=24)
@@ -217,6 +217,19 @@ def test_a_state_of_two_is_one_of_one_and_the_other_way_round(folder, make_two, 
     two.begin_anew()
     assert weights(two).keys() == weights(one).keys()
     assert bits(two) == bits(one_rank(folder, **settings))
+
+
+def test_in_bfloat16_two_are_no_farther_from_one_than_one_that_cuts_otherwise(folder, make_two):
+    settings = {"dtype": "bfloat16", "optimizer": CLIPPED}
+    models = (
+        one_rank(folder, **settings),
+        one_rank(folder, **settings, mb_spec=CUT_SMALL),
+        make_two(folder, **settings),
+    )
+    for model in models:
+        model.compute_gradients(make_groups())
+    alone, otherwise, together = (gradients(model) for model in models)
+    assert 0 < apart(together, alone) < 4 * apart(otherwise, alone)
 
 
 def test_damage_in_the_slice_of_the_second_is_seen(folder, make_two, tmp_path):
