@@ -83,14 +83,39 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
     return sequences
 
 
-def lay_out(sequences: Sequence[SampledSequence], learning: Sequence[bool], *, max_tokens: int) -> list[MicroBatch]:
-    """Every sequence once: those that teach nothing (`learning` False) apart, since they need no backward pass."""
-    batches = []
+def share_out(
+    sequences: Sequence[SampledSequence], learning: Sequence[bool], *, max_tokens: int, ranks: int
+) -> list[list[MicroBatch]]:
+    """Every sequence once, on one of the ranks: those that teach nothing (`learning` False) apart, since they need no
+    backward pass.
+
+    All ranks get as many micro-batches, and the n-th learns on all or on none: each pass is an exchange between
+    ranks, and one that another rank doesn't make would be waited for for ever. Who has less gets empty ones.
+    """
+    shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for learns in (True, False):
         chosen = [index for index, flag in enumerate(learning) if flag is learns]
-        for rows in pack([len(sequences[index]) for index in chosen], max_tokens=max_tokens):
-            batches.append(_tensors_of(sequences, [chosen[row] for row in rows], learns=learns))
-    return batches
+        packed = []
+        for mine in deal([len(sequences[index]) for index in chosen], ranks=ranks):
+            own = [chosen[index] for index in mine]
+            rows = pack([len(sequences[index]) for index in own], max_tokens=max_tokens)
+            packed.append([_tensors_of(sequences, [own[row] for row in one], learns=learns) for one in rows])
+        most = max(map(len, packed))
+        for share, own_batches in zip(shares, packed, strict=True):
+            share += own_batches + [_nothing(learns=learns)] * (most - len(own_batches))
+    return shares
+
+
+def deal(lengths: Sequence[int], *, ranks: int) -> list[list[int]]:
+    """Indices into `lengths` for each rank, of about as many tokens: the longest first, to who has least. So no rank
+    has more than another by more than the longest."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        least = tokens.index(min(tokens))
+        shares[least].append(index)
+        tokens[least] += lengths[index]
+    return shares
 
 
 def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
@@ -130,6 +155,18 @@ def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], *, le
         targets=_integers(token for one in chosen for token in one.completion),
         sequences=_integers(row for row, one in zip(rows, chosen, strict=True) for _ in one.completion),
         server_logprobs=torch.tensor([value for one in chosen for value in one.logprobs], dtype=torch.float32),
+        learns=learns,
+    )
+
+
+def _nothing(*, learns: bool) -> MicroBatch:
+    """One token, of which nothing is asked: a pass without figures, whose gradient is 0."""
+    return MicroBatch(
+        input_ids=torch.tensor([[PADDING]], dtype=torch.int64),
+        positions=_integers(()),
+        targets=_integers(()),
+        sequences=_integers(()),
+        server_logprobs=torch.tensor((), dtype=torch.float32),
         learns=learns,
     )
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.initialization import no_init_weights
 
 from launcher.errors import ConfigError, ModelError
 
@@ -72,6 +73,16 @@ def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, ke
     for name, weight in named_weights(model):
         if not weight.isfinite().all():
             raise ModelError(f"{folder} is damaged: {name} holds numbers that are not finite", hint)
+    return model
+
+
+def empty_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
+    """The model of `folder` without its weights, in memory that is not touched until they are set."""
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.from_pretrained(folder), dtype=dtype, attn_implementation=attn_implementation
+        )
+    model.tie_weights()
     return model
 
 

@@ -10,15 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from actors.grpo import clipped_terms, group_advantages, reference_kl, token_weights
-from actors.micro_batches import MicroBatch, lay_out, sequences_of
-from actors.token_logprobs import token_logprobs
+from actors.logprob_model import LogprobModel
+from actors.micro_batches import MicroBatch, sequences_of, share_out
 from launcher.config import ActorConfig
 from launcher.errors import TrainerError
 from launcher.rollouts import RolloutGroup
@@ -26,7 +25,8 @@ from launcher.rollouts import RolloutGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch ready to run. `advantages` and `weights` have an entry for each sequence, on the model's device."""
+    """A batch ready to run. `advantages` and `weights` have an entry for each sequence of it, `micro_batches` are one
+    rank's; all else is of the whole batch."""
 
     advantages: Tensor
     weights: Tensor
@@ -34,11 +34,14 @@ class Batch:
     n_tokens: int
     n_learning: int
 
+    def to(self, device: torch.device) -> Batch:
+        return replace(self, advantages=self.advantages.to(device), weights=self.weights.to(device))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Of one micro-batch: `totals` [8] over its tokens, float64, in the order of `Means`; `farthest` is a maximum.
-    `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is of another micro-batch.
+    """Of one micro-batch, or of several: `totals` [8] over its tokens, float64, in the order of `Means`; `farthest` is
+    a maximum. `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is of another one.
 
     They stay on the device until the whole batch is done: a figure asked for earlier would hold up the GPU.
     """
@@ -67,15 +70,16 @@ class Objective:
     """Runs micro-batches of a policy against the server's log-probs and, if there is one, a reference."""
 
     def __init__(
-        self, actor: ActorConfig, *, temperature: float, dtype: torch.dtype, reference: PreTrainedModel | None
+        self, actor: ActorConfig, *, temperature: float, dtype: torch.dtype, reference: LogprobModel | None
     ) -> None:
         self._actor = actor
         self._temperature = temperature
         self._dtype = dtype
         self._reference = reference
 
-    def prepare(self, groups: Sequence[RolloutGroup], device: torch.device) -> Batch:
-        """Raises TrainerError for groups that are no batch, ConfigError for a sequence longer than a micro-batch.
+    def prepare(self, groups: Sequence[RolloutGroup], *, ranks: int = 1) -> list[Batch]:
+        """The batch as each rank runs it. Raises TrainerError for groups that are no batch, ConfigError for a sequence
+        longer than a micro-batch.
 
         A sequence whose advantage is 0 has no gradient, unless there is a KL, so it is spared its backward pass.
         """
@@ -83,20 +87,24 @@ class Objective:
         sequences = sequences_of(groups)
         lengths = torch.tensor([len(one.completion) for one in sequences])
         learning = [value != 0 or self._reference is not None for value in advantages.tolist()]  # NaN learns: it shows
-        return Batch(
-            advantages=advantages.to(device),
-            weights=token_weights(lengths, self._actor.loss_aggregation).to(device),
-            micro_batches=lay_out(sequences, learning, max_tokens=self._actor.mb_spec.max_tokens_per_mb),
-            n_tokens=int(lengths.sum()),
-            n_learning=sum(learning),
-        )
+        most = self._actor.mb_spec.max_tokens_per_mb
+        return [
+            Batch(
+                advantages=advantages,
+                weights=token_weights(lengths, self._actor.loss_aggregation),
+                micro_batches=micro_batches,
+                n_tokens=int(lengths.sum()),
+                n_learning=sum(learning),
+            )
+            for micro_batches in share_out(sequences, learning, max_tokens=most, ranks=ranks)
+        ]
 
-    def run(self, model: PreTrainedModel, micro_batch: MicroBatch, batch: Batch) -> Sums:
+    def run(self, model: LogprobModel, micro_batch: MicroBatch, batch: Batch) -> Sums:
         """Forward, and where the micro-batch learns backward: its gradient is added to the model's."""
         advantages = batch.advantages[micro_batch.sequences]
         server = micro_batch.server_logprobs
         with torch.set_grad_enabled(micro_batch.learns):
-            logprobs, entropy = self._logprobs(model, micro_batch, dtype=self._dtype)
+            logprobs, entropy = self.logprobs(model, micro_batch, temperature=self._temperature, dtype=self._dtype)
             fixed = logprobs.detach()
             terms = clipped_terms(
                 logprobs,
@@ -122,13 +130,18 @@ class Objective:
             ),
         )
 
-    def means(self, batch: Batch, sums: Sequence[Sums]) -> Means:
+    def add_up(self, sums: Sequence[Sums]) -> Sums:
+        return Sums(
+            totals=torch.stack([one.totals for one in sums]).sum(dim=0),
+            farthest=torch.stack([one.farthest for one in sums]).amax(),
+            distances=torch.stack([one.distances for one in sums]).sum(dim=0),
+        )
+
+    def means(self, batch: Batch, sums: Sums) -> Means:
         """All figures, in one transfer from the device. Over no tokens at all they are not numbers, as 0 / 0 is not."""
         if not batch.n_tokens:
             return Means(**dict.fromkeys(Means.__slots__, math.nan))
-        totals = torch.stack([one.totals for one in sums]).sum(dim=0)
-        farthest = torch.stack([one.farthest for one in sums]).amax()
-        loss, *others, largest = torch.cat([totals, farthest.double().reshape(1)]).tolist()
+        loss, *others, largest = torch.cat([sums.totals, sums.farthest.double().reshape(1)]).tolist()
         low, high, ratio, approx_kl, kl_ref, entropy, distance = (value / batch.n_tokens for value in others)
         return Means(
             loss=loss,
@@ -142,12 +155,12 @@ class Objective:
             farthest=largest,
         )
 
-    def distances(self, groups: Sequence[RolloutGroup], sums: Sequence[Sums]) -> dict[str, float]:
+    def distances(self, groups: Sequence[RolloutGroup], sums: Sums) -> dict[str, float]:
         """By server, the mean |server's - trainer's log-prob| over the tokens that it made; {} where one made all."""
         completions = [rollout.completion for group in groups for rollout in group.rollouts]
         if len({completion.server for completion in completions}) < 2:
             return {}
-        by_sequence = torch.stack([one.distances for one in sums]).sum(dim=0).tolist()
+        by_sequence = sums.distances.tolist()
         totals: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
         for completion, total in zip(completions, by_sequence, strict=True):
@@ -165,21 +178,22 @@ class Objective:
         table = torch.tensor(rewards, dtype=torch.float64)
         return group_advantages(table, std=norm.std, eps=norm.eps).flatten().float()
 
-    def _logprobs(
-        self, model: PreTrainedModel, micro_batch: MicroBatch, *, dtype: torch.dtype
+    def logprobs(
+        self, model: LogprobModel, micro_batch: MicroBatch, *, temperature: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of the completion tokens and the entropies there, in float32 whatever the arithmetic."""
         with _arithmetic(micro_batch.input_ids.device, dtype):
-            hidden = model.base_model(input_ids=micro_batch.input_ids, use_cache=False).last_hidden_state
-            predicting = hidden.flatten(0, 1).index_select(0, micro_batch.positions)
-            head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-            return token_logprobs(head, predicting, micro_batch.targets, temperature=self._temperature)
+            found: tuple[Tensor, Tensor] = model(
+                micro_batch.input_ids, micro_batch.positions, micro_batch.targets, temperature=temperature
+            )
+            return found
 
     def _kl_ref(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
         if self._reference is None:
             return torch.zeros_like(logprobs)
+        dtype = self._reference.model.dtype
         with torch.no_grad():
-            ref_logprobs, _ = self._logprobs(self._reference, micro_batch, dtype=self._reference.dtype)
+            ref_logprobs, _ = self.logprobs(self._reference, micro_batch, temperature=self._temperature, dtype=dtype)
         return reference_kl(logprobs, ref_logprobs)
 
 

@@ -13,32 +13,37 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors import model_folder, training_state
-from actors.objective import Batch, Means, Objective
-from actors.optimizer import build_optimizer, learning_rate
+from actors.model_part import ModelPart, Sources, torch_dtype, training_device
+from actors.objective import Batch, Means
+from actors.optimizer import learning_rate
+from actors.rank_group import RankGroup
 from actors.update_stats import LogprobDistance, UpdateStats
 from launcher.config import ActorConfig, RefConfig
-from launcher.errors import CheckpointError, ConfigError, ResourceError, TrainerError
+from launcher.errors import CheckpointError, ConfigError, TrainerError
 from launcher.rollouts import RolloutGroup
 from launcher.state_files import TENSORS_FILE
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+class Crew(Protocol):
+    """The ranks beside this one, which is the first. `lost` says why they can't work together any more, or is ""."""
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a setting such as actor.dtype. Raises ConfigError."""
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} is not supported", f"set actor.dtype to one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    size: int
+    lost: str
+
+    def meet(self, device: torch.device) -> RankGroup: ...
+
+    def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """Have each rank do `work` with its arguments, the own part too, whose answer is returned."""
+
+    def close(self) -> None: ...
 
 
 class PolicyModel:
@@ -52,8 +57,9 @@ class PolicyModel:
         temperature: float,
         total_steps: int,
         tokenizer_path: str | None = None,
+        crew: Crew | None = None,
     ) -> None:
-        """`tokenizer_path` None: the tokenizer of actor.path."""
+        """`tokenizer_path` None: the tokenizer of actor.path. `crew`: the other ranks; None: this process is alone."""
         if not temperature > 0:
             raise ConfigError(
                 f"gconfig.temperature is {temperature}: a model can't be trained on greedy samples",
@@ -61,26 +67,30 @@ class PolicyModel:
             )
         self._actor = actor
         self._total_steps = total_steps
-        self._device = _device(actor)
+        self._crew = crew
+        self._device = training_device(actor)
         self._dtype = torch_dtype(actor.dtype)
-        self.folder = model_folder.local_folder(actor.path, key="actor.path")
+        sources = Sources(actor, ref)
+        self.folder = sources.folder
         key = "actor.path" if tokenizer_path is None else "tokenizer_path"
         tokenizer_folder = model_folder.local_folder(tokenizer_path or actor.path, key=key)
         self.tokenizer = model_folder.load_tokenizer(tokenizer_folder, key=key)
         self._side_files = model_folder.read_side_files(self.folder, tokenizer_folder)
-        self._model = self._load(self.folder, torch.float32, key="actor.path")
-        if actor.gradient_checkpointing:
-            _checkpoint_layers(self._model)
-        self._optimizer = build_optimizer(self._model, actor.optimizer)
-        reference = self._load_reference(ref) if actor.kl_ctl > 0 else None
-        self._objective = Objective(actor, temperature=temperature, dtype=self._dtype, reference=reference)
+        group = None if crew is None else crew.meet(self._device)
+        self._part = ModelPart(actor, ref, temperature=temperature, device=self._device, sources=sources, group=group)
+        self._objective = self._part.objective
         self._stats: UpdateStats | None = None
         self.policy_version = 0
 
     @property
+    def lost(self) -> str:
+        """Why the ranks can't go on, all of them; "" where they can."""
+        return "" if self._crew is None else self._crew.lost
+
+    @property
     def context_length(self) -> int | None:
         """Tokens of prompt and completion that the model was made for; None where its config doesn't say."""
-        return getattr(self._model.config, "max_position_embeddings", None)
+        return getattr(self._part.model.config, "max_position_embeddings", None)
 
     def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats:
         """Forward and backward over the batch, in micro-batches; the gradient is clipped and waits for `commit`.
@@ -89,12 +99,14 @@ class PolicyModel:
         tokens. Raises TrainerError, ConfigError (a sequence longer than a micro-batch), and leaves no gradient then.
         """
         self.discard()
-        batch = self._objective.prepare(groups, self._device)
+        batches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
         try:
-            sums = [self._objective.run(self._model, part.to(self._device), batch) for part in batch.micro_batches]
-            grad_norm = clip_grad_norm_(self._model.parameters(), self._actor.optimizer.gradient_clipping).item()
-            distances = self._objective.distances(groups, sums)
-            self._stats = self._stats_of(batch, self._objective.means(batch, sums), grad_norm, distances)
+            self._do_each("begin", [(batch,) for batch in batches])
+            for index in range(len(batches[0].micro_batches)):
+                self._do("run", index)
+            sums, grad_norm = self._do("finish")
+            means, distances = self._objective.means(batches[0], sums), self._objective.distances(groups, sums)
+            self._stats = self._stats_of(batches, means, grad_norm, distances)
         except torch.OutOfMemoryError as error:
             self.discard()
             raise TrainerError(
@@ -120,28 +132,27 @@ class PolicyModel:
                 f"these gradients must not be committed: {', '.join(self._stats.problems)}",
                 "discard them and drop the batch",
             )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._stats.learning_rate
-        self._optimizer.step()
+        self._do("step", self._stats.learning_rate)
         self.policy_version += 1
-        self.discard()
+        self._stats = None
 
     def discard(self) -> None:
         """Forget the gradients. Weights and optimizer stay as they are."""
-        self._optimizer.zero_grad(set_to_none=True)
         self._stats = None
+        if not self.lost:  # ranks that can't work together hold nothing that could be committed
+            self._do("discard")
 
     def weights_are_finite(self) -> bool:
-        parameters = self._model.parameters()
-        return bool(torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all())
+        is_finite: bool = self._do("is_finite")
+        return is_finite
 
     def named_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Weights by Hugging Face name, as servers load them; a tied head is left out, as `save_pretrained` does.
 
-        As float32 they share memory with the model: use or copy them before the next commit.
+        As float32 they share memory with the model: use or copy them before the next commit. Of several ranks they
+        are whole copies in the host's memory, gathered one by one.
         """
-        for name, weight in model_folder.named_weights(self._model):
-            yield name, weight.to(dtype)
+        yield from self._part.weights(dtype) if self._crew is None else self._do("gather_weights", dtype)
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
         """Write a whole Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
@@ -160,9 +171,8 @@ class PolicyModel:
             self.export(folder, self._dtype)
             training_state.save_training_state(
                 folder,
+                self._do("learned"),
                 policy_version=self.policy_version,
-                parameters=dict(self._model.named_parameters()),
-                optimizer=self._optimizer,
                 master_weights=model_folder.WEIGHTS_FILE if exact else TENSORS_FILE,
             )
         except OSError as error:
@@ -174,10 +184,7 @@ class PolicyModel:
         They share memory with the model: write them before the next commit.
         """
         return training_state.collect_training_state(
-            policy_version=self.policy_version,
-            parameters=dict(self._model.named_parameters()),
-            optimizer=self._optimizer,
-            master_weights=TENSORS_FILE,
+            self._do("learned"), policy_version=self.policy_version, master_weights=TENSORS_FILE
         )
 
     def load(self, folder: Path) -> None:
@@ -188,42 +195,50 @@ class PolicyModel:
         """
         facts = training_state.read_facts(folder)
         training_state.load_training_state(
-            folder, facts=facts, parameters=dict(self._model.named_parameters()), optimizer=self._optimizer
+            folder,
+            facts=facts,
+            shapes={name: parameter.shape for name, parameter in self._part.parameters.items()},
+            put=lambda reader: self._do_each("go_back", self._first((reader, reader.steps), (None, reader.steps))),
         )
         self.policy_version = facts.policy_version
-        self.discard()
+        self._stats = None
 
     def begin_anew(self) -> None:
         """Back to the weights of actor.path and an optimizer that has seen nothing. Raises ModelError."""
         if self.policy_version:
-            fresh = self._load(self.folder, torch.float32, key="actor.path")
-            with torch.no_grad():
-                for mine, first in zip(self._model.parameters(), fresh.parameters(), strict=True):
-                    mine.copy_(first)
-            self._optimizer = build_optimizer(self._model, self._actor.optimizer)
+            fresh = Sources.read_policy(self._actor)
+            self._do_each("begin_anew", self._first((fresh,), (None,)))
         self.policy_version = 0
         self.discard()
 
-    @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Log-probs of `completion` after `prompt` at temperature 1, as a greedy server reports them. Any thread's."""
-        tokens = torch.tensor([[*prompt, *completion]], device=self._device)
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-            logits = self._model(input_ids=tokens, use_cache=False).logits
-        predicting = torch.log_softmax(logits[0, len(prompt) - 1 : -1].float(), dim=-1)
-        found: list[float] = predicting.gather(-1, tokens[0, len(prompt) :, None])[:, 0].tolist()
+        found: list[float] = self._do("logprobs", tuple(prompt), tuple(completion))
         return found
 
-    def _load(self, folder: Path, dtype: torch.dtype, *, key: str) -> PreTrainedModel:
-        attention = self._actor.attn_implementation
-        model = model_folder.load_model(folder, dtype=dtype, attn_implementation=attention, key=key)
-        return model.to(self._device).eval()  # type: ignore[arg-type, no-any-return]  # annotated wrongly upstream
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._crew is not None:
+            self._crew.close()
 
-    def _load_reference(self, ref: RefConfig) -> PreTrainedModel:
-        folder = model_folder.local_folder(ref.path, key="ref.path")
-        return self._load(folder, torch_dtype(ref.dtype), key="ref.path").requires_grad_(False)
+    # ── on every rank at once ──
 
-    def _stats_of(self, batch: Batch, means: Means, grad_norm: float, distances: Mapping[str, float]) -> UpdateStats:
+    def _do(self, work: str, *arguments: Any) -> Any:
+        return self._do_each(work, self._first(arguments, arguments))
+
+    def _do_each(self, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """`arguments`: each rank's. Raises TrainerError where a rank is lost, and whatever the own part raises."""
+        if self._crew is None:
+            return getattr(self._part, work)(*arguments[0])
+        return self._crew.together(self._part, work, arguments)
+
+    def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:
+        return [own] if self._crew is None else [own, *[others] * (self._crew.size - 1)]
+
+    def _stats_of(
+        self, batches: Sequence[Batch], means: Means, grad_norm: float, distances: Mapping[str, float]
+    ) -> UpdateStats:
+        batch = batches[0]
         figures = {"loss": means.loss, "gradient norm": grad_norm, "distance of log-probs": means.distance}
         optimizer = self._actor.optimizer
         return UpdateStats(
@@ -240,28 +255,6 @@ class PolicyModel:
             n_sequences=len(batch.weights),
             n_learning=batch.n_learning,
             n_tokens=batch.n_tokens,
-            n_micro_batches=len(batch.micro_batches),
+            n_micro_batches=sum(len(one.micro_batches) for one in batches),
             problems=tuple(f"{name} is {value}" for name, value in figures.items() if not math.isfinite(value)),
         )
-
-
-def _device(actor: ActorConfig) -> torch.device:
-    """Where to train, with torch's threads set for it. Raises ResourceError."""
-    if actor.device == "cuda" and not torch.cuda.is_available():
-        raise ResourceError("actor.device=cuda, and torch finds no GPU here", "set actor.device=cpu or auto")
-    device = torch.device("cuda" if actor.device != "cpu" and torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and actor.threads is not None:
-        torch.set_num_threads(actor.threads)
-    return device
-
-
-def _checkpoint_layers(model: PreTrainedModel) -> None:
-    """Keep only the layers' inputs and compute each layer again in the backward pass.
-
-    Transformers does that only for layers in training mode. Only the layers' own flag is set, not that of what is in
-    them, so dropout stays off.
-    """
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.training = True

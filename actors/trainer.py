@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
@@ -41,12 +41,22 @@ MONITOR = "health_monitor"
 class Trainer:
     """`start`, `restore`, `allow`, `run`; the others at any time after `start`, before it they raise TrainerError."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int, *, has_monitor: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        *,
+        has_monitor: bool = False,
+        rank_options: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """`rank_options`: Ray's, for each trainer rank beside this one, which is the first."""
         die_with_raylet()
         self._config = config
         self._paths = paths
         self._attempt = attempt
         self._has_monitor = has_monitor
+        self._rank_options = rank_options
         self._training: Training | None = None
         self._busy = ""
 
@@ -62,7 +72,7 @@ class Trainer:
             with lean_imports():
                 from actors.training import Training
 
-                self._training = Training(config, self._paths, self._attempt, ask=ask)
+                self._training = Training(config, self._paths, self._attempt, ask=ask, rank_options=self._rank_options)
         finally:
             self._busy = ""
         return self._training.ready()

@@ -6,8 +6,10 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
 
 from actors.canaries import make_canaries, pick, score_canaries
 from actors.checkpointing import Checkpointer
@@ -16,6 +18,7 @@ from actors.gate import Ask, MonitorGate
 from actors.live_rollouts import LoopThread
 from actors.policy_model import PolicyModel, UpdateStats
 from actors.prompt_queue import PromptQueue
+from actors.rank_crew import RankCrew
 from actors.reward_pool import RewardPool
 from actors.step_loop import GrpoLoop, no_gate
 from actors.step_memory import Restored
@@ -23,6 +26,7 @@ from actors.step_records import StepRecords
 from actors.training_data import DataLoader
 from actors.training_servers import TrainingServers
 from launcher.config import RunConfig
+from launcher.errors import TrainerError
 from launcher.journal import Journal
 from launcher.messages import LoopFailure, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerStatus, TrainerView
 from launcher.policy.admission import Admission, BatchReport
@@ -49,14 +53,19 @@ class Training:
         attempt: int,
         *,
         ask: Ask | None = None,
+        rank_options: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Load model, data and reward function. `ask`: the HealthMonitor. Raises the UsageErrors of each."""
+        """Load model, data and reward function. `ask`: the HealthMonitor. Raises the UsageErrors of each, and
+        TrainerError where the ranks that `rank_options` places don't meet."""
         self._config = config
         self._paths = paths
         self._attempt = attempt
         self._log_to_file()
         self._journal = Journal(paths.events, attempt, time.time)
         self._records = StepRecords(paths)
+        crew = None  # its processes too start while others load
+        if config.actor.dp_size > 1:
+            crew = RankCrew(config, paths, self._journal, rank_options)
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward)  # its processes start while the model loads
         records = load_records(config.train_dataset, key="train_dataset")
@@ -66,6 +75,7 @@ class Training:
             temperature=config.gconfig.temperature,
             total_steps=planned_steps(config, prompts=len(records)),
             tokenizer_path=config.tokenizer_path,
+            crew=crew,
         )
         context = config.sglang.context_length or self._model.context_length
         self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records)
@@ -190,10 +200,11 @@ class Training:
 
     def view(self) -> TrainerView:
         """The state, consistent in itself: no step is committed while it is looked at."""
-        if self._busy:
+        lost = self._model.lost
+        if self._busy and not lost:
             return TrainerView(pid=os.getpid(), busy=self._busy, is_started=True)
         loop = self._loop
-        with loop.weights_lock:
+        with nullcontext() if lost else loop.weights_lock:  # whoever waits for a lost rank may hold it for good
             return TrainerView(
                 pid=os.getpid(),
                 is_started=True,
@@ -209,7 +220,7 @@ class Training:
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
                 longest_sequence=self._data.longest_sequence,
-                failure=self._failure,
+                failure=self._failure or self._failure_of_ranks(),
                 rejections=loop.rejections.since_step,
                 weights=self._servers.published,
                 servers=self._servers.pool.servers(),
@@ -218,6 +229,11 @@ class Training:
                 slow=self._servers.pool.paces.slow(self._config.health),
                 evals=tuple(loop.evals),
             )
+
+    def _failure_of_ranks(self) -> LoopFailure | None:
+        if not self._model.lost:
+            return None
+        return LoopFailure(kind=TrainerError.__name__, message=self._model.lost, global_step=self._loop.next_step)
 
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         """Tell the pool of rollouts which servers there are."""
@@ -255,6 +271,7 @@ class Training:
         self._loop.forget()
         self._servers.close()
         self._reward.close()
+        self._model.close()
 
     def _log_to_file(self) -> None:
         handler = logging.FileHandler(self._paths.trainer_log)

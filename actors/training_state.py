@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,44 +45,48 @@ class Facts:
     numpy_random: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What training has made of a model, by the names of its parameters. `steps`: how often each was stepped."""
+
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Mapping[str, Tensor]]
+    steps: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A saved state, tensor by tensor: `weight(name)`, `moment(moment, name)`. Either raises CheckpointError."""
+
+    steps: Mapping[str, int]
+    weight: Callable[[str], Tensor]
+    moment: Callable[[str, str], Tensor]
+
+
 def collect_training_state(
-    *,
-    policy_version: int,
-    parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    master_weights: str,
+    learned: Learned, *, policy_version: int, master_weights: str
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The content of both files. The tensors share memory with the model and the optimizer, except random states."""
-    states = {name: optimizer.state[tensor] for name, tensor in parameters.items() if tensor in optimizer.state}
-    tensors = {f"{moment}.{name}": state[moment] for name, state in states.items() for moment in MOMENTS}
+    """The content of both files. The tensors are those of `learned`, and random states."""
+    tensors = {f"{moment}.{name}": tensor for name, m in learned.moments.items() for moment, tensor in m.items()}
     if master_weights == TENSORS_FILE:
-        tensors |= {f"{MASTER}{name}": parameter.detach() for name, parameter in parameters.items()}
+        tensors |= {f"{MASTER}{name}": weight for name, weight in learned.weights.items()}
     facts: dict[str, object] = {
         "format": STATE_FORMAT,
         "policy_version": policy_version,
         "master_weights": master_weights,
-        "optimizer_steps": {name: int(state["step"].item()) for name, state in states.items()},
+        "optimizer_steps": dict(learned.steps),
         "python_random": random.getstate(),
         "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
     }
     return facts, tensors | _torch_random()
 
 
-def save_training_state(
-    folder: Path,
-    *,
-    policy_version: int,
-    parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    master_weights: str,
-) -> None:
+def save_training_state(folder: Path, learned: Learned, *, policy_version: int, master_weights: str) -> None:
     """Write both files. `master_weights` names the file with the float32 weights; ours then holds them too.
 
     Raises OSError.
     """
-    facts, tensors = collect_training_state(
-        policy_version=policy_version, parameters=parameters, optimizer=optimizer, master_weights=master_weights
-    )
+    facts, tensors = collect_training_state(learned, policy_version=policy_version, master_weights=master_weights)
     (folder / FACTS_FILE).write_text(json.dumps(facts))
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
@@ -121,39 +125,30 @@ def read_facts(folder: Path) -> Facts:
 
 
 def load_training_state(
-    folder: Path, *, facts: Facts, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+    folder: Path, *, facts: Facts, shapes: Mapping[str, torch.Size], put: Callable[[Reader], None]
 ) -> None:
-    """Set weights, moments and generators as they were saved.
+    """Have `put` set weights and moments as they were saved, and set the generators. `shapes`: of the parameters.
 
     Raises CheckpointError where anything misfits, with all as it was before.
     """
     prefix = MASTER if facts.master_weights == TENSORS_FILE else ""
     with open_tensors(folder / TENSORS_FILE) as state, open_tensors(folder / facts.master_weights) as master:
-        for name, parameter in parameters.items():
-            master.expect(prefix + name, parameter.shape)
+        for name, shape in shapes.items():
+            master.expect(prefix + name, shape)
         for name in facts.optimizer_steps:
-            if name not in parameters:
+            if name not in shapes:
                 raise CheckpointError(f"{folder / FACTS_FILE} has {name}, which the model lacks", UNUSABLE)
             for moment in MOMENTS:
-                state.expect(f"{moment}.{name}", parameters[name].shape)
+                state.expect(f"{moment}.{name}", shapes[name])
         _try_torch_random(state, folder / TENSORS_FILE)
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(master.read(prefix + name))
-        _load_moments(state, facts, parameters, optimizer)
+        put(
+            Reader(
+                steps=facts.optimizer_steps,
+                weight=lambda name: master.read(prefix + name),
+                moment=lambda moment, name: state.read(f"{moment}.{name}"),
+            )
+        )
         _set_random(state, facts)
-
-
-def _load_moments(
-    state: StoredTensors, facts: Facts, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
-) -> None:
-    optimizer.state.clear()
-    for name, step in facts.optimizer_steps.items():
-        parameter = parameters[name]
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
-            **{moment: state.read(f"{moment}.{name}").to(parameter.device, copy=True) for moment in MOMENTS},
-        }
 
 
 def _try_torch_random(state: StoredTensors, path: Path) -> None:

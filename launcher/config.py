@@ -194,8 +194,8 @@ class ActorConfig:
         "disk", "how weights reach the servers: memory-backed files, or over the wire", OneOf(("disk", "tensor"))
     )
     weight_update_timeout: float = setting(120.0, "a server must have confirmed new weights by then", DEADLINE)
-    num_cpus: float = setting(1.0, "CPUs that Ray books for the trainer (bookkeeping, not a limit)", NATURAL)
-    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for the trainer", SHARE)
+    num_cpus: float = setting(1.0, "CPUs that Ray books for each trainer rank (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for each trainer rank", SHARE)
     threads: int | None = setting(None, "torch's threads on the CPU; null: the CPUs booked", COUNT)
 
 

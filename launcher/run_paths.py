@@ -97,6 +97,10 @@ class RunPaths:
     def trainer_log(self) -> Path:
         return self.logs / "trainer.log"
 
+    def trainer_rank_log(self, rank: int) -> Path:
+        """Of a rank beside the first, which writes the trainer's own."""
+        return self.logs / f"trainer-rank-{rank}.log"
+
     def server_log(self, index: int) -> Path:
         return self.logs / f"llm_server-{index}.log"
 

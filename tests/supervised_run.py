@@ -1,7 +1,8 @@
 """A whole supervised run on stand-in servers, as a process whose children a test may kill.
 
-`python -m tests.supervised_run FILEROOT STEPS SERVERS WEBHOOK` runs it: the real driver, Coordinator, HealthMonitor and
-trainer, the small real model; only SGLang is a stand-in, whose log-probs are those of the weights that it holds.
+`python -m tests.supervised_run FILEROOT STEPS SERVERS WEBHOOK RANKS` runs it: the real driver, Coordinator,
+HealthMonitor and trainer, the small real model; only SGLang is a stand-in, whose log-probs are those of the weights
+that it holds.
 `SupervisedRun` is the test's side of it.
 """
 
@@ -32,7 +33,7 @@ MARK = "GRPO_TEST_RUN"
 PROMPTS = 3664
 
 
-def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
+def run_config(fileroot: str, steps: int, servers: int, ranks: int = 1) -> RunConfig:
     config = RunConfig(experiment_name="supervised", total_train_steps=steps)
     config.cluster.fileroot = fileroot
     config.train_dataset = DatasetConfig(path=str(ASSETS / "train.jsonl"), batch_size=BATCH)
@@ -42,6 +43,7 @@ def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
     config.actor.dtype = config.sglang.dtype = config.ref.dtype = "float32"
     config.actor.device = config.sglang.device = "cpu"
     config.actor.threads, config.actor.optimizer.lr = 1, 3e-4
+    config.actor.dp_size = ranks
     config.sglang.n_servers, config.sglang.context_length, config.sglang.random_seed = servers, 256, 1
     config.recover = RecoverConfig(freq_steps=5, memory_share=1.0)
     config.evaluator.freq_steps = config.saver.freq_steps = FreqConfig().freq_steps
@@ -51,7 +53,7 @@ def run_config(fileroot: str, steps: int, servers: int) -> RunConfig:
 
 
 def main() -> None:
-    config = run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    config = run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]))
     config.alerts.webhook = sys.argv[4] or None
     sys.exit(driver.run(config, server_entry=STAND_IN))
 
@@ -59,14 +61,14 @@ def main() -> None:
 class SupervisedRun:
     """Started at once; at the end of the block it and all that it started are ended."""
 
-    def __init__(self, fileroot: Path, *, steps: int, servers: int, webhook: str = "") -> None:
+    def __init__(self, fileroot: Path, *, steps: int, servers: int, webhook: str = "", ranks: int = 1) -> None:
         self.steps = steps
         self.switch = fileroot / "switch.json"
         self.paths = RunPaths.of(run_config(str(fileroot), steps, servers))
         self._console = fileroot / "console.log"
         self._mark = uuid.uuid4().hex
         self._command = [sys.executable, "-m", "tests.supervised_run", str(fileroot)]
-        self._command += [str(steps), str(servers), webhook]
+        self._command += [str(steps), str(servers), webhook, str(ranks)]
 
     def __enter__(self) -> "SupervisedRun":
         with self._console.open("wb") as console:  # a pipe that nobody reads would stop the run when it is full

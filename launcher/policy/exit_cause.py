@@ -61,6 +61,7 @@ SERVER_CRASH = re.compile(
     r"(Scheduler|Detokenizer\w*|Tokenizer\w*|MultiTokenizerRouter|MultiDetokenizerRouter|DataParallelController)"
     r" hit an exception|Cache flush failed after updating weights|Subprocess \S+ \(pid=\d+\) crashed"
 )
+RANK_HANG = re.compile(r"trainer rank \d+ .*does not answer for")
 NONFINITE = re.compile(r"TrainerError\b.*\bnot finite")
 
 
@@ -78,6 +79,7 @@ OF_A_SERVER: Words = (
 OF_THE_TRAINER: Words = (
     (DEVICE, Cause.TRAINER_OOM, "out of device memory", RanOut.TRAINER_DEVICE),
     (HOST, Cause.TRAINER_OOM, "out of host memory", RanOut.TRAINER_HOST),
+    (RANK_HANG, Cause.TRAINER_HANG, "a rank does not answer", None),
     (NONFINITE, Cause.NONFINITE, "numbers that are not finite", None),
 )
 """In this order: an allocator's message explains the exception that follows it, not the other way round."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.micro_batches import PADDING, SampledSequence, lay_out, pack, sequences_of
+from actors.micro_batches import PADDING, SampledSequence, pack, sequences_of, share_out
 from launcher.errors import ConfigError, TrainerError
 from tests.unit.tiny_models import make_groups
 
@@ -41,7 +41,7 @@ def test_layout_by_hand():
         SampledSequence(prompt=(5,), completion=(6, 7), logprobs=(-0.1, -0.2)),
         SampledSequence(prompt=(1, 2, 3), completion=(4,), logprobs=(-0.3,)),
     ]
-    (batch,) = lay_out(sequences, [True, True], max_tokens=100)
+    ((batch,),) = share_out(sequences, [True, True], max_tokens=100, ranks=1)
     assert batch.input_ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, PADDING]]
     assert batch.positions.tolist() == [2, 4, 5]  # the token before each completion token, rows of 4
     assert batch.targets.tolist() == [4, 6, 7]
@@ -51,7 +51,7 @@ def test_layout_by_hand():
 
 def test_sequences_that_teach_nothing_are_kept_apart():
     sequences = [SampledSequence(prompt=(1,), completion=(2,), logprobs=(-0.1,)) for _ in range(3)]
-    batches = lay_out(sequences, [False, True, False], max_tokens=100)
+    (batches,) = share_out(sequences, [False, True, False], max_tokens=100, ranks=1)
     assert [(batch.learns, batch.sequences.tolist()) for batch in batches] == [(True, [1]), (False, [0, 2])]
 
 

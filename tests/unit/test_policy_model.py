@@ -33,7 +33,7 @@ def policy(folder, ref_folder=None, *, temperature=TEMPERATURE, **settings):
 
 
 def gradients(model):
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model._model.named_parameters()}
+    return {name: None if p.grad is None else p.grad.clone() for name, p in model._part.model.named_parameters()}
 
 
 def weights(model):
@@ -201,7 +201,7 @@ def test_a_commit_is_one_step_of_adamw_at_the_scheduled_rate(folder):
         optimizer.step()
         model.commit()
         assert model.policy_version == step + 1
-        assert all(parameter.grad is None for parameter in model._model.parameters())
+        assert all(parameter.grad is None for parameter in model._part.model.parameters())
     ours = weights(model)
     close(ours, {name: named[name].detach() for name in ours})
 
@@ -212,7 +212,7 @@ def test_training_raises_the_probability_of_what_was_rewarded(folder):
     good = group.rollouts[0].completion.token_ids
 
     def logprob():
-        return naive_logprobs(model._model, group.prompt.token_ids, good, TEMPERATURE).sum().item()
+        return naive_logprobs(model._part.model, group.prompt.token_ids, good, TEMPERATURE).sum().item()
 
     before = logprob()
     for _ in range(5):
@@ -329,7 +329,7 @@ def test_weights_that_are_not_finite_are_seen(folder):
     model = policy(folder)
     assert model.weights_are_finite()
     with torch.no_grad():
-        next(model._model.parameters())[0, 0] = math.inf
+        next(model._part.model.parameters())[0, 0] = math.inf
     assert not model.weights_are_finite()
 
 
@@ -342,7 +342,7 @@ def test_gradient_checkpointing_agrees_runs_layers_twice_and_leaves_dropout_off(
         def count(*_, model=model):
             runs[id(model)] += 1
 
-        model._model.model.layers[0].mlp.register_forward_pre_hook(count)
+        model._part.model.model.layers[0].mlp.register_forward_pre_hook(count)
         model.compute_gradients(make_groups())
     assert (runs[id(plain)], runs[id(sparing)]) == (2, 3)  # two micro-batches, one of which learns
     close(gradients(sparing), gradients(plain), rtol=1e-5, atol=1e-7)

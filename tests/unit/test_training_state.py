@@ -35,8 +35,8 @@ def train(model, steps):
 def everything(model):
     """Weights, optimizer and counter, to the bit."""
     found = {name: tensor.numpy().tobytes() for name, tensor in model.named_weights(torch.float32)}
-    for name, parameter in model._model.named_parameters():
-        for key, tensor in model._optimizer.state.get(parameter, {}).items():
+    for name, parameter in model._part.model.named_parameters():
+        for key, tensor in model._part.optimizer.state.get(parameter, {}).items():
             found[f"{key} of {name}"] = tensor.numpy().tobytes()
     return found | {"policy_version": model.policy_version}
 
@@ -101,7 +101,7 @@ def test_gradients_are_dropped_by_a_load(folder, tmp_path):
     model.save(tmp_path)
     model.compute_gradients(make_groups())
     model.load(tmp_path)
-    assert all(parameter.grad is None for parameter in model._model.parameters())
+    assert all(parameter.grad is None for parameter in model._part.model.parameters())
 
 
 def edit_facts(folder, **changes):

@@ -1,0 +1,71 @@
+"""A run on two trainer ranks, each of which is killed and one stopped: all begin anew together, where they were."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from launcher.messages import Cause
+from tests.supervised_run import SupervisedRun
+
+STEPS = 9
+RANKS = 2
+
+
+class Ranks:
+    """The ranks of a run, life after life."""
+
+    def __init__(self, run: SupervisedRun) -> None:
+        self._run = run
+
+    def lives(self) -> list[list[int]]:
+        """The pids of each life, rank 0 first."""
+        return [event["pids"] for event in self._run.events("trainer.ranks_met")]
+
+    def wait_life(self, number: int) -> list[int]:
+        self._run.wait_until(lambda: len(self.lives()) >= number, f"life {number} of the ranks")
+        return self.lives()[number - 1]
+
+    def hit(self, pid: int, how: signal.Signals, *, life: int) -> int:
+        """Returns the steps that were done; back when the next life has taken one more."""
+        done = self._run.steps_done()
+        os.kill(pid, how)
+        self.wait_life(life + 1)
+        self._run.wait_steps(done + 1)
+        return done
+
+
+@pytest.mark.timeout(900)
+def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
+    with SupervisedRun(tmp_path, steps=STEPS, servers=1, ranks=RANKS) as run:
+        ranks = Ranks(run)
+        run.wait_steps(2)
+        first = ranks.wait_life(1)
+        assert len(set(first)) == RANKS
+        ranks.hit(first[1], signal.SIGKILL, life=1)
+        second = ranks.wait_life(2)
+        ranks.hit(second[0], signal.SIGKILL, life=2)
+        third = ranks.wait_life(3)
+        ranks.hit(third[1], signal.SIGSTOP, life=3)
+        fourth = ranks.wait_life(4)
+        assert not any(psutil.pid_exists(pid) for pid in (*first, *second, *third)), "an old rank lives"
+        run.finish()
+        run.wait_gone()
+
+        run.check_ledger()
+        steps = [line["global_step"] for line in run.ledger()]
+        assert steps == list(range(STEPS)), "no step was taken back and none twice"
+        told = [event["reason"] for event in run.events("trainer.rank_lost")]
+        assert f"trainer rank 1 (process {first[1]}" in told[0]
+        assert " ended: " in told[0]
+        assert f"trainer rank 1 (process {third[1]}" in told[1]
+        assert "does not answer" in told[1]
+        assert [cause for cause, _, _ in run.incidents().values()] == [
+            Cause.TRAINER_CRASH,
+            Cause.TRAINER_CRASH,
+            Cause.TRAINER_HANG,
+        ]
+        assert all(mended for _, _, mended in run.incidents().values())
+        assert len(ranks.lives()) == 4
+        assert len(fourth) == RANKS
