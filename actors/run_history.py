@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from actors.fleet_record import LEFT, FleetRecord
 from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
+from actors.nodes import event_on_this_clock
 from launcher.journal import Journal, read_lines
 from launcher.memory_book import Remembered
 from launcher.messages import Cause, Overrides, Rejection, RunWord, ServerExit
@@ -76,6 +78,9 @@ class RunHistory:
         self.died: set[tuple[str, int]] = set()
         self.tried: list[Tried] = []
         self.abort_reason = ""
+        self.hold_reason = ""
+        self.nodes: set[str] = set()
+        self.coordinator_nodes: set[str] = set()
         self.ending: RunWord | None = None
         self.ending_reason = ""
         self.was_begun = False
@@ -83,11 +88,17 @@ class RunHistory:
         self.fleet = FleetRecord()
 
     @classmethod
-    def read(cls, journal: Journal, path: Path, attempt: int) -> RunHistory:
-        """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError."""
+    def read(
+        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None
+    ) -> RunHistory:
+        """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError.
+
+        `clock`: onto which times are put that a Coordinator wrote down on another machine.
+        """
         history = cls(journal)
         is_mine = False
-        for event in read_lines(path):
+        for line in read_lines(path):
+            event = line if clock is None else event_on_this_clock(line, now=clock(), wall=time.time())
             if event.get("attempt") == attempt:
                 if not is_mine:
                     history.incidents.next_attempt()
@@ -171,6 +182,13 @@ class RunHistory:
     def asked_to_abort(self, reason: str) -> None:
         if not self.abort_reason:
             self._record("run.abort_asked", subject="user", reason=reason)
+
+    def asked_to_hold(self, reason: str) -> None:
+        """`reason` "": no longer."""
+        if reason and reason != self.hold_reason:
+            self._record("run.hold_asked", subject="user", reason=reason)
+        elif not reason and self.hold_reason:
+            self._record("run.hold_released", subject="user", reason="it may go on")
 
     def server_died(self, end: ServerExit, detected_after_s: float) -> None:
         self._record(
@@ -279,6 +297,16 @@ class RunHistory:
                 self.tried.append(_tried(event))
             case "run.abort_asked":
                 self.abort_reason = str(event.get("reason", ""))
+            case "node.joined":
+                self.nodes.add(str(event.get("node")))
+            case "node.lost":
+                self.nodes.discard(str(event.get("node")))
+            case "coordinator.placed":
+                self.coordinator_nodes.add(str(event.get("node")))
+            case "run.hold_asked":
+                self.hold_reason = str(event.get("reason", ""))
+            case "run.hold_released":
+                self.hold_reason = ""
             case "run.halting":
                 if self.ending is None:  # whoever begins it again after a restart no longer knows why it was begun
                     self.ending = RunWord(str(event.get("word")))
