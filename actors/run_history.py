@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.event_facts import attempt_of, list_of, number_of, optional_number, tried_of
 from actors.fleet_record import LEFT, FleetRecord
 from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
 from actors.nodes import event_on_this_clock
 from launcher.journal import Journal, read_lines
 from launcher.memory_book import Remembered
-from launcher.messages import Cause, Overrides, Rejection, RunWord, ServerExit
+from launcher.messages import Overrides, Rejection, RunWord, ServerExit
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -34,10 +35,9 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.exit_cause import RanOut
 from launcher.policy.incident_book import Ending, Trouble
-from launcher.policy.memory import MemorySettings, Tried
-from launcher.policy.restart import Attempt, Rung
+from launcher.policy.memory import Tried
+from launcher.policy.restart import Attempt
 from launcher.policy.run_state import ENDS, RunState
 
 EVENTS: Mapping[type[Action], tuple[str, str]] = {
@@ -271,18 +271,18 @@ class RunHistory:
             self.state, self.state_reason = RunState(what.upper()), str(event.get("reason", ""))
         match name:
             case "repair.begun":
-                self.attempts.append(_attempt(event))
+                self.attempts.append(attempt_of(event))
             case "memory.remembered":
                 self._override(event)
-                self.tried += [_tried(one) for one in _list(event, "tried")]
+                self.tried += [tried_of(one) for one in list_of(event, "tried")]
             case "trainer.starting":
                 self._started(subject, event)
             case "server.starting":
                 self._started(subject, event)
-                self.generations[subject] = int(_number(event, "generation"))
-                self.start_lineages[subject] = _optional(event, "lineage")
+                self.generations[subject] = int(number_of(event, "generation"))
+                self.start_lineages[subject] = optional_number(event, "lineage")
             case "server.died":
-                self.died.add((subject, int(_number(event, "generation"))))
+                self.died.add((subject, int(number_of(event, "generation"))))
             case "server.abandoned":
                 self.abandoned.add(subject)
             case "server.restarting":
@@ -290,11 +290,11 @@ class RunHistory:
             case "trainer.restarting":
                 self._override(event)
             case "trainer.restoring":
-                self.lineage = int(_number(event, "lineage"))
+                self.lineage = int(number_of(event, "lineage"))
             case "checkpoint.damaged":
-                self.damaged_checkpoints.add(int(_number(event, "global_step")))
+                self.damaged_checkpoints.add(int(number_of(event, "global_step")))
             case "memory.ran_out":
-                self.tried.append(_tried(event))
+                self.tried.append(tried_of(event))
             case "run.abort_asked":
                 self.abort_reason = str(event.get("reason", ""))
             case "node.joined":
@@ -320,35 +320,3 @@ class RunHistory:
         overrides = event.get("overrides")
         if isinstance(overrides, Mapping):
             self.overrides.update(overrides)
-
-
-def _attempt(event: Mapping[str, object]) -> Attempt:
-    return Attempt(
-        at=_number(event, "at"),
-        cause=Cause(str(event["cause"])),
-        subject=str(event["subject"]),
-        rung=Rung(str(event["rung"])),
-        onset_step=_optional(event, "onset_step"),
-        restored_step=_optional(event, "restored_step"),
-    )
-
-
-def _tried(event: Mapping[str, object]) -> Tried:
-    settings = event["settings"]
-    assert isinstance(settings, Mapping)
-    return Tried(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
-
-
-def _list(event: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
-    value = event.get(key)
-    return value if isinstance(value, list) else []
-
-
-def _number(event: Mapping[str, object], key: str) -> float:
-    value = event.get(key)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _optional(event: Mapping[str, object], key: str) -> int | None:
-    value = event.get(key)
-    return value if isinstance(value, int) else None

@@ -16,6 +16,7 @@ import ray
 from actors.actor_calls import ActorAway, answer
 from actors.defects import keep, raise_defects
 from actors.lease import MARGIN_S
+from actors.loop_trouble import NOT_OF_THE_PROCESS, LoopTrouble, cause_of
 from actors.nodes import is_here
 from actors.process_end import process_ended
 from actors.trainer_watch import TrainerWatch
@@ -44,8 +45,6 @@ RESTART_S = 60.0
 NOTHING = TrainerView(pid=0)
 Life = tuple[str, int]
 """Node and pid: on another node the same pid is another process."""
-NOT_OF_THE_PROCESS = frozenset({Cause.NONFINITE, Cause.VERIFIER_BROKEN})
-OF_THE_REWARD = frozenset({"RewardError", "RewardImportError"})
 
 
 class TrainerLink:
@@ -76,12 +75,9 @@ class TrainerLink:
         self._oom_kills = (oom_kills(),) * 2
         self._watched: Life = ("", 0)
         self._is_ordered = False
-        self._failed_since: float | None = None
         self._overdue = ""
         self._busy, self._busy_since = "", 0.0
-        self._failed_before: tuple[Cause, int] | None = None
-        self._first_failed_at = 0.0
-        self._answered: tuple[Cause, int] | None = None
+        self._trouble = LoopTrouble()
         self._asked, self._heard = 0, 0
         self._run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -166,39 +162,12 @@ class TrainerLink:
         )
 
     def incident(self, now: float) -> Incident | None:
-        """Found by the loop itself, and no fault of its process: numbers that are not finite, which stand until it is
-        restored, or a reward function that did not answer, until it does (`reward_answers`)."""
-        failure, cause = self.view.failure, self._cause_of_failure()
-        if failure is None or cause not in NOT_OF_THE_PROCESS or (cause, failure.global_step) == self._answered:
-            self._failed_since = None
-            return None
-        if self._failed_since is None:
-            again = (cause, failure.global_step) == self._failed_before
-            self._failed_since = self._first_failed_at if again else now
-            self._failed_before, self._first_failed_at = (cause, failure.global_step), self._failed_since
-        return Incident(
-            cause=cause,
-            subject="trainer" if cause is Cause.NONFINITE else "reward",
-            reason=failure.message,
-            since=self._failed_since,
-            onset_step=failure.global_step,
-        )
+        """Found by the loop itself, and no fault of its process (actors/loop_trouble.py)."""
+        return self._trouble.incident(self.view.failure, now)
 
     def reward_answers(self) -> None:
-        """Known answers were scored as they should be: the step that failed for want of a reward may be tried again.
-
-        If it fails again, that counts from the first time: a function that can't score one prompt is broken too.
-        """
-        if self._cause_of_failure() is Cause.VERIFIER_BROKEN and self.view.failure is not None:
-            self._answered = (Cause.VERIFIER_BROKEN, self.view.failure.global_step)
-
-    def _cause_of_failure(self) -> Cause | None:
-        failure = self.view.failure
-        if failure is None:
-            return None
-        if failure.kind in OF_THE_REWARD:
-            return Cause.VERIFIER_BROKEN
-        return find_trainer_cause([f"{failure.kind}: {failure.message}".replace("\n", " ")], None).cause
+        """Known answers were scored as they should be: the step that failed for want of a reward may be tried again."""
+        self._trouble.reward_answers(self.view.failure)
 
     def _verdict(self) -> Verdict:
         view = self.view
@@ -211,7 +180,7 @@ class TrainerLink:
             if said is not None:
                 return Verdict(health=Health.DEAD, reason=said.reason, cause=said.cause)
             return Verdict(health=Health.DEAD, reason="its process ended", cause=Cause.TRAINER_CRASH)
-        cause = self._cause_of_failure()
+        cause = cause_of(view.failure)
         if view.failure is not None and cause not in NOT_OF_THE_PROCESS:
             return Verdict(health=Health.DEAD, reason=view.failure.message, cause=cause)
         return self._life.verdict()
@@ -277,7 +246,7 @@ class TrainerLink:
     async def resume(self) -> None:
         await self._ask(self._actor.allow.remote())
         await self.refresh()
-        self._answered = None  # what fails from now on is another failure
+        self._trouble.goes_on()
         self._await_run()
 
     async def pause(self, *, save: bool) -> None:

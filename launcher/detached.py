@@ -28,7 +28,7 @@ from actors.ray_life import die_with_raylet
 from launcher import run_requests
 from launcher.attach import attach, last_end
 from launcher.config import RunConfig
-from launcher.driver import KEEPER, Unattended, check_data, same_command
+from launcher.driver import check_data
 from launcher.driver import run as drive
 from launcher.errors import LauncherError, ResourceError, StorageError
 from launcher.journal import Journal
@@ -36,6 +36,7 @@ from launcher.messages import EXIT_CODES, RunWord
 from launcher.resume import already_finished, resume_point
 from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunLock, RunPaths
+from launcher.unattended import KEEPER, Unattended, same_command
 from launcher.uploads import remote_of
 
 STARTED_S = 120.0

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -51,6 +49,7 @@ from launcher.run_keys import ServerKeys
 from launcher.run_now import NowFile
 from launcher.run_paths import RunLock, RunPaths
 from launcher.screen import Screen
+from launcher.unattended import KEEPER, Unattended, same_command
 from launcher.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
 
 POLL_S = 0.25
@@ -58,22 +57,8 @@ STOP_TIMEOUT_S = 5.0
 """For what is still to be heard when all has ended."""
 ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
-KEEPER = "keeper"
-"""The name of the actor that a detached run's driver is."""
 ALWAYS_BACK = {"max_restarts": -1, "max_task_retries": 0}
 NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unattended:
-    """A driver without a person before it: what it says goes to `out`. `command`: by which the person started it.
-
-    `is_again`: an earlier one of the same command was lost; what a person has asked since still holds.
-    """
-
-    out: TextIO
-    command: str
-    is_again: bool
 
 
 def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unattended: Unattended | None = None) -> int:
@@ -307,8 +292,7 @@ class Launch:
         """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next life waits."""
         for node in nodes.keys() - self._nodes_told:
             self._nodes_told.add(node)
-            reason = f"node {nodes[node]} ({node[:8]}) was lost"
-            held = ["the Coordinator"]
+            reason, held = f"node {nodes[node]} ({node[:8]}) was lost", ["the Coordinator"]
             self._journal.record(
                 "node.lost", subject=nodes[node], reason=reason, node=node, held=held, cause="node_lost"
             )
@@ -366,10 +350,3 @@ def _as_ours(error: RayTaskError) -> LauncherError:
     if isinstance(error.cause, LauncherError):
         return error.cause
     return RunError(f"the Coordinator failed: {error.cause!r}", "this is a defect; events.jsonl says what it did last")
-
-
-def same_command(unattended: Unattended | None = None) -> str:
-    """The command of this run, to be typed again: it resumes."""
-    if unattended is not None:
-        return unattended.command
-    return " ".join(["python -m launcher", *map(shlex.quote, sys.argv[1:])])
