@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from actors.lease import wait_for_lease
 from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
@@ -80,6 +81,7 @@ class Checkpointer:
         name = position.checkpoint_name
         if name is None or self._store.find(name.global_step) is not None:
             return None
+        wait_for_lease()
         started = time.monotonic()
         with self._store.staging(name) as staged:
             model.save(staged)

@@ -22,6 +22,7 @@ import ray._private.worker as ray_worker
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and left out of its stub
 
+from actors.joined_cluster import HeadWatch
 from launcher.config import RunConfig
 from launcher.errors import ResourceError
 from launcher.private_folders import make_private
@@ -50,20 +51,25 @@ VITAL = ("gcs_server", "raylet")
 
 
 class VitalProcesses:
-    """Those that this process has started; of a cluster that was joined, none."""
+    """Those that this process has started."""
 
     def __init__(self) -> None:
         children = psutil.Process().children(recursive=True)
         self._processes = {child: child.name() for child in children if child.name() in VITAL}
 
+    def lost_nodes(self) -> dict[str, str]:
+        """Of a cluster of its own there is one node, and without it no driver."""
+        return {}
+
     def lost(self) -> str:
-        """Which of them has ended; "" where all live. A zombie has: nobody may be left to collect it."""
+        """Which of them has ended, in words; "" where all live. A zombie has: nobody may be left to collect it."""
         for process, name in self._processes.items():
             try:
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    return name
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    continue
             except psutil.NoSuchProcess:
-                return name
+                pass
+            return f"Ray's own process {name} ended, and with it all that it ran"
         return ""
 
 
@@ -85,17 +91,20 @@ def keep_off_the_screen(file: Path) -> None:
 
 
 @contextmanager
-def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[VitalProcesses]:
+def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[VitalProcesses | HeadWatch]:
     """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     keep_off_the_screen(paths.logs / "ray.log")
     local = config.cluster.address == "local"
+    if ray.is_initialized() and not local:  # a detached run is on its cluster already
+        yield HeadWatch()
+        return
     if local:
         lock_with_a_token(make_ray_token(paths.keys))
     for tries_left in range(LOCAL_TRIES - 1 if local else 0, -1, -1):
         try:
-            _connect(config, num_cpus=num_cpus, local=local)
+            _connect(config, paths, num_cpus=num_cpus, local=local)
             break
         except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
             if tries_left:
@@ -105,13 +114,14 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
                 f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
                 f"is this machine overloaded? Ray gives its processes 30 s to start, and was asked {LOCAL_TRIES} times"
                 if local
-                else "start one there with `ray start --head`, or leave cluster.address=local",
+                else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
+                "(docs/clusters.md); or leave cluster.address=local",
             ) from error
     session = _session() if local else ""
     try:
         if local and not is_token_auth_enabled():
             raise ResourceError("Ray started without its token authentication", "unset RAY_AUTH_MODE")
-        yield VitalProcesses()
+        yield VitalProcesses() if local else HeadWatch()
     finally:
         ray.shutdown()
         if session:
@@ -174,10 +184,10 @@ def _of_session(session: str) -> list[psutil.Process]:
     return found
 
 
-def _connect(config: RunConfig, *, num_cpus: float, local: bool) -> None:
+def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, local: bool) -> None:
     ray.init(
         address=config.cluster.address,
-        namespace=f"{config.experiment_name}/{config.trial_name}",
+        namespace=paths.namespace,
         include_dashboard=False if local else None,
         dashboard_host="127.0.0.1",
         _temp_dir=str(ray_folder()) if local else None,

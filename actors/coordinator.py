@@ -4,8 +4,8 @@
 It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
 one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
 
-Consumes: `abort`, `add_server`, `remove_server`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn.
-Unblocked by: any of these; no action is waited for, each runs as a task with its own deadline.
+Consumes: `abort`, `hold`, `add_server`, `remove_server`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a
+turn. Unblocked by: any of these; no action is waited for, each runs as a task with its own deadline.
 """
 
 from __future__ import annotations
@@ -101,6 +101,12 @@ class Coordinator:
         if self._history.state in ENDS or self._history.ending is not None or self._history.abort_reason:
             raise UsageError("the run is ending", "nothing was changed")
 
+    def hold(self, reason: str) -> None:
+        """Pause the trainer until this is asked with "". Asking twice changes nothing."""
+        if reason != self._history.hold_reason:
+            self._history.asked_to_hold(reason)
+            self._hands.changed.set()
+
     def turn(self) -> float | None:
         """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
         self._reap()
@@ -129,6 +135,7 @@ class Coordinator:
             under_way=tuple(self._under_way.values()),
             tried=(*look.tried, *history.tried),
             progress_at=look.progress_at,
+            hold_reason=history.hold_reason,
             abort_reason=history.abort_reason,
             ending=history.ending,
             is_stopped=look.is_stopped,

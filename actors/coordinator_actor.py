@@ -6,6 +6,7 @@ Ray restarts it with its constructor's arguments; whoever waits for its outcome 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ import ray
 from actors.coordinator import Coordinator
 from actors.fleet_record import server_names
 from actors.incident_keeper import IncidentKeeper
+from actors.lease import MARGIN_S, hold_lease
 from actors.memory_ladder import MemoryLadder
+from actors.nodes import lease_of, this_node
 from actors.ray_life import die_with_raylet
 from actors.run_eyes import RunEyes
 from actors.run_hands import RunHands
@@ -23,11 +26,13 @@ from actors.run_history import RunHistory
 from actors.trainer import MONITOR
 from launcher.config import RunConfig
 from launcher.errors import UsageError
-from launcher.journal import Journal
+from launcher.journal import Journal, last_of
 from launcher.memory_book import MemoryBook
 from launcher.messages import Outcome
 from launcher.run_paths import RunPaths
+from launcher.run_requests import Wish, wanted
 
+HEED_S = 0.5
 COORDINATOR = "coordinator"
 TRAINER = "trainer"
 
@@ -60,6 +65,7 @@ class CoordinatorActor:
         book: MemoryBook | None = None,
     ) -> None:
         die_with_raylet()
+        hold_lease(lease_of(config))
         self._config = config
         self._paths = paths
         self._attempt = attempt
@@ -73,7 +79,7 @@ class CoordinatorActor:
     async def run(self) -> Outcome:
         """To the run's end. Raises UsageError where it can't begin."""
         if self._running is None:
-            self._running = asyncio.create_task(self._make().run())
+            self._running = asyncio.create_task(self._begin())
         return await asyncio.shield(self._running)
 
     async def ping(self) -> None:
@@ -96,9 +102,34 @@ class CoordinatorActor:
             raise UsageError("the Coordinator has not begun", "ask again in a second")
         return self._coordinator
 
+    async def _begin(self) -> Outcome:
+        """One that was started anew on another node waits until the one before it has ended, behind a partition too."""
+        journal = Journal(self._paths.events, self._attempt, time.time)
+        node = this_node()
+        before = last_of(self._paths.events, "coordinator.placed", self._attempt).get("node")
+        if before not in (None, node) and (lease_s := lease_of(self._config)) is not None:
+            await asyncio.sleep(lease_s + MARGIN_S)
+        journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
+        coordinator = self._make()
+        heeding = asyncio.create_task(self._heed(coordinator))
+        try:
+            return await coordinator.run()
+        finally:
+            heeding.cancel()
+
+    async def _heed(self, coordinator: Coordinator) -> None:
+        """What a person wants of the run, as it stands in its file: level, not edge, so it outlives a Coordinator."""
+        while True:
+            asked = await asyncio.to_thread(wanted, self._paths)
+            wish = Wish.RUN if asked is None else asked.wish
+            coordinator.hold(f"a pause {asked.words}" if asked is not None and wish is Wish.PAUSE else "")
+            if asked is not None and wish is Wish.STOP:
+                coordinator.abort(asked.words)
+            await asyncio.sleep(HEED_S)
+
     def _make(self) -> Coordinator:
         journal = Journal(self._paths.events, self._attempt, time.time)
-        history = RunHistory.read(journal, self._paths.events, self._attempt)
+        history = RunHistory.read(journal, self._paths.events, self._attempt, clock=time.monotonic)
         memory = MemoryLadder(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
         eyes = RunEyes(
             self._config,

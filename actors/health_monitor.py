@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-import ray
-
-from actors.incident_alerts import IncidentAlerts
 from actors.memory_watch import MemoryWatch
 from actors.monitor_view import MonitorView, ServerVerdict, Watched
-from actors.ray_life import die_with_raylet
 from actors.run_series import RunSeries
+from actors.server_sight import FarTree
 from actors.server_watch import ServerWatch
 from actors.sglang_client import SGLangClient
 from launcher.config import RunConfig
@@ -34,13 +30,11 @@ from launcher.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.policy.admission import Admission, BatchReport, Gate, Usual, admit
 from launcher.policy.canaries import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
 from launcher.policy.reward import RewardVerdict, ServerFault, find_cause, judge_rewards
-from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 
 MOST_ROUNDS = 200
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 NO_DOUBT = ("", Cause.SERVER_STALE)
-TELL_S = 0.5
 
 
 class HealthMonitor:
@@ -54,8 +48,11 @@ class HealthMonitor:
         client: SGLangClient,
         *,
         clock: Callable[[], float] = time.monotonic,
+        far: Callable[[ServerInfo], FarTree | None] = lambda server: None,
     ) -> None:
+        """`far`: the processes of a server, where they are on another node."""
         self._config = config
+        self._far = far
         self._journal = journal
         self._client = client
         self._clock = clock
@@ -82,10 +79,7 @@ class HealthMonitor:
         self._memory.look_if_due()
         for target in targets:
             known = self._watches.get(target.server.name)
-            if known is None or (known.server.generation, known.server.pid) != (
-                target.server.generation,
-                target.server.pid,
-            ):
+            if known is None or _life(known.server) != _life(target.server):
                 self._begin(target.server)
             self._watches[target.server.name].tell(waiting=target.waiting, task=target.task)
         for name in self._watches.keys() - {target.server.name for target in targets}:
@@ -102,7 +96,14 @@ class HealthMonitor:
     def _begin(self, server: ServerInfo) -> None:
         self._end(server.name)
         self._doubts.pop(server.name, None)
-        watch = ServerWatch(server, self._config.health, self._client, on_change=self._heard, clock=self._clock)
+        watch = ServerWatch(
+            server,
+            self._config.health,
+            self._client,
+            on_change=self._heard,
+            clock=self._clock,
+            far=self._far(server),
+        )
         self._watches[server.name] = watch
         self._running[server.name] = asyncio.create_task(watch.run())
 
@@ -270,6 +271,10 @@ class HealthMonitor:
         await asyncio.gather(*running, return_exceptions=True)
 
 
+def _life(server: ServerInfo) -> tuple[int, str, int | None]:
+    return server.generation, server.node, server.pid
+
+
 def _rounds_of(series: RunSeries) -> list[CanaryRound]:
     """What a predecessor last said of the verifier, if that was bad: as one round that accuses it still."""
     said = series.accusing_canary
@@ -278,73 +283,3 @@ def _rounds_of(series: RunSeries) -> list[CanaryRound]:
     step = said.get("global_step")
     score = CanaryScore(name=f"before a restart of the monitor: {said.get('reason')}", expected=0.0, got=math.nan)
     return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]
-
-
-@ray.remote(num_cpus=0)
-class HealthMonitorActor:
-    """`HealthMonitor` as an async Ray actor: it answers whatever its servers do. Nothing in `__init__` can fail."""
-
-    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
-        die_with_raylet()
-        self._config = config
-        self._paths = paths
-        self._attempt = attempt
-        self._monitor: HealthMonitor | None = None
-        self._alerts: IncidentAlerts | None = None
-        self._telling: asyncio.Task[None] | None = None
-
-    def _begun(self) -> HealthMonitor:
-        """Made on the first call, since an actor whose constructor raises is never restarted, and on its loop."""
-        if self._monitor is None:
-            keys = ServerKeys.read(self._paths.keys)
-            journal = Journal(self._paths.events, self._attempt, time.time)
-            journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
-            if self._config.alerts.webhook is not None:
-                self._alerts = IncidentAlerts(self._config.alerts, self._paths, journal, self._attempt)
-                self._telling = asyncio.create_task(self._go_on_telling(self._alerts))
-            self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient(keys))
-        return self._monitor
-
-    async def watch(self, targets: Sequence[Watched]) -> MonitorView:
-        """Tell it the servers, and hear what it says of everything."""
-        monitor = self._begun()
-        monitor.watch(targets)
-        return monitor.view()
-
-    async def wait_changed(self, timeout_s: float) -> MonitorView:
-        """The view as soon as a verdict changes, at the latest after `timeout_s`."""
-        monitor = self._begun()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await monitor.changed.wait()
-        except TimeoutError:
-            return monitor.view()
-        monitor.changed.clear()
-        return monitor.view()
-
-    async def admit(self, report: BatchReport) -> Admission:
-        return self._begun().admit(report)
-
-    async def canaries(self, scored: CanaryRound) -> None:
-        self._begun().canaries(scored)
-
-    async def restored(self, global_step: int) -> None:
-        self._begun().restored(global_step)
-
-    async def trust(self, name: str) -> None:
-        self._begun().trust(name)
-
-    async def pids(self) -> dict[str, dict[str, int]]:
-        return self._begun().pids()
-
-    async def tell_people(self) -> None:
-        """Put what there is to tell in order, and wait until it is on its way; at the end of the run."""
-        self._begun()
-        if self._alerts is not None:
-            self._alerts.refresh()
-            await asyncio.to_thread(self._alerts.wait_told, self._config.alerts.timeout)
-
-    async def _go_on_telling(self, alerts: IncidentAlerts) -> None:
-        while True:
-            alerts.refresh()
-            await asyncio.sleep(TELL_S)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ import ray
 from actors.actor_calls import answer
 from actors.defects import raise_defects
 from actors.monitor_view import MonitorView, Watched
+from actors.nodes import clock_shift
 from launcher.errors import LauncherError
 from launcher.messages import Health, Incident, Verdict
 from launcher.policy.canaries import CanaryRound
@@ -94,8 +96,9 @@ class MonitorLink:
 
     async def _look(self) -> None:
         view: MonitorView = await answer(
-            self._actor.watch.remote(list(self._targets())), within_s=ANSWER_S, of="the HealthMonitor"
+            self._actor.watch.remote(list(self._targets()), time.monotonic()), within_s=ANSWER_S, of="the HealthMonitor"
         )
+        view = _on_this_clock(view)
         if _said(view) != _said(self._view):
             self._changed.set()
         self._view, self._heard_at, self._unanswered = view, time.monotonic(), 0
@@ -124,6 +127,12 @@ class MonitorLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _on_this_clock(view: MonitorView) -> MonitorView:
+    if view.at is None or view.incident is None or not (shift := clock_shift(view.at, time.monotonic())):
+        return view
+    return replace(view, incident=replace(view.incident, since=view.incident.since + shift))
 
 
 def _said(view: MonitorView | None) -> object:

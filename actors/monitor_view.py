@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.messages import Cause, Incident, ServerInfo, Verdict
 from launcher.policy.canaries import CanaryVerdict
@@ -18,6 +18,12 @@ class Watched:
     waiting: int = 0
     task: Task | None = None
 
+    def shifted(self, seconds: float) -> Watched:
+        """As told by a machine whose clock is so far behind this one's."""
+        if self.task is None or not seconds:
+            return self
+        return replace(self, task=replace(self.task, since=self.task.since + seconds))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerVerdict:
@@ -32,7 +38,10 @@ class ServerVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorView:
-    """All that the monitor says, as of now. `rejected_in_a_row`: batches since the last that was admitted."""
+    """All that the monitor says, as of now: `at`, on its own machine's clock.
+
+    `rejected_in_a_row`: batches since the last that was admitted.
+    """
 
     servers: tuple[ServerVerdict, ...]
     rewards: RewardVerdict
@@ -40,3 +49,4 @@ class MonitorView:
     incident: Incident | None = None
     rejected_in_a_row: int = 0
     last_rejection: str = ""
+    at: float | None = None

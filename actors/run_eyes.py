@@ -7,24 +7,31 @@ the others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from actors.checkpoint_facts import Shelf
+from actors.defects import keep
 from actors.hands import Look
 from actors.last_words import LastWords
 from actors.memory_ladder import MemoryLadder
 from actors.monitor_link import MonitorLink
 from actors.monitor_view import Watched
+from actors.node_watch import Node, NodeWatch
+from actors.nodes import is_here, lease_of
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
 from actors.trainer_link import TrainerLink
 from actors.watched_servers import WatchedServers
 from launcher.config import RunConfig
+from launcher.errors import LauncherError
 from launcher.messages import Incident, ServerExit, ServerInfo, ServerState
 from launcher.policy.exit_cause import RanOut
+from launcher.policy.mend_trainer import TRAINER
 from launcher.policy.observed import ServerFacts
 from launcher.policy.restore import CheckpointFacts, first_damaged
 from launcher.run_paths import RunPaths
@@ -58,10 +65,21 @@ class RunEyes:
         self._slow: set[str] = set()
         self._progress_at: float | None = None
         self.slots: dict[str, ServerSlot] = {}
+        self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
             self.add_slot(name, actor)
         self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
-        self.trainer = TrainerLink(trainer, ended=self._trainer_ended, changed=self.changed, health=config.health)
+        self.trainer = TrainerLink(
+            trainer,
+            ended=self._trainer_ended,
+            changed=self.changed,
+            health=config.health,
+            lease_s=lease_of(config),
+        )
+        self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
+        self._has_nodes = config.cluster.address != "local"
+        self._homeless: set[str] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self.monitor = (
             None
             if monitor is None
@@ -72,6 +90,7 @@ class RunEyes:
     def add_slot(self, name: str, actor: Any) -> ServerSlot:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
         self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        self.actors[name] = actor
         return self.slots[name]
 
     async def refresh(self) -> None:
@@ -80,6 +99,8 @@ class RunEyes:
 
     def begin_looking(self) -> None:
         self.trainer.begin_looking()
+        if self._has_nodes:
+            self.nodes.begin_looking()
         for slot in self.slots.values():
             slot.begin_looking()
         if self.monitor is not None:
@@ -87,11 +108,12 @@ class RunEyes:
 
     def look(self, *, is_stopped: bool) -> Look:
         now = time.monotonic()
-        trainer = self.trainer.facts()
+        trainer = self.trainer.facts(self.nodes.homeless_since(TRAINER))
         incident = self.incident(now)
         in_pool = {info.name: info for info in self.trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
         self._note_pace(self.trainer.view.slow)
+        self._note_fleet()
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Look(
@@ -117,9 +139,10 @@ class RunEyes:
         )
 
     def pids(self) -> dict[str, int]:
-        """Of the main process of each server and of the trainer, as far as they are known."""
-        known = {name: slot.info.pid for name, slot in self.slots.items() if slot.info is not None}
-        known["trainer"] = self.trainer.view.pid or None
+        """Of the main process of each server and of the trainer, as far as they are known and of this node."""
+        infos = {name: slot.info for name, slot in self.slots.items()}
+        known = {name: info.pid for name, info in infos.items() if info is not None and is_here(info.node)}
+        known["trainer"] = self.trainer.view.pid or None if is_here(self.trainer.view.node) else None
         return {name: pid for name, pid in known.items() if pid is not None}
 
     def incident(self, now: float) -> Incident | None:
@@ -134,12 +157,13 @@ class RunEyes:
 
     def _seen(self, slot: ServerSlot, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
         judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
-        facts = slot.facts(in_pool, judged, is_publishing=is_publishing)
+        homeless_since = self.nodes.homeless_since(slot.name)
+        facts = slot.facts(in_pool, judged, is_publishing=is_publishing, homeless_since=homeless_since)
         facts = dataclasses.replace(facts, is_loading=slot.name in self.trainer.view.loading)
         return self._last_words.explain(facts, slot.generation)
 
     async def close(self) -> None:
-        closing = [self.trainer.close(), *(slot.close() for slot in self.slots.values())]
+        closing = [self.trainer.close(), self.nodes.close(), *(slot.close() for slot in self.slots.values())]
         if self.monitor is not None:
             closing.append(self.monitor.close())
         await asyncio.gather(*closing, return_exceptions=True)
@@ -163,6 +187,45 @@ class RunEyes:
         for name in self._slow - slow.keys():
             self._history.event("server.pace_back", subject=name, reason="as fast as it used to be, or begun anew")
         self._slow = set(slow)
+
+    def _note_fleet(self) -> None:
+        """Said when a server has no node any more, and when one has room for it again."""
+        homeless = {name for name in self.slots if self.nodes.homeless_since(name) is not None}
+        left = len(self.slots) - len(homeless)
+        for name in sorted(homeless - self._homeless):
+            reason = f"no node has room for {name}: {left} of {len(self.slots)} servers go on"
+            self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
+            known = [info for info in self.trainer.view.servers if info.name == name]
+            keep(self._telling, self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
+        for name in sorted(self._homeless - homeless):
+            reason = f"a node has room for {name} again"
+            self._history.event("fleet.grown", subject=name, reason=reason, servers=left)
+        self._homeless = homeless
+
+    def _node_lost(self, node: Node) -> None:
+        """Its servers get no more traffic at once: what waits for an answer from there would wait for its timeout."""
+        reason = f"node {node.address} ({node.id[:8]}) was lost"
+        gone = [slot for slot in self.slots.values() if slot.lost_with_node(node.id, reason)]
+        names = [slot.name for slot in gone]
+        if self.trainer.lost_with_node(node.id, reason):
+            names.append(TRAINER)
+        if self._config.actor.dp_size > 1:  # one of its ranks may have been there
+            self.trainer.fence()
+        if node.id in self._history.coordinator_nodes:
+            names.append("the Coordinator")
+        self._history.event(
+            "node.lost", subject=node.address, reason=node.reason or reason, node=node.id, held=names, cause="node_lost"
+        )
+        infos = [replace(slot.info, state=ServerState.DEAD, reason=reason) for slot in gone if slot.info is not None]
+        if infos and TRAINER not in names:
+            keep(self._telling, self._tell_trainer(infos))
+
+    async def _tell_trainer(self, infos: list[ServerInfo]) -> None:
+        with contextlib.suppress(LauncherError):  # a trainer that is away has no requests either
+            await self.trainer.set_servers(infos)
+
+    def _node_joined(self, node: Node) -> None:
+        self._history.event("node.joined", subject=node.address, reason="it is of the cluster", node=node.id)
 
     def _server_died(self, end: ServerExit) -> None:
         if (end.name, end.generation) in self._history.died:

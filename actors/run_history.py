@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.event_facts import attempt_of, list_of, number_of, optional_number, tried_of
 from actors.fleet_record import LEFT, FleetRecord
 from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
+from actors.nodes import event_on_this_clock
 from launcher.journal import Journal, read_lines
 from launcher.memory_book import Remembered
-from launcher.messages import Cause, Overrides, Rejection, RunWord, ServerExit
+from launcher.messages import Overrides, Rejection, RunWord, ServerExit
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -32,10 +35,9 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.exit_cause import RanOut
 from launcher.policy.incident_book import Ending, Trouble
-from launcher.policy.memory import MemorySettings, Tried
-from launcher.policy.restart import Attempt, Rung
+from launcher.policy.memory import Tried
+from launcher.policy.restart import Attempt
 from launcher.policy.run_state import ENDS, RunState
 
 EVENTS: Mapping[type[Action], tuple[str, str]] = {
@@ -76,6 +78,9 @@ class RunHistory:
         self.died: set[tuple[str, int]] = set()
         self.tried: list[Tried] = []
         self.abort_reason = ""
+        self.hold_reason = ""
+        self.nodes: set[str] = set()
+        self.coordinator_nodes: set[str] = set()
         self.ending: RunWord | None = None
         self.ending_reason = ""
         self.was_begun = False
@@ -83,11 +88,17 @@ class RunHistory:
         self.fleet = FleetRecord()
 
     @classmethod
-    def read(cls, journal: Journal, path: Path, attempt: int) -> RunHistory:
-        """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError."""
+    def read(
+        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None
+    ) -> RunHistory:
+        """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError.
+
+        `clock`: onto which times are put that a Coordinator wrote down on another machine.
+        """
         history = cls(journal)
         is_mine = False
-        for event in read_lines(path):
+        for line in read_lines(path):
+            event = line if clock is None else event_on_this_clock(line, now=clock(), wall=time.time())
             if event.get("attempt") == attempt:
                 if not is_mine:
                     history.incidents.next_attempt()
@@ -172,6 +183,13 @@ class RunHistory:
         if not self.abort_reason:
             self._record("run.abort_asked", subject="user", reason=reason)
 
+    def asked_to_hold(self, reason: str) -> None:
+        """`reason` "": no longer."""
+        if reason and reason != self.hold_reason:
+            self._record("run.hold_asked", subject="user", reason=reason)
+        elif not reason and self.hold_reason:
+            self._record("run.hold_released", subject="user", reason="it may go on")
+
     def server_died(self, end: ServerExit, detected_after_s: float) -> None:
         self._record(
             "server.died",
@@ -253,18 +271,18 @@ class RunHistory:
             self.state, self.state_reason = RunState(what.upper()), str(event.get("reason", ""))
         match name:
             case "repair.begun":
-                self.attempts.append(_attempt(event))
+                self.attempts.append(attempt_of(event))
             case "memory.remembered":
                 self._override(event)
-                self.tried += [_tried(one) for one in _list(event, "tried")]
+                self.tried += [tried_of(one) for one in list_of(event, "tried")]
             case "trainer.starting":
                 self._started(subject, event)
             case "server.starting":
                 self._started(subject, event)
-                self.generations[subject] = int(_number(event, "generation"))
-                self.start_lineages[subject] = _optional(event, "lineage")
+                self.generations[subject] = int(number_of(event, "generation"))
+                self.start_lineages[subject] = optional_number(event, "lineage")
             case "server.died":
-                self.died.add((subject, int(_number(event, "generation"))))
+                self.died.add((subject, int(number_of(event, "generation"))))
             case "server.abandoned":
                 self.abandoned.add(subject)
             case "server.restarting":
@@ -272,13 +290,23 @@ class RunHistory:
             case "trainer.restarting":
                 self._override(event)
             case "trainer.restoring":
-                self.lineage = int(_number(event, "lineage"))
+                self.lineage = int(number_of(event, "lineage"))
             case "checkpoint.damaged":
-                self.damaged_checkpoints.add(int(_number(event, "global_step")))
+                self.damaged_checkpoints.add(int(number_of(event, "global_step")))
             case "memory.ran_out":
-                self.tried.append(_tried(event))
+                self.tried.append(tried_of(event))
             case "run.abort_asked":
                 self.abort_reason = str(event.get("reason", ""))
+            case "node.joined":
+                self.nodes.add(str(event.get("node")))
+            case "node.lost":
+                self.nodes.discard(str(event.get("node")))
+            case "coordinator.placed":
+                self.coordinator_nodes.add(str(event.get("node")))
+            case "run.hold_asked":
+                self.hold_reason = str(event.get("reason", ""))
+            case "run.hold_released":
+                self.hold_reason = ""
             case "run.halting":
                 if self.ending is None:  # whoever begins it again after a restart no longer knows why it was begun
                     self.ending = RunWord(str(event.get("word")))
@@ -292,35 +320,3 @@ class RunHistory:
         overrides = event.get("overrides")
         if isinstance(overrides, Mapping):
             self.overrides.update(overrides)
-
-
-def _attempt(event: Mapping[str, object]) -> Attempt:
-    return Attempt(
-        at=_number(event, "at"),
-        cause=Cause(str(event["cause"])),
-        subject=str(event["subject"]),
-        rung=Rung(str(event["rung"])),
-        onset_step=_optional(event, "onset_step"),
-        restored_step=_optional(event, "restored_step"),
-    )
-
-
-def _tried(event: Mapping[str, object]) -> Tried:
-    settings = event["settings"]
-    assert isinstance(settings, Mapping)
-    return Tried(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
-
-
-def _list(event: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
-    value = event.get(key)
-    return value if isinstance(value, list) else []
-
-
-def _number(event: Mapping[str, object], key: str) -> float:
-    value = event.get(key)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _optional(event: Mapping[str, object], key: str) -> int | None:
-    value = event.get(key)
-    return value if isinstance(value, int) else None

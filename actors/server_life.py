@@ -51,6 +51,7 @@ class ServerSpec:
     gpu_ids: tuple[str, ...] = ()
     entry: tuple[str, ...] | None = None
     span: Span | None = None
+    node: str = ""
 
     @property
     def name(self) -> str:
@@ -157,6 +158,7 @@ class ServerLife:
             reason=self._describe(ended),
             at=ended.time,
             monotonic=ended.monotonic,
+            node=self._spec.node,
         )
 
     async def end(self) -> None:

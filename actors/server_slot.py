@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.actor_calls import answer
 from actors.defects import keep, raise_defects
+from actors.nodes import is_here, on_this_clock
 from actors.start_weights import StartWeights
 from launcher.errors import LauncherError, ServerError
 from launcher.hardware import oom_kills
@@ -57,6 +58,8 @@ class ServerSlot:
         self._asked, self._heard = 0, 0
         self._oom_kills = (oom_kills(),) * 2  # at the two last looks before its end
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lost_with = ""
+        self._lost_life: int | None = None
 
     # ── seeing ──
 
@@ -75,6 +78,14 @@ class ServerSlot:
     def not_started(self, why: str) -> None:
         """What was expected does not come."""
         self._is_ordered, self._failed_start = False, why
+
+    def lost_with_node(self, node: str, reason: str) -> bool:
+        """A node is lost; whether this life was on it."""
+        if self._info is None or self._info.node != node or self._info.generation != self.generation:
+            return False
+        self._lost_with, self._lost_life = reason, self.generation
+        self._changed.set()
+        return True
 
     @property
     def info(self) -> ServerInfo | None:
@@ -97,13 +108,23 @@ class ServerSlot:
             if self.exit is None or self.exit.generation != self.generation:
                 self._oom_kills = (self._oom_kills[1], oom_kills())
 
-    def facts(self, in_pool: ServerInfo | None, judged: Verdict | None, *, is_publishing: bool) -> ServerFacts:
+    def facts(
+        self,
+        in_pool: ServerInfo | None,
+        judged: Verdict | None,
+        *,
+        is_publishing: bool,
+        homeless_since: float | None = None,
+    ) -> ServerFacts:
         """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this life.
 
         `is_publishing`: one that was READY is STALE for as long as it loads the new weights, and that is no fault.
         """
         raise_defects(self._tasks)
         state, end = self._state(in_pool), self._end()
+        if homeless_since is not None and not self._is_ordered and end is None:
+            end = Finding(cause=Cause.NODE_LOST, reason=f"no node has room for {self.name}")
+            state = ServerState.FAILED if self.is_abandoned else ServerState.DEAD
         if not is_publishing:
             self._was_ready = state is ServerState.READY
         elif state is ServerState.STALE and self._was_ready:
@@ -121,6 +142,7 @@ class ServerSlot:
             lineage=None if weights is None else weights.lineage,
             ran_out=None if end is None else end.ran_out,
             progress_at=self.progress_at,
+            homeless_since=homeless_since,
         )
 
     @property
@@ -144,8 +166,10 @@ class ServerSlot:
         """How its life ended; None where it lives, or is being started."""
         if self._is_ordered:
             return None
+        if self._lost_life == self.generation:
+            return Finding(cause=Cause.NODE_LOST, reason=self._lost_with)
         if self.exit is not None and self.exit.generation == self.generation:
-            killed = oom_kills() - self._oom_kills[0]
+            killed = oom_kills() - self._oom_kills[0] if is_here(self.exit.node) else self.exit.oom_kills
             found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code, oom_kills=killed)
             return dataclasses.replace(found, reason=self.exit.reason)
         if self._info is not None and self._info.generation < self.generation:
@@ -176,11 +200,12 @@ class ServerSlot:
     async def _watch(self, generation: int) -> None:
         """Hear of the end of one life as it happens. Where the actor dies, its next answer tells."""
         try:
-            exit_: ServerExit = await answer(self._actor.wait_exit.remote(), within_s=float("inf"), of=self.name)
+            told: ServerExit = await answer(self._actor.wait_exit.remote(), within_s=float("inf"), of=self.name)
         except LauncherError as error:
             self._lost = error.message
             self._changed.set()
             return
+        exit_ = on_this_clock(told)
         generation = exit_.generation
         if exit_.monotonic > self._ended_at.get(generation, float("inf")):
             return  # told to end

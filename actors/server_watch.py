@@ -16,6 +16,7 @@ from typing import Any
 
 from actors.generation_probe import GenerationProbe
 from actors.process_tree import identify
+from actors.server_sight import FarTree, Tree
 from actors.server_tree import TOKENS, ServerTree
 from actors.sglang_client import SGLangClient
 from launcher.errors import RequestFailed
@@ -39,14 +40,17 @@ class ServerWatch:
         *,
         on_change: Callable[[ServerInfo, Verdict], None] = lambda server, verdict: None,
         clock: Callable[[], float] = time.monotonic,
+        far: FarTree | None = None,
     ) -> None:
+        """`far`: its processes, where they are on another node."""
         self.server = server
         self._settings = settings
         self._client = client
         self._on_change = on_change
         self._clock = clock
-        process = identify(server.pid) if server.pid is not None else None
-        self._tree = ServerTree(process) if process is not None else None
+        process = identify(server.pid) if server.pid is not None and far is None else None
+        self._far = far
+        self._tree: Tree | None = far if process is None else ServerTree(process)
         self._probe = GenerationProbe(server.url, client, settings, clock)
         self._evidence: ServerEvidence | None = None
         self._verdict: Verdict | None = None
@@ -80,6 +84,8 @@ class ServerWatch:
                 self.look()
                 await asyncio.sleep(self._settings.look_interval_s)
         finally:
+            if self._far is not None:
+                await self._far.close()
             await self._probe.close()
             await self._metrics.close()
             await self._health.close()

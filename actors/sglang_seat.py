@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import ray
 
+from actors.lease import hold_lease
+from actors.nodes import lease_of
 from actors.ray_life import die_with_raylet, raylet_pid
 from actors.server_life import ServerLife, ServerSpec
 from actors.sglang_command import Span
@@ -33,6 +35,7 @@ class SGLangSeat:
         self, config: RunConfig, paths: RunPaths, index: int, node_rank: int, entry: tuple[str, ...] | None = None
     ) -> None:
         die_with_raylet()
+        hold_lease(lease_of(config))
         log = paths.server_log(index)
         self._spec = ServerSpec(
             index=index,

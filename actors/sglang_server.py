@@ -25,13 +25,17 @@ from typing import Any, TypeVar
 
 import ray
 
+from actors.lease import hold_lease
+from actors.nodes import lease_of, listening_address, this_node
 from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet, raylet_pid
 from actors.server_life import ServerLife, ServerSpec, exit_words
+from actors.server_sight import ServerSight, Sight
 from actors.sglang_client import SGLangClient
 from actors.spanning_life import OtherSeats, SpanningLife
 from launcher.config import RunConfig, SGLangConfig
 from launcher.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
+from launcher.hardware import oom_kills
 from launcher.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.run_keys import SERVERS, ServerKeys
 from launcher.run_paths import RunPaths
@@ -54,7 +58,9 @@ class SGLangProcess:
         self._owners = owners
         self._launch_life = ServerLife.launch if seats is None else partial(SpanningLife.launch_over, seats)
         self._seats = seats
-        self._info = ServerInfo(name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED)
+        self._info = ServerInfo(
+            name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED, node=spec.node
+        )
         self._launch: asyncio.Task[ServerLife] | None = None
         self._ready: asyncio.Task[ServerInfo] | None = None
         self._stopping = False
@@ -81,7 +87,11 @@ class SGLangProcess:
             )
         self._stopping = False
         self._info = ServerInfo(
-            name=self._spec.name, index=self._spec.index, generation=generation, state=ServerState.STARTING
+            name=self._spec.name,
+            index=self._spec.index,
+            generation=generation,
+            state=ServerState.STARTING,
+            node=self._spec.node,
         )
         self._launch = _task(self._begin(self._launch, generation, model_path, weight_version))
         self._ready = _task(self._become_ready(self._launch))
@@ -226,6 +236,7 @@ class SGLangServer:
     ) -> None:
         """`seats`: the actors of the other nodes, where it spans several."""
         die_with_raylet()
+        hold_lease(lease_of(config))
         self._config = config
         spec = ServerSpec(
             index=index,
@@ -235,6 +246,7 @@ class SGLangServer:
             setup_timeout_s=config.rollout.setup_timeout,
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
             entry=entry,
+            node=this_node(),
         )
         owners = [os.getpid(), raylet_pid()]
         self._process = SGLangProcess(
@@ -242,19 +254,27 @@ class SGLangServer:
             owners=tuple(pid for pid in owners if pid is not None),
             seats=OtherSeats.of(seats),
         )
+        self._sight = ServerSight()
+        self._oom_kills = (oom_kills(),) * 2  # at the two last looks
 
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None
     ) -> ServerInfo:
         """`overrides`: settings that gave way since the run was configured."""
-        self._process.configure(with_overrides(self._config, overrides or {}).sglang)
+        config = with_overrides(self._config, overrides or {}).sglang
+        self._process.configure(replace(config, host=listening_address(config.host)))
         return await self._process.start(generation=generation, model_path=model_path, weight_version=weight_version)
 
     async def wait_ready(self) -> ServerInfo:
         return await self._process.wait_ready()
 
     async def wait_exit(self) -> ServerExit:
-        return await self._process.wait_exit()
+        ended = await self._process.wait_exit()
+        return replace(ended, oom_kills=max(0, oom_kills() - self._oom_kills[0]))
+
+    async def look(self, pid: int) -> Sight:
+        """At the processes of a life, for a HealthMonitor on another node, which can't."""
+        return self._sight.look(pid)
 
     async def confirm_weights(self, weight_version: int) -> ServerInfo:
         return await self._process.confirm_weights(weight_version)
@@ -263,4 +283,7 @@ class SGLangServer:
         return await self._process.stop()
 
     async def info(self) -> ServerInfo:
-        return self._process.info()
+        found = self._process.info()
+        if found.state not in OVER:
+            self._oom_kills = (self._oom_kills[1], oom_kills())
+        return found

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from actors.lease import wait_for_lease
 from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
@@ -65,6 +66,7 @@ class StepMemory:
         began = time.monotonic()
         if not self._is_on or name is None or self._slots == 0 or began < self._next_at:
             return
+        wait_for_lease()
         facts, tensors = model.training_state()
         try:
             if self._slots is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from actors.lease import wait_for_lease
 from launcher.journal import LineLog, Record, read_lines, standing_lines
 from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
@@ -21,6 +22,7 @@ class StepRecords:
         self._metrics = LineLog(paths.metrics)
 
     def write(self, report: StepReport) -> None:
+        wait_for_lease()
         self._ledger.append(report.ledger_line())
         self._metrics.append(report.metrics_line())
         self._tell(report)

@@ -13,12 +13,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.lean_imports import lean_imports
+from actors.lease import hold_lease, holds_lease
+from actors.nodes import lease_of, this_node
 from actors.overrides import with_overrides
 from actors.ray_life import die_with_raylet
 from launcher.config import RunConfig
@@ -52,6 +55,7 @@ class Trainer:
     ) -> None:
         """`rank_options`: Ray's, for each trainer rank beside this one, which is the first."""
         die_with_raylet()
+        hold_lease(lease_of(config))
         self._config = config
         self._paths = paths
         self._attempt = attempt
@@ -89,8 +93,8 @@ class Trainer:
     def view(self) -> TrainerView:
         """Always answers, also of an empty process."""
         if self._training is None:
-            return TrainerView(pid=os.getpid(), busy=self._busy)
-        return self._training.view()
+            return TrainerView(pid=os.getpid(), busy=self._busy, node=this_node())
+        return replace(self._training.view(), node=this_node())
 
     @ray.method(concurrency_group="ctl")
     def allow(self) -> None:
@@ -154,6 +158,8 @@ def ask_monitor(report: BatchReport) -> Admission:
     """
     from actors.gate import MonitorAway
 
+    if not holds_lease():
+        raise MonitorAway("this trainer is cut off from the cluster: another may be stepping")
     try:
         answer = cast(Admission, ray.get(_monitor().admit.remote(report), timeout=GATE_TIMEOUT_S))
     except RayTaskError as error:

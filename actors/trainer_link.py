@@ -15,6 +15,9 @@ import ray
 
 from actors.actor_calls import ActorAway, answer
 from actors.defects import keep, raise_defects
+from actors.lease import MARGIN_S
+from actors.loop_trouble import NOT_OF_THE_PROCESS, LoopTrouble, cause_of
+from actors.nodes import is_here
 from actors.process_end import process_ended
 from actors.trainer_watch import TrainerWatch
 from launcher.errors import LauncherError, TrainerError
@@ -40,16 +43,23 @@ LOOK_S = 1.0
 SOON_S = 0.05
 RESTART_S = 60.0
 NOTHING = TrainerView(pid=0)
-NOT_OF_THE_PROCESS = frozenset({Cause.NONFINITE, Cause.VERIFIER_BROKEN})
-OF_THE_REWARD = frozenset({"RewardError", "RewardImportError"})
+Life = tuple[str, int]
+"""Node and pid: on another node the same pid is another process."""
 
 
 class TrainerLink:
     """`ended` hears why a process ended."""
 
     def __init__(
-        self, actor: Any, *, ended: Callable[[str], None], changed: asyncio.Event, health: HealthConfig
+        self,
+        actor: Any,
+        *,
+        ended: Callable[[str], None],
+        changed: asyncio.Event,
+        health: HealthConfig,
+        lease_s: float | None = None,
     ) -> None:
+        """`lease_s`: for how long a life that was cut off may still step; None where none can be."""
         self.view = NOTHING
         self._viewed_at = float("-inf")
         self._actor = actor
@@ -58,17 +68,16 @@ class TrainerLink:
         self._load_s = health.trainer_first_s
         self._look_s = health.look_interval_s
         self._life = TrainerWatch(health)
-        self._dead_pid = -1
+        self._dead: Life = ("", -1)
+        self._lease_s = lease_s
+        self._fenced_until = 0.0
         self._last_words: Finding | None = None
         self._oom_kills = (oom_kills(),) * 2
-        self._watched_pid = 0
+        self._watched: Life = ("", 0)
         self._is_ordered = False
-        self._failed_since: float | None = None
         self._overdue = ""
         self._busy, self._busy_since = "", 0.0
-        self._failed_before: tuple[Cause, int] | None = None
-        self._first_failed_at = 0.0
-        self._answered: tuple[Cause, int] | None = None
+        self._trouble = LoopTrouble()
         self._asked, self._heard = 0, 0
         self._run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,21 +106,45 @@ class TrainerLink:
         except LauncherError:
             return
         if number > self._heard:
+            if self.view.pid and view.node != self.view.node:
+                self.fence()
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
             if view.is_started:
                 self._oom_kills = (self._oom_kills[1], oom_kills())
-            self._watch(view.pid)
+            self._watch(_life_of(view))
             if view.busy != self._busy:
                 self._busy, self._busy_since = view.busy, self._viewed_at
             if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must say `run`
                 self._await_run()
 
-    def facts(self) -> TrainerFacts:
+    def lost_with_node(self, node: str, reason: str) -> bool:
+        """A node is lost; whether the trainer was on it. It may step on behind a partition until its lease is over."""
+        if not node or self.view.node != node:
+            return False
+        self._dead = _life_of(self.view)
+        self._last_words = Finding(cause=Cause.NODE_LOST, reason=reason)
+        self.fence()
+        self._ended(reason)
+        self._changed.set()
+        return True
+
+    def _why_homeless(self) -> str:
+        said = self._last_words
+        return said.reason if said is not None and said.cause is Cause.NODE_LOST else "no node has room for the trainer"
+
+    def fence(self) -> None:
+        """What of the trainer was on a lost node may live on there, until its lease is over: begin nothing before."""
+        if self._lease_s is not None:
+            self._fenced_until = time.monotonic() + self._lease_s + MARGIN_S
+
+    def facts(self, homeless_since: float | None = None) -> TrainerFacts:
         raise_defects(self._tasks)
         view, verdict = self.view, self._verdict()
+        if homeless_since is not None and not self._is_ordered:
+            verdict = Verdict(health=Health.DEAD, reason=self._why_homeless(), cause=Cause.NODE_LOST)
         failure = view.failure
         found = find_trainer_cause([f"{failure.kind}: {failure.message}"], None) if failure is not None else None
-        is_there = view.is_started and view.pid != self._dead_pid
+        is_there = view.is_started and _life_of(view) != self._dead
         if not is_there:
             found = self._last_words
         answers = is_there and not self._is_ordered and verdict.health is not Health.DEAD
@@ -125,55 +158,29 @@ class TrainerLink:
             is_publishing=view.phase == "publish",
             is_finished=view.is_finished and answers,
             ran_out=None if found is None else found.ran_out,
+            homeless_since=homeless_since,
         )
 
     def incident(self, now: float) -> Incident | None:
-        """Found by the loop itself, and no fault of its process: numbers that are not finite, which stand until it is
-        restored, or a reward function that did not answer, until it does (`reward_answers`)."""
-        failure, cause = self.view.failure, self._cause_of_failure()
-        if failure is None or cause not in NOT_OF_THE_PROCESS or (cause, failure.global_step) == self._answered:
-            self._failed_since = None
-            return None
-        if self._failed_since is None:
-            again = (cause, failure.global_step) == self._failed_before
-            self._failed_since = self._first_failed_at if again else now
-            self._failed_before, self._first_failed_at = (cause, failure.global_step), self._failed_since
-        return Incident(
-            cause=cause,
-            subject="trainer" if cause is Cause.NONFINITE else "reward",
-            reason=failure.message,
-            since=self._failed_since,
-            onset_step=failure.global_step,
-        )
+        """Found by the loop itself, and no fault of its process (actors/loop_trouble.py)."""
+        return self._trouble.incident(self.view.failure, now)
 
     def reward_answers(self) -> None:
-        """Known answers were scored as they should be: the step that failed for want of a reward may be tried again.
-
-        If it fails again, that counts from the first time: a function that can't score one prompt is broken too.
-        """
-        if self._cause_of_failure() is Cause.VERIFIER_BROKEN and self.view.failure is not None:
-            self._answered = (Cause.VERIFIER_BROKEN, self.view.failure.global_step)
-
-    def _cause_of_failure(self) -> Cause | None:
-        failure = self.view.failure
-        if failure is None:
-            return None
-        if failure.kind in OF_THE_REWARD:
-            return Cause.VERIFIER_BROKEN
-        return find_trainer_cause([f"{failure.kind}: {failure.message}".replace("\n", " ")], None).cause
+        """Known answers were scored as they should be: the step that failed for want of a reward may be tried again."""
+        self._trouble.reward_answers(self.view.failure)
 
     def _verdict(self) -> Verdict:
         view = self.view
         if self._is_ordered or view.busy or view.pid == 0:
-            if not self._is_ordered and view.pid != self._dead_pid and (reason := self._late()):
+            if not self._is_ordered and _life_of(view) != self._dead and (reason := self._late()):
                 return Verdict(health=Health.DEAD, reason=reason, cause=Cause.TRAINER_HANG)
             return Verdict(health=Health.UNKNOWN, reason=view.busy or "starting")
-        if view.pid == self._dead_pid or not view.is_started:
+        if _life_of(view) == self._dead or not view.is_started:
             said = self._last_words
             if said is not None:
                 return Verdict(health=Health.DEAD, reason=said.reason, cause=said.cause)
             return Verdict(health=Health.DEAD, reason="its process ended", cause=Cause.TRAINER_CRASH)
-        cause = self._cause_of_failure()
+        cause = cause_of(view.failure)
         if view.failure is not None and cause not in NOT_OF_THE_PROCESS:
             return Verdict(health=Health.DEAD, reason=view.failure.message, cause=cause)
         return self._life.verdict()
@@ -196,14 +203,17 @@ class TrainerLink:
             await self.refresh()
             await asyncio.sleep(LOOK_S)
 
-    def _watch(self, pid: int) -> None:
-        if pid != self._watched_pid:
-            self._watched_pid = pid
-            self._keep(self._wait_end(pid))
+    def _watch(self, life: Life) -> None:
+        """One on another node is heard of by Ray alone: its calls fail, and another life answers."""
+        if life != self._watched:
+            self._watched = life
+            if is_here(life[0]):
+                self._keep(self._wait_end(life))
 
-    async def _wait_end(self, pid: int) -> None:
+    async def _wait_end(self, life: Life) -> None:
+        pid = life[1]
         if await process_ended(pid):
-            self._dead_pid = pid
+            self._dead = life
             if (killed := oom_kills() - self._oom_kills[0]) > 0:
                 self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
             if not self._is_ordered:
@@ -216,6 +226,7 @@ class TrainerLink:
         """Have an empty process load everything; one that isn't empty is ended first, and Ray starts another."""
         self._is_ordered, self._overdue = True, ""
         try:
+            await asyncio.sleep(max(0.0, self._fenced_until - time.monotonic()))
             await self._until_empty()
             self._last_words = None
             ready: TrainerReady = await self._within(self._actor.start.remote(dict(overrides)), self._load_s)
@@ -235,7 +246,7 @@ class TrainerLink:
     async def resume(self) -> None:
         await self._ask(self._actor.allow.remote())
         await self.refresh()
-        self._answered = None  # what fails from now on is another failure
+        self._trouble.goes_on()
         self._await_run()
 
     async def pause(self, *, save: bool) -> None:
@@ -293,9 +304,9 @@ class TrainerLink:
         give_up_at = time.monotonic() + RESTART_S
         await self.refresh()
         told = 0
-        while self.view.pid in (0, self._dead_pid) or self.view.is_started or self.view.busy:
+        while self._is_not_there() or self.view.is_started or self.view.busy:
             stale = time.monotonic() - self._viewed_at > ANSWER_S
-            if self.view.pid not in (0, self._dead_pid, told) or (stale and told == 0):
+            if (not self._is_not_there() and self.view.pid != told) or (stale and told == 0):
                 told = self.view.pid
                 await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
             if time.monotonic() > give_up_at:
@@ -303,6 +314,9 @@ class TrainerLink:
                 raise TrainerError(self._overdue)
             await asyncio.sleep(SOON_S)
             await self.refresh()
+
+    def _is_not_there(self) -> bool:
+        return self.view.pid == 0 or _life_of(self.view) == self._dead
 
     def _await_run(self) -> None:
         if self._run is None or self._run.done():
@@ -330,3 +344,7 @@ class TrainerLink:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _life_of(view: TrainerView) -> Life:
+    return view.node, view.pid

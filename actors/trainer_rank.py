@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from actors.lean_imports import lean_imports
+from actors.lease import hold_lease
+from actors.nodes import lease_of
 from actors.ray_life import die_with_raylet
 from launcher.config import RunConfig
 from launcher.errors import TrainerError
@@ -49,6 +51,7 @@ class TrainerRank:
 
     def __init__(self, config: RunConfig, paths: RunPaths, rank: int) -> None:
         die_with_raylet()
+        hold_lease(lease_of(config))
         self._config = config
         self._paths = paths
         self._rank = rank

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from actors.nodes import is_here
 from launcher.messages import ServerState, TrainerView, Verdict
 from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
 from launcher.supervision_config import HealthConfig
@@ -26,7 +27,7 @@ class TrainerWatch:
     def __init__(self, settings: HealthConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._pid = 0
+        self._life = ("", 0)
         self._evidence: TrainerEvidence | None = None
         self._step_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._step, self._step_at = -1, 0.0
@@ -34,12 +35,12 @@ class TrainerWatch:
     def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
         """`heard_at`: when it gave `view`. `is_asked`: another answer has been asked for and has not come."""
         now = self._clock()
-        if view.pid != self._pid:
-            self._pid, self._evidence = view.pid, None
+        if (view.node, view.pid) != self._life:
+            self._life, self._evidence = (view.node, view.pid), None
             self._step_s.clear()
             self._step = -1
         self._time_steps(view, now)
-        state, cpu_s = process_state(view.pid)
+        state, cpu_s = process_state(view.pid) if is_here(view.node) else (None, 0.0)
         look = TrainerLook(
             at=now,
             state=state,

@@ -137,6 +137,10 @@ def launch(config: RunConfig) -> int:
     plan = make_plan(config, hardware, shape)
     preflight(config, hardware, plan)
     show(config, plan, plan_console())
+    if config.cluster.detached:
+        from launcher import detached
+
+        return detached.run(config)
     from launcher.driver import run
 
     return run(config)

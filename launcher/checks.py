@@ -105,6 +105,13 @@ def _what_this_version_cannot(config: RunConfig) -> Iterator[Problem]:
             given=config.cluster.n_nodes,
             allowed="allowed with cluster.address=local: 1 (for more, give the ip:port of a running Ray cluster)",
         )
+    if config.cluster.detached and config.cluster.address == "local":
+        yield Problem(
+            key="cluster.detached",
+            given=True,
+            allowed="false with cluster.address=local, a cluster that ends with the command that started it; for more "
+            "start one (docs/clusters.md) and give its ip:port",
+        )
     if actor.kl_ctl > 0 and not config.ref.path:
         yield Problem(
             key="ref.path", given=repr(config.ref.path), allowed=f"a model is needed, as actor.kl_ctl={actor.kl_ctl}"

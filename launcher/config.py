@@ -63,6 +63,16 @@ class ClusterConfig:
         "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))
     )
     placement_timeout: float = setting(60.0, "the cluster must have room for the whole run by then", DEADLINE)
+    detached: bool = setting(False, "the run outlives its driver; not with address=local (scripts/run_control.py)")
+    lease_s: float = setting(
+        15.0,
+        "a trainer, server or supervisor that hears nothing of its cluster for so long ends itself; "
+        "what is lost with a node begins anew only after that",
+        Between(5, 600, why="as less would be a slow answer, and more a long wait for each lost node"),
+    )
+    node_wait_s: float = setting(
+        600.0, "for a node with room for the trainer, or for a single server; then the run halts", DEADLINE
+    )
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 import sys
 import time
 import traceback
@@ -26,18 +25,20 @@ from actors.cluster import VitalProcesses, ray_cluster
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
 from actors.dataset import load_records
 from actors.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
-from actors.health_monitor import HealthMonitorActor
+from actors.health_monitor_actor import HealthMonitorActor
+from actors.joined_cluster import HeadWatch, make_ready
 from actors.placed import Placed
 from actors.pulse import CrashLoop, Pulse
 from actors.reward_pool import RewardPool
 from actors.sglang_seat import SGLangSeat
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
+from launcher import run_requests
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError
 from launcher.event_lines import EventTail, alert_of, tell
 from launcher.hardware import find_hardware
-from launcher.interrupts import Interrupts
+from launcher.interrupts import Interrupts, NoInterrupts
 from launcher.journal import Journal
 from launcher.memory_book import MemoryBook
 from launcher.memory_states import MemoryStates
@@ -45,8 +46,10 @@ from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
 from launcher.prepared import find_prepared, take
 from launcher.resume import already_finished, resume_point
 from launcher.run_keys import ServerKeys
+from launcher.run_now import NowFile
 from launcher.run_paths import RunLock, RunPaths
 from launcher.screen import Screen
+from launcher.unattended import KEEPER, Unattended, same_command
 from launcher.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
 
 POLL_S = 0.25
@@ -58,7 +61,7 @@ ALWAYS_BACK = {"max_restarts": -1, "max_task_retries": 0}
 NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
 
 
-def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> int:
+def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unattended: Unattended | None = None) -> int:
     """Run `config` to its end and return the exit code (DESIGN.md §5).
 
     `server_entry`: the command in SGLang's place, for tests. Raises the UsageErrors that can be known before anything
@@ -67,7 +70,8 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
     check_data(config)
     paths = RunPaths.of(config)
     paths.prepare()
-    with RunLock(paths) as lock, Screen(config, paths) as screen:
+    out = sys.stdout if unattended is None else unattended.out
+    with RunLock(paths) as lock, Screen(config, paths, out) as screen:
         remote = remote_of(config)
         prepared = find_prepared(config, paths)
         if prepared is None and (finished := already_finished(config, paths)):
@@ -76,6 +80,8 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
         fetched = None if remote is None else fetch_if_empty(config, paths, remote)
         resume = None if prepared is not None else resume_point(config, paths)
         ServerKeys.make(paths.keys)
+        if unattended is None or not unattended.is_again:
+            run_requests.forget(paths)
         attempt = lock.next_attempt()
         screen.begin(attempt)
         journal = Journal(paths.events, attempt, time.time)
@@ -88,10 +94,10 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
             "run.started",
             reason="resumed" if resume else "fresh",
             resume_from=str(resume or ""),
-            command=same_command(),
+            command=same_command(unattended),
             folder=str(Path.cwd()),
         )
-        outcome = Launch(config, paths, attempt, journal, screen, server_entry).run()
+        outcome = Launch(config, paths, attempt, journal, screen, server_entry, unattended).run()
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
             screen.line(problem)
         if outcome.word is RunWord.FINISHED:
@@ -120,14 +126,17 @@ class Launch:
         journal: Journal,
         screen: Screen,
         server_entry: tuple[str, ...] | None = None,
+        unattended: Unattended | None = None,
     ) -> None:
+        self._unattended = unattended
         self._config = config
         self._paths = paths
         self._attempt = attempt
         self._journal = journal
         self._screen = screen
         self._server_entry = server_entry
-        self._interrupts = Interrupts()
+        self._interrupts = Interrupts() if unattended is None else NoInterrupts()
+        self._now = NowFile(paths, attempt, address=config.cluster.address, is_detached=unattended is not None)
         self._hardware = find_hardware()
         self._events = EventTail(paths.events, attempt)
         self._actors: list[Any] = []
@@ -136,6 +145,7 @@ class Launch:
         self._seats: dict[str, tuple[Any, ...]] = {}
         self._trainer: Any = None
         self._monitor: Any = None
+        self._nodes_told: set[str] = set()
         self._look: ray.ObjectRef[Snapshot] | None = None
         self._steps_seen, self._trainer_pid = 0, 0
 
@@ -152,11 +162,12 @@ class Launch:
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
                 outcome = Outcome(word=RunWord.ERRORED, reason=repr(error))
         if outcome.word is not RunWord.FINISHED:
-            outcome = dataclasses.replace(outcome, next_command=same_command())
+            outcome = dataclasses.replace(outcome, next_command=same_command(self._unattended))
         self._journal.record(
             f"run.{outcome.word.lower()}",
             reason=outcome.reason,
             global_step=outcome.last_step,
+            exit_code=EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code,
             total_train_steps=self._config.total_train_steps,
             total_train_epochs=self._config.total_train_epochs,
         )
@@ -167,6 +178,8 @@ class Launch:
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
         with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
             self._interrupts.listen_again()
+            if self._config.cluster.address != "local":
+                make_ready(self._paths, self._screen.milestone, keeper=KEEPER)
             try:
                 return self._watch(self._create(), vital)
             finally:
@@ -237,7 +250,7 @@ class Launch:
 
     # ── watch ──
 
-    def _watch(self, coordinator: Any, vital: VitalProcesses) -> Outcome:
+    def _watch(self, coordinator: Any, vital: VitalProcesses | HeadWatch) -> Outcome:
         """Show what goes on until the Coordinator has the run's word. One that died is asked again when it is back.
 
         Raises RunError where Ray itself is gone, and nobody is left to restart anything, and where none of its lives
@@ -249,9 +262,8 @@ class Launch:
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
-                raise RunError(
-                    f"Ray's own process {lost} ended, and with it all that it ran", "the same command goes on"
-                )
+                raise RunError(lost, "the same command goes on")
+            self._say_lost(vital.lost_nodes())
             if pulse.has_stopped():
                 self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
                 ray.kill(coordinator, no_restart=False)
@@ -276,6 +288,15 @@ class Launch:
                     lives.begins()
                     running = coordinator.run.remote()
 
+    def _say_lost(self, nodes: Mapping[str, str]) -> None:
+        """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next life waits."""
+        for node in nodes.keys() - self._nodes_told:
+            self._nodes_told.add(node)
+            reason, held = f"node {nodes[node]} ({node[:8]}) was lost", ["the Coordinator"]
+            self._journal.record(
+                "node.lost", subject=nodes[node], reason=reason, node=node, held=held, cause="node_lost"
+            )
+
     def _outcome(self, outcome: Outcome) -> Outcome:
         self._show(wait=True)
         return outcome
@@ -283,11 +304,14 @@ class Launch:
     def _show(self, *, wait: bool = False) -> None:
         """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view."""
         for event in self._events.new_events():
+            if event.get("event") == "node.lost":
+                self._nodes_told.add(str(event.get("node")))
             self._follow(event)
             if line := tell(event):
                 self._screen.milestone(line)
             if alert := alert_of(event):
                 self._screen.alert(*alert)
+        self._now.write_if_due()
         if self._look is None:
             self._look = self._trainer.snapshot.remote(self._steps_seen)
         done, _ = ray.wait([self._look], timeout=STOP_TIMEOUT_S if wait else 0)
@@ -295,7 +319,9 @@ class Launch:
             return
         look, self._look = self._look, None
         with contextlib.suppress(RayError):  # restarting, or not started yet
-            self._take(ray.get(look))
+            seen = ray.get(look)
+            self._now.heard(seen)
+            self._take(seen)
 
     def _take(self, snapshot: Snapshot) -> None:
         if snapshot.status.pid != self._trainer_pid:  # another life counts its steps anew
@@ -324,8 +350,3 @@ def _as_ours(error: RayTaskError) -> LauncherError:
     if isinstance(error.cause, LauncherError):
         return error.cause
     return RunError(f"the Coordinator failed: {error.cause!r}", "this is a defect; events.jsonl says what it did last")
-
-
-def same_command() -> str:
-    """The command of this run, to be typed again: it resumes."""
-    return " ".join(["python -m launcher", *map(shlex.quote, sys.argv[1:])])

@@ -37,16 +37,21 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, whole: a reader, or a crash, sees the old content or the new, never a part."""
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Put `data` at `path`, whole: a reader, or a crash, sees the old content or the new, never a part.
+
+    Without `durable` a crash of the machine may lose it.
+    """
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with staged.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         staged.rename(path)
     except BaseException:
         staged.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)

@@ -59,6 +59,11 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "server.left": lambda e: f"{e.get('subject')} has left; {e.get('moved')} of its requests moved",
     "server.slow": lambda e: f"{e.get('subject')} is slow: {_reason(e)}",
     "server.pace_back": lambda e: f"{e.get('subject')} is no longer slow",
+    "run.hold_asked": lambda e: f"the run is being paused: {_reason(e)}",
+    "run.hold_released": lambda e: "the run goes on",
+    "node.lost": _unless_of_an_incident(lambda e: f"node {e.get('subject')} was lost, and with it {_held(e)}"),
+    "fleet.shrunk": lambda e: _reason(e),
+    "fleet.grown": lambda e: _reason(e),
     "gate.waiting": lambda e: f"the trainer waits at the gate: {_reason(e)}",
     "gate.answered": lambda e: "the gate answers again",
     "checkpoint.condemned": lambda e: (
@@ -82,13 +87,14 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
 class EventTail:
     """What others append to events.jsonl, from where it is now."""
 
-    def __init__(self, path: Path, attempt: int) -> None:
+    def __init__(self, path: Path, attempt: int | None = None) -> None:
+        """`attempt` None: those of every attempt."""
         self._tail = Tail(path, since=path.stat().st_size if path.exists() else 0)
         self._attempt = attempt
 
     def new_events(self) -> list[Event]:
         """Those of this attempt since the last call."""
-        return [event for event in self._tail.read() if event.get("attempt") == self._attempt]
+        return [event for event in self._tail.read() if self._attempt in (None, event.get("attempt"))]
 
     def new_lines(self) -> list[str]:
         """The same in words, as far as a person wants to hear of them."""
@@ -131,6 +137,10 @@ def _reason(event: Event) -> str:
     """The reason, as much of it as fits into a line."""
     text = " ".join(str(event.get("reason") or "").split())
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
+
+
+def _held(event: Event) -> str:
+    return _names(event.get("held")) or "nothing of this run"
 
 
 def _names(names: object) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import fcntl
 import json
 import logging
 import math
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 LONGEST_LINE = 16 * 2**20
 """Bytes; a longer "line" is a damaged file, and reading it whole would take its size in memory."""
 
+TURN_S = 0.5
 MOST_WAITING = 10_000
 """Lines that a LineLog keeps while the disk is full; the oldest go first beyond that."""
 
@@ -51,6 +53,7 @@ def append_line(path: Path, record: Record, *, durable: bool = False) -> None:
 def _append(path: Path, data: bytes, *, durable: bool) -> None:
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        _take_turn(fd)
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             data = b"\n" + data  # torn by a crash: without this, two records would share a line and both be lost
@@ -60,6 +63,22 @@ def _append(path: Path, data: bytes, *, durable: bool) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _take_turn(fd: int) -> None:
+    """One writer at a time: on a network file system two machines that append at once may write over each other.
+
+    Not for long, and not at any price: one that was stopped while it wrote must not silence all others.
+    """
+    give_up_at = time.monotonic() + TURN_S
+    while time.monotonic() < give_up_at:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
+            return
+        except BlockingIOError:
+            time.sleep(0.005)
+        except OSError:  # a file system without locks
+            return
 
 
 def encode(record: Record) -> bytes:
@@ -156,6 +175,15 @@ def _raw_lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
 def read_lines(path: Path) -> Lines:
     """Iterate over a file's records; ask the returned object for what was `skipped`."""
     return Lines(path)
+
+
+def last_of(path: Path, event: str, attempt: int) -> Record:
+    """The last event of that name in an attempt; empty where there is none."""
+    found: Record = {}
+    for line in read_lines(path):
+        if line.get("event") == event and line.get("attempt") == attempt:
+            found = line
+    return found
 
 
 def standing_lines(records: Iterable[Record]) -> list[Record]:

@@ -43,9 +43,14 @@ UNUSABLE = "an older state or a checkpoint is used instead"
 
 
 def memory_folder(paths: RunPaths, kind: str) -> Path:
-    """One folder for each run and kind, so that its next attempt finds what this one was killed over."""
+    """One folder for each run and kind, so that its next attempt finds what this one was killed over.
+
+    Memory-backed where all of the run is on one machine; else below its logs, where each node sees it.
+    """
     digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
     shared = MEMORY_BACKED / f"grpo-{kind}-{digest}"
+    if paths.several_machines.exists():
+        return paths.logs / shared.name
     return shared if os.access(MEMORY_BACKED, os.W_OK) and could_be_ours(shared) else paths.logs / shared.name
 
 

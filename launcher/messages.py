@@ -24,6 +24,7 @@ class ServerInfo:
     """One server as its actor knows it. `weight_version` is None until the server has said one.
 
     `lineage`: how many restores lay behind the trainer's weights when it got its own; None where nobody knows.
+    `node`: Ray's id of the node that `pid` is of.
     """
 
     name: str
@@ -35,13 +36,15 @@ class ServerInfo:
     weight_version: int | None = None
     lineage: int | None = None
     reason: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerExit:
     """The end of one life of a server. `exit_code` is negative for a signal, None where nobody was left to learn it.
 
-    `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine: when the end was noticed.
+    `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine, `node`: when the end was noticed. `oom_kills`: by
+    the kernel of that machine, shortly before.
     """
 
     name: str
@@ -51,6 +54,8 @@ class ServerExit:
     reason: str
     at: float
     monotonic: float
+    node: str = ""
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +184,7 @@ class TrainerView:
     `in_flight`: the requests that each is answering; `loading`: those that the trainer itself is sending weights,
     perhaps beside a step. `is_at_gate`: it waits for the HealthMonitor. `progress`: any number that changes while it
     gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were turned away since the last
-    step. `slow`: servers that live and are slow, with the reason.
+    step. `slow`: servers that live and are slow, with the reason. `node`: that `pid` is of.
     """
 
     pid: int
@@ -205,6 +210,7 @@ class TrainerView:
     loading: tuple[str, ...] = ()
     slow: Mapping[str, str] = field(default_factory=dict)
     evals: tuple[EvalReport, ...] = ()
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

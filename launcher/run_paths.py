@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import hashlib
 import json
 import os
 import socket
@@ -78,6 +79,12 @@ class RunPaths:
         return self.fileroot / "keys" / self.user / self.experiment_name / self.trial_name
 
     @property
+    def namespace(self) -> str:
+        """Of the run's actors, on a cluster that others use too: the same names below another root are another run."""
+        root = hashlib.sha256(str(self.fileroot.resolve()).encode()).hexdigest()[:8]
+        return f"grpo/{self.user}/{self.experiment_name}/{self.trial_name}/{root}"
+
+    @property
     def metrics(self) -> Path:
         return self.logs / "metrics.jsonl"
 
@@ -130,6 +137,15 @@ class RunPaths:
     @property
     def lock(self) -> Path:
         return self.logs / ".run.lock"
+
+    @property
+    def now(self) -> Path:
+        return self.logs / "now.json"
+
+    @property
+    def several_machines(self) -> Path:
+        """There once the run has been on more than one machine: what one's memory holds, others don't see."""
+        return self.logs / ".several_machines"
 
     @property
     def attempt_counter(self) -> Path:

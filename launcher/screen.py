@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 import yaml
 
@@ -24,10 +24,11 @@ from launcher.summary import write_summary
 class Screen:
     """One attempt as its driver sees it. What is told here never ends the run."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths) -> None:
+    def __init__(self, config: RunConfig, paths: RunPaths, out: TextIO | None = None) -> None:
+        """`out`: sys.stdout, where nothing else is said."""
         self._config = config
         self._paths = paths
-        self._display = Display(sys.stdout)
+        self._display = Display(sys.stdout if out is None else out)
         self._started = time.monotonic()
         self._progress: Progress | None = None
         self._wandb: WandbSink | None = None

@@ -1,8 +1,7 @@
 """A whole supervised run on stand-in servers, as a process whose children a test may kill.
 
-`python -m tests.supervised_run FILEROOT STEPS SERVERS WEBHOOK RANKS` runs it: the real driver, Coordinator,
-HealthMonitor and trainer, the small real model; only SGLang is a stand-in, whose log-probs are those of the weights
-that it holds.
+`python -m tests.supervised_run FILEROOT STEPS SERVERS WEBHOOK RANKS [KEY=VALUE …]`: driver, Coordinator, HealthMonitor,
+trainer and the small model are real; only SGLang is a stand-in, whose log-probs are those of the weights that it holds.
 `SupervisedRun` is the test's side of it.
 """
 
@@ -14,14 +13,17 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+import yaml
 
-from launcher import driver
+from launcher import detached, driver
 from launcher.audit import audit
 from launcher.config import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.journal import read_lines
+from launcher.run_now import read_now
 from launcher.run_paths import RunPaths
 from scripts.faults import switched_reward
 
@@ -55,26 +57,47 @@ def run_config(fileroot: str, steps: int, servers: int, ranks: int = 1) -> RunCo
 def main() -> None:
     config = run_config(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5]))
     config.alerts.webhook = sys.argv[4] or None
-    sys.exit(driver.run(config, server_entry=STAND_IN))
+    for word in sys.argv[6:]:
+        key, _, value = word.partition("=")
+        part, _, name = key.rpartition(".")
+        setattr(getattr(config, part) if part else config, name, yaml.safe_load(value))
+    run = detached.run if config.cluster.detached else driver.run
+    sys.exit(run(config, server_entry=STAND_IN))
 
 
 class SupervisedRun:
     """Started at once; at the end of the block it and all that it started are ended."""
 
-    def __init__(self, fileroot: Path, *, steps: int, servers: int, webhook: str = "", ranks: int = 1) -> None:
+    def __init__(
+        self,
+        fileroot: Path,
+        *,
+        steps: int,
+        servers: int,
+        webhook: str = "",
+        ranks: int = 1,
+        settings: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`settings`: further ones, as `cluster.address=…`. `environment`: in place of this process's.
+
+        `prefix`: before its command, as `ip netns exec …`.
+        """
         self.steps = steps
+        self._environment = os.environ if environment is None else environment
         self.switch = fileroot / "switch.json"
         self.paths = RunPaths.of(run_config(str(fileroot), steps, servers))
         self._console = fileroot / "console.log"
         self._mark = uuid.uuid4().hex
-        self._command = [sys.executable, "-m", "tests.supervised_run", str(fileroot)]
-        self._command += [str(steps), str(servers), webhook, str(ranks)]
+        self._command = [*prefix, sys.executable, "-m", "tests.supervised_run", str(fileroot)]
+        self._command += [str(steps), str(servers), webhook, str(ranks), *settings]
 
     def __enter__(self) -> "SupervisedRun":
         with self._console.open("wb") as console:  # a pipe that nobody reads would stop the run when it is full
             self.process = subprocess.Popen(
                 self._command,
-                env={**os.environ, MARK: self._mark, switched_reward.VARIABLE: str(self.switch)},
+                env={**self._environment, MARK: self._mark, switched_reward.VARIABLE: str(self.switch)},
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -118,6 +141,11 @@ class SupervisedRun:
 
     def server_pids(self) -> dict[str, int]:
         return {event["subject"]: event["pid"] for event in self.events("server.ready")}
+
+    def ready_now(self) -> list[str]:
+        """The servers that the driver last heard to be READY."""
+        now = read_now(self.paths)
+        return [] if now is None else [server.name for server in now.servers if server.state == "READY"]
 
     def trainer_pids(self) -> list[int]:
         return [e["pid"] for name in ("trainer.started", "trainer.restarted") for e in self.events(name)]

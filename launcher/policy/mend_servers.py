@@ -33,13 +33,20 @@ def is_current(server: ServerFacts, trainer: TrainerFacts) -> bool:
     return (server.weight_version, server.lineage) == (trainer.policy_version, trainer.lineage)
 
 
+def is_homeless(server: ServerFacts) -> bool:
+    """It ended with its node, and no other has room for it."""
+    return is_dead(server) and server.homeless_since is not None
+
+
 def mend_servers(draft: Draft) -> None:
     for server in draft.seen.servers:
         if draft.halt_reason or draft.does(RestartServer, server.name) or server.state is ServerState.STOPPED:
             continue
         if server.name in draft.seen.leaving:
             continue  # it goes as it is
-        if is_dead(server):
+        if is_homeless(server):
+            _wait_for_a_node(draft, server)
+        elif is_dead(server):
             _repair(draft, server, _cause_of_death(server))
         elif server.is_loading or draft.does(LoadWeights, server.name) or draft.does(AdmitServer, server.name):
             continue  # its outcome is not known: the next rung would be a guess
@@ -85,6 +92,20 @@ def _repair(draft: Draft, server: ServerFacts, cause: Cause) -> None:
         _give_up(draft, server, f"{repair.reason}; {server.verdict.reason}", others)
     elif draft.is_due(repair):
         _perform(draft, server, cause, repair)
+
+
+def _wait_for_a_node(draft: Draft, server: ServerFacts) -> None:
+    """No restart makes room. The others go on without it; where there is none, the run waits for a node, and halts."""
+    assert server.homeless_since is not None
+    if any(not is_homeless(other) and _may_work(draft, other) for other in draft.seen.servers):
+        return
+    give_up_at = server.homeless_since + draft.config.cluster.node_wait_s
+    if draft.now < give_up_at:
+        draft.reasons.append(f"{server.name} waits for a node with room for it")
+        draft.wake_at.append(give_up_at)
+    else:
+        waited = f"for {draft.now - server.homeless_since:.0f} s (cluster.node_wait_s)"
+        draft.halt(f"{server.verdict.reason}; no node has had room for any server {waited}")
 
 
 def _cause_of_death(server: ServerFacts) -> Cause:

@@ -25,7 +25,9 @@ def mend_trainer(draft: Draft) -> None:
     seen, trainer = draft.seen, draft.seen.trainer
     if draft.does(RestartTrainer) or draft.does(RestoreTrainer):
         return
-    if trainer.verdict.health is Health.DEAD:
+    if trainer.verdict.health is Health.DEAD and trainer.homeless_since is not None:
+        _wait_for_a_node(draft, trainer.homeless_since)
+    elif trainer.verdict.health is Health.DEAD:
         _restart(draft)
     elif not trainer.is_loaded:
         _load(draft)
@@ -33,6 +35,17 @@ def mend_trainer(draft: Draft) -> None:
         _pause_then_restore(draft)
     elif seen.incident is not None and seen.incident.cause is Cause.VERIFIER_BROKEN:
         _wait_for_the_verifier(draft, seen.incident)
+
+
+def _wait_for_a_node(draft: Draft, since: float) -> None:
+    """It ended with its node, and no other has room for it: no restart makes any."""
+    give_up_at = since + draft.config.cluster.node_wait_s
+    if draft.now < give_up_at:
+        draft.reasons.append("the trainer waits for a node with room for it")
+        draft.wake_at.append(give_up_at)
+    else:
+        waited = f"for {draft.now - since:.0f} s (cluster.node_wait_s)"
+        draft.halt(f"{draft.seen.trainer.verdict.reason}; no node has had room for the trainer {waited}")
 
 
 def _restart(draft: Draft) -> None:

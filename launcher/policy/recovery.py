@@ -19,7 +19,7 @@ from launcher.config import RunConfig
 from launcher.messages import Cause, Health, RunWord, ServerState
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.mend_fleet import mend_fleet
-from launcher.policy.mend_servers import is_current, is_dead, mend_servers
+from launcher.policy.mend_servers import is_current, is_dead, is_homeless, mend_servers
 from launcher.policy.mend_trainer import damage_stands, mend_trainer
 from launcher.policy.observed import Observed, Plan
 from launcher.policy.plan_draft import Draft
@@ -137,4 +137,5 @@ def _is_repairing(draft: Draft) -> bool:
     return draft.does(RestartServer) or any(
         server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)
         for server in draft.seen.servers
+        if not is_homeless(server)
     )

@@ -8,7 +8,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors.health_monitor import HealthMonitorActor
+from actors.health_monitor_actor import HealthMonitorActor
 from actors.monitor_view import Watched
 from actors.process_tree import identify
 from actors.sglang_server import SGLangServer

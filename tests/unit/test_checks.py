@@ -124,6 +124,7 @@ def test_out_of_range(settings, said):
         (ARITHMETIC, {"sglang__extra_args": {"port": 1}}, "sglang.extra_args.port=1: set sglang.port instead"),
         (ARITHMETIC, {"sglang__extra_args": {"--tp-size": 2}}, "set sglang.tp_size instead"),
         (ARITHMETIC, {"sglang__extra_args": {"weight_version": "x"}}, "the launcher sets it itself"),
+        (ARITHMETIC, {"cluster__detached": True}, "cluster.detached=True: false with cluster.address=local"),
         (ARITHMETIC, {"cluster__n_nodes": 2}, "cluster.n_nodes=2: allowed with cluster.address=local: 1"),
         (
             ARITHMETIC,

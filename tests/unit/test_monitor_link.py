@@ -53,7 +53,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
     """A stopped process is alive to Ray: the trainer would wait at the gate, and the run hang."""
     told, answers = [], [SOUND]
 
-    def watch(targets):
+    def watch(targets, at):
         return answers.pop() if answers else never()
 
     look(watch, lambda link: ended, hung=lambda: told.append("hung"))
@@ -63,7 +63,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
 def test_one_that_is_being_restarted_is_left_alone(ended):
     answers = [SOUND]
 
-    def watch(targets):
+    def watch(targets, at):
         if answers:
             return answers.pop()
         raise ActorUnavailableError("restarting", None)
@@ -75,7 +75,7 @@ def test_one_that_is_being_restarted_is_left_alone(ended):
 def test_one_that_was_late_now_and_then_is_left_alone(ended):
     asked = []
 
-    def watch(targets):
+    def watch(targets, at):
         asked.append(1)
         return SOUND if len(asked) % 5 == 0 else never()
 
@@ -95,7 +95,7 @@ def test_its_word_grows_old(monkeypatch):
 
     async def inside():
         view = dataclasses.replace(SOUND, incident=INCIDENT)
-        link = MonitorLink(FakeActor(watch=lambda targets: view), targets=list, changed=asyncio.Event())
+        link = MonitorLink(FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event())
         await link._look()
         fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
         monkeypatch.setattr(monitor_link, "FRESH_S", -1.0)
@@ -121,7 +121,7 @@ def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(end
 def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
     silences = []
 
-    def watch(targets):
+    def watch(targets, at):
         if len(silences) < 5:
             raise ActorUnavailableError("dies each time it is started", None)
         return SOUND
@@ -140,7 +140,7 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     hours = iter(range(0, 10_000_000, 3600))
     monkeypatch.setattr(monitor_link.time, "monotonic", lambda: float(next(hours)))
 
-    def watch(targets):
+    def watch(targets, at):
         raise ActorUnavailableError("being restarted", None)
 
     turns = []

@@ -104,7 +104,7 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills,
     monkeypatch.setattr(trainer_link, "process_ended", ended)
 
     async def wait(trainer):
-        await trainer._wait_end(1)
+        await trainer._wait_end(("", 1))
 
     facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait)
     assert facts.verdict.health is Health.DEAD

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
-from actors.health_monitor import HealthMonitorActor
+from actors.health_monitor_actor import HealthMonitorActor
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
 from actors.sglang_server import SGLangServer

@@ -1,0 +1,47 @@
+"""The environment for `ray start` on each node of a cluster, and for the commands that use it: as `export` lines.
+
+`eval "$(python -m scripts.ray_environment /shared/folder)"` before each of them. The cluster's token is made in that
+folder where it isn't there, for this user alone; it is never printed.
+
+Exit codes: 0 printed; 2 the folder can't be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from actors.cluster import RAY_ENVIRONMENT
+from launcher.errors import UsageError
+from launcher.run_keys import make_ray_token
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        token = make_ray_token(given.folder.expanduser().absolute())
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    named = {**RAY_ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    for name, value in named.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.ray_environment",
+        description="Print the environment for `ray start` on each node of a cluster, and for what uses it.",
+        epilog="Exit codes: 0 printed; 2 the folder can't be used.",
+    )
+    made.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="where the cluster's token lies or is made, seen from every node"
+    )
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

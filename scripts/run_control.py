@@ -1,0 +1,184 @@
+"""Look at a run that is going on, and command it: `python -m scripts.run_control status --experiment-name …`.
+
+Works on any machine that sees the run's files, for detached runs and for others; needs no Ray and no token. What is
+asked stands in a file that only the run's own user can write, and holds until the next request or the next start.
+
+Exit codes: 0 done (of `attach`: the run finished); 1 `status`: the run is not going on; 2 the command is wrong;
+3 of `attach`: the run errored, or nothing is heard of it any more; 4 asked, and the run did not do it in time;
+130 of `attach`: the run was aborted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.attach import ENDS, attach, last_end
+from launcher.errors import UsageError
+from launcher.journal import read_lines
+from launcher.panel import duration, render_line
+from launcher.progress import Progress
+from launcher.run_now import Now, read_now
+from launcher.run_paths import RunPaths, login_name
+from launcher.run_requests import Request, Wish, ask, wanted
+
+DONE, NOT_LIVE, WRONG, LATE = 0, 1, 2, 4
+BEAT_S = 3.0
+"""A driver that lives writes once a second."""
+WISHES = {"pause": Wish.PAUSE, "resume": Wish.RUN, "stop": Wish.STOP}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    paths = RunPaths(
+        fileroot=given.fileroot, user=given.user, experiment_name=given.experiment_name, trial_name=given.trial_name
+    )
+    try:
+        if not paths.logs.is_dir():
+            raise UsageError(f"there is no run {paths.logs}", "see --fileroot, --user, --experiment-name, --trial-name")
+        return _do(given, paths)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.run_control",
+        description="Look at a run that is going on, and command it.",
+        epilog="Exit codes: 0 done (of attach: the run finished); 1 status: the run is not going on; 2 the command is "
+        "wrong; 3 of attach: the run errored, or nothing is heard of it; 4 asked, and the run did not do it in time; "
+        "130 of attach: the run was aborted.",
+    )
+    made.add_argument(
+        "what",
+        choices=["status", "attach", "pause", "resume", "stop"],
+        help="status: how it is; attach: the screen of its driver, until it ends; pause: no further step until resume; "
+        "stop: save and end",
+    )
+    made.add_argument("--experiment-name", required=True, help="experiment_name of the run")
+    made.add_argument("--trial-name", default="trial0", help="trial_name of the run (default: %(default)s)")
+    made.add_argument(
+        "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot of the run (default: %(default)s)"
+    )
+    made.add_argument("--user", default=login_name(), help="who started the run (default: %(default)s)")
+    made.add_argument("--reason", default="", help="of a pause or a stop, for the journal")
+    made.add_argument(
+        "--timeout", type=float, default=120.0, help="seconds to wait until it is done (default: %(default)s); 0: none"
+    )
+    made.add_argument("--json", action="store_true", help="status as JSON")
+    return made
+
+
+def _do(given: argparse.Namespace, paths: RunPaths) -> int:
+    if given.what == "status":
+        return _status(paths, as_json=given.json)
+    if not lives(paths):
+        raise UsageError(f"{_name(paths)} is not going on{_how_it_ended(paths)}", "the command that started it goes on")
+    if given.what == "attach":
+        return attach(paths)
+    by = f"{login_name()}@{socket.gethostname()}"
+    ask(paths, Request(wish=WISHES[given.what], by=by, reason=given.reason))
+    print(f"asked to {given.what}: {_name(paths)}", flush=True)
+    reached = {
+        "pause": lambda: state_of(paths) == "PAUSED",
+        "resume": lambda: state_of(paths) not in ("PAUSED", "INITIALIZING"),
+        "stop": lambda: last_end(paths) is not None,
+    }[given.what]
+    if given.timeout and not _within(given.timeout, reached):
+        print(f"not done within {given.timeout:g} s; it still holds. The run is {state_of(paths)}", file=sys.stderr)
+        return LATE
+    print(f"{_name(paths)} is {state_of(paths)}")
+    return DONE
+
+
+def lives(paths: RunPaths) -> bool:
+    """Whether its driver writes. Looked at for a while: clocks of two machines need not agree."""
+    first = _beat(read_now(paths))
+    return _within(BEAT_S, lambda: _beat(read_now(paths)) not in (None, first))
+
+
+def state_of(paths: RunPaths) -> str:
+    """As the journal has it: a run state, or the word with which it ended."""
+    state = "INITIALIZING"
+    for line in read_lines(paths.events):
+        if line.get("event") == "run.started":
+            state = "INITIALIZING"
+        elif "state" in line and str(line.get("event")).startswith("run."):
+            state = str(line["state"])
+        elif line.get("event") in ENDS:
+            state = ENDS[str(line["event"])]
+    return state
+
+
+def _status(paths: RunPaths, *, as_json: bool) -> int:
+    is_live = lives(paths)
+    now = read_now(paths)
+    asked = wanted(paths)
+    if as_json:
+        said = {
+            "run": _name(paths),
+            "is_live": is_live,
+            "state": state_of(paths),
+            "steps_done": None if now is None or now.status is None else now.status.next_step,
+            "total_steps": None if now is None or now.status is None else now.status.total_steps,
+            "servers": [] if now is None else [f"{one.name} {one.state}" for one in now.servers],
+            "cluster": None if now is None else now.address,
+            "is_detached": None if now is None else now.is_detached,
+            "asked": None if asked is None else asked.wish,
+        }
+        print(json.dumps(said, indent=1))
+    elif now is None or not is_live:
+        print(f"{_name(paths)} is not going on{_how_it_ended(paths)}")
+    else:
+        how = "detached" if now.is_detached else "with its driver"
+        print(f"{_name(paths)} is {state_of(paths)}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
+        print(f"on the cluster {now.address}, {how} (pid {now.pid} on {now.host})")
+        if asked is not None and asked.wish is not Wish.RUN:
+            print(f"{asked.wish} {asked.words}")
+        if now.status is not None:
+            print(_line(paths, now))
+    return DONE if is_live else NOT_LIVE
+
+
+def _line(paths: RunPaths, now: Now) -> str:
+    assert now.status is not None
+    progress = Progress(
+        experiment_name=paths.experiment_name,
+        trial_name=paths.trial_name,
+        attempt=now.attempt,
+        total_epochs=1,
+        started=time.monotonic() - now.elapsed_s,
+    )
+    return render_line(progress.view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic()))
+
+
+def _how_it_ended(paths: RunPaths) -> str:
+    end = last_end(paths)
+    return "" if end is None else f": {ENDS[str(end['event'])]}, {end.get('reason')}"
+
+
+def _name(paths: RunPaths) -> str:
+    return f"{paths.experiment_name}/{paths.trial_name}"
+
+
+def _beat(now: Now | None) -> tuple[int, int] | None:
+    return None if now is None else (now.attempt, now.beat)
+
+
+def _within(seconds: float, holds: Callable[[], bool]) -> bool:
+    give_up_at = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""What a person sees of a run and asks of it, through its files alone; the driver is a thread that writes them."""
+
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+
+from launcher import attach as attach_module
+from launcher.attach import attach, last_end
+from launcher.journal import Journal, append_line
+from launcher.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
+from launcher.run_keys import ServerKeys
+from launcher.run_now import NowFile, read_now
+from launcher.run_paths import RunPaths
+from launcher.run_requests import FILE, Request, Wish, ask, forget, wanted
+from scripts import run_control
+
+STATUS = TrainerStatus(
+    phase="rollout",
+    next_step=7,
+    total_steps=20,
+    steps_per_epoch=10,
+    policy_version=7,
+    pid=1,
+    seconds_in_phase=0.5,
+)
+SERVER = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, weight_version=7)
+
+
+@pytest.fixture(autouse=True)
+def beats_fast(monkeypatch):
+    monkeypatch.setattr(run_control, "BEAT_S", 1.0)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
+    paths.prepare()
+    ServerKeys.make(paths.keys)
+    return paths
+
+
+@pytest.fixture
+def journal(paths):
+    journal = Journal(paths.events, 1, time.time)
+    journal.record("run.started")
+    return journal
+
+
+class Driver:
+    """Writes what a driver writes, and does what is asked as a Coordinator would."""
+
+    def __init__(self, paths, journal):
+        self.paths, self.journal = paths, journal
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._drive)
+
+    def _drive(self):
+        file = NowFile(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
+        state = "RUNNING"
+        self.journal.record("run.running", state=state)
+        while not self._over.wait(0.02):
+            file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
+            file._written_at = float("-inf")
+            file.write_if_due()
+            asked = wanted(self.paths)
+            wish = Wish.RUN if asked is None else asked.wish
+            if wish is Wish.STOP:
+                self.journal.record("run.aborted", reason=asked.words, exit_code=130)
+                return
+            now = "PAUSED" if wish is Wish.PAUSE else "RUNNING"
+            if now != state:
+                state = now
+                self.journal.record(f"run.{state.lower()}", state=state)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+def control(paths, *words):
+    return run_control.main(
+        [*words, "--experiment-name", "e", "--trial-name", "t", "--fileroot", str(paths.fileroot), "--user", "me"]
+    )
+
+
+def test_a_run_is_paused_goes_on_and_is_stopped(paths, journal, capsys):
+    with Driver(paths, journal):
+        assert control(paths, "pause", "--reason", "lunch") == 0
+        assert control(paths, "status") == 0
+        said = capsys.readouterr().out
+        assert "e/t is PAUSED" in said
+        assert "lunch" in said
+        assert "server" in said
+        assert "step 7/20" in said
+        assert control(paths, "resume") == 0
+        assert "e/t is RUNNING" in capsys.readouterr().out
+        assert control(paths, "stop") == 0
+    assert last_end(paths)["exit_code"] == 130
+
+
+def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, capsys):
+    journal.record("run.finished", reason="all steps are done", exit_code=0)
+    assert control(paths, "status") == 1
+    assert "is not going on: FINISHED, all steps are done" in capsys.readouterr().out
+    for what in ("pause", "attach"):
+        assert control(paths, what) == 2
+        assert "is not going on" in capsys.readouterr().err
+    assert wanted(paths) is None, "nothing was asked"
+    assert run_control.main(["status", "--experiment-name", "other", "--fileroot", str(paths.fileroot)]) == 2
+    assert "there is no run" in capsys.readouterr().err
+
+
+def test_status_as_json(paths, journal, capsys):
+    with Driver(paths, journal):
+        assert control(paths, "status", "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+    assert (said["state"], said["steps_done"], said["is_detached"]) == ("RUNNING", 7, True)
+
+
+def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):
+    with Driver(paths, journal):
+        pass
+    file = NowFile(paths, 1, address="auto", is_detached=False)
+    stop = threading.Event()
+
+    def beat():
+        while not stop.wait(0.02):
+            file._written_at = float("-inf")
+            file.write_if_due()
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        assert control(paths, "pause", "--timeout", "0.3") == 4
+    finally:
+        stop.set()
+        beating.join()
+    assert wanted(paths).wish is Wish.PAUSE
+
+
+def test_attach_shows_the_run_and_ends_with_its_code(paths, journal, capsys):
+    with Driver(paths, journal):
+        figures = {"rollout/reward": 0.5, "timeperf/step_s": 1.0}
+        head = {"global_step": 6, "epoch": 0, "epoch_step": 6, "attempt": 1, "policy_version": 7, "time": 1.0}
+        append_line(paths.metrics, head | figures)
+        threading.Timer(1.0, lambda: ask(paths, Request(wish=Wish.STOP, by="me@here", reason="enough"))).start()
+        paths.summary.write_text("the summary of the run")
+        assert attach(paths) == 130
+    said = capsys.readouterr().out
+    assert "step 7/20" in said
+    assert "reward 0.500" in said
+    assert "the summary of the run" in said
+
+
+def test_attach_ends_where_nothing_is_heard_any_more(paths, journal, monkeypatch, capsys):
+    monkeypatch.setattr(attach_module, "SILENT_S", 0.3)
+    assert attach(paths) == 3
+    assert "nothing has been heard" in capsys.readouterr().out
+
+
+def test_a_new_start_wants_the_run_to_run(paths):
+    ask(paths, Request(wish=Wish.STOP, by="me"))
+    assert oct((paths.keys / FILE).stat().st_mode & 0o777) == "0o600"
+    assert wanted(paths) == Request(wish=Wish.STOP, by="me")
+    forget(paths)
+    forget(paths)
+    assert wanted(paths) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"wish": "fly", "by": "", "reason": ""}', "\0"])
+def test_a_request_that_can_not_be_read_is_none(paths, content):
+    (paths.keys / FILE).write_text(content)
+    assert wanted(paths) is None
+
+
+def test_a_link_in_the_place_of_a_request_is_not_followed(paths, tmp_path):
+    other = tmp_path / "other"
+    other.write_text('{"wish": "stop", "by": "", "reason": ""}')
+    (paths.keys / FILE).symlink_to(other)
+    assert wanted(paths) is None
+
+
+def test_what_a_run_is_at_survives_its_file(paths):
+    file = NowFile(paths, 3, address="auto", is_detached=False)
+    file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
+    file.write_if_due()
+    found = read_now(paths)
+    assert (found.attempt, found.status, found.servers) == (3, STATUS, (SERVER,))
+    paths.now.write_text("{")
+    assert read_now(paths) is None
+    assert dataclasses.is_dataclass(found)
