@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ EXPLAIN_S = 5.0
 """That a failed exchange waits for the reason."""
 GRACE_S = 10.0
 """For work that a lost rank holds up; the Coordinator, which looks each second, ends this process sooner."""
-DEATH, GUESSES = "The actor is dead because", "There are some potential root causes"
+DEATH, GUESSES = "The actor is dead because", re.compile(r"(There are some potential root|Some common) causes")
 LONGEST_REASON = 600
 RANK_LOST = 9
 """Exit code of a rank 0 that a lost rank held up."""
@@ -95,7 +96,7 @@ class RankCrew:
                 "what each rank asks for",
             ) from error
         except RayError as error:
-            raise TrainerError(f"a trainer rank did not start: {_said(error)}") from error
+            raise TrainerError(f"a trainer rank did not start: {said(error)}") from error
         here = ray.get_runtime_context().get_node_id()
         own, *others = self._addresses([here, *(where.node for where in self._where)])
         self._working_since = time.monotonic()
@@ -146,7 +147,7 @@ class RankCrew:
                 raise
             except (RuntimeError, RayError) as error:
                 self._is_lost.wait(EXPLAIN_S)
-                self._lose(f"the trainer's ranks failed together: {work}: {_said(error)}")
+                self._lose(f"the trainer's ranks failed together: {work}: {said(error)}")
                 raise TrainerError(self.lost) from error
             except Exception as error:
                 self._lose(f"trainer rank 0 failed: {work}: {error}")
@@ -195,9 +196,9 @@ class RankCrew:
             try:
                 ray.get(stay)
             except RayTaskError as error:
-                failed = failed or f"trainer rank {rank} failed: {_said(error)}"
+                failed = failed or f"trainer rank {rank} failed: {said(error)}"
             except RayError as error:
-                ended = ended or f"{self._name(rank)} ended: {_said(error)}{self._memory()}"
+                ended = ended or f"{self._name(rank)} ended: {said(error)}{self._memory()}"
         return ended or failed
 
     def _mute(self, pings: dict[int, tuple[Any, float]]) -> str:
@@ -243,9 +244,11 @@ class RankCrew:
             time.sleep(LOOK_S)
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """In one line: the innermost error of a task; of Ray's text on a death what is known, not what it might be."""
     inner = error.cause if isinstance(error, RayTaskError) else error
     text = " ".join(str(inner).split())
-    known = text[max(text.find(DEATH), 0) :].partition(GUESSES)[0]
+    known = text[max(text.find(DEATH), 0) :]
+    if guesses := GUESSES.search(known):
+        known = known[: guesses.start()]
     return known.strip()[:LONGEST_REASON]

@@ -72,6 +72,25 @@ def test_a_server(log, exit_code, cause, ran_out):
         (["launcher.errors.TrainerError: step 7: not finite: loss nan"], 1, Cause.NONFINITE, None),
         (["a batch was dropped, it was not finite", "ValueError: other"], 1, Cause.TRAINER_CRASH, None),
         ([], -11, Cause.TRAINER_CRASH, None),
+        (["TrainerError: trainer rank 1 (process 7 of node a1) ended: it died"], None, Cause.TRAINER_CRASH, None),
+        (
+            ["TrainerError: trainer rank 1 (process 7 of node a1) does not answer for 11 s, it is stopped"],
+            None,
+            Cause.TRAINER_HANG,
+            None,
+        ),
+        (
+            ["TrainerError: trainer rank 2 failed: run: torch.OutOfMemoryError: CUDA out of memory."],
+            None,
+            Cause.TRAINER_OOM,
+            RanOut.TRAINER_DEVICE,
+        ),
+        (
+            ["TrainerError: trainer rank 1 (process 7 of node a1) ended: it died; Out of memory: Killed process"],
+            None,
+            Cause.TRAINER_OOM,
+            RanOut.TRAINER_HOST,
+        ),
     ],
 )
 def test_the_trainer(log, exit_code, cause, ran_out):

@@ -18,9 +18,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import RayActorError
 
 from actors.micro_batches import SampledSequence, deal, share_out
 from actors.policy_model import PolicyModel
+from actors.rank_crew import said
 from actors.rank_group import MeetingPlace, RankGroup, interface_of
 from launcher.config import MicroBatchConfig, OptimizerConfig
 from launcher.errors import TrainerError
@@ -262,6 +264,17 @@ def test_a_rank_of_an_earlier_life_meets_nobody():
     late = dataclasses.replace(place.meeting, name=earlier.meeting.name)
     with pytest.raises(TrainerError, match="trainer rank 1 could not meet the others"):
         RankGroup(late, 1, own_address=ADDRESS, device=torch.device("cpu"))
+
+
+def test_of_a_death_is_told_what_is_known_and_not_what_it_might_be():
+    ray_says = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: TrainerRank\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\nSome common causes "
+        "include: (1) the process was killed by the OOM killer"
+    )
+    assert said(RayActorError(error_msg=ray_says)) == (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+    )
 
 
 def test_an_address_that_no_interface_bears():
