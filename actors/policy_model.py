@@ -70,14 +70,20 @@ class PolicyModel:
         self._crew = crew
         self._device = training_device(actor)
         self._dtype = torch_dtype(actor.dtype)
-        sources = Sources(actor, ref)
-        self.folder = sources.folder
-        key = "actor.path" if tokenizer_path is None else "tokenizer_path"
-        tokenizer_folder = model_folder.local_folder(tokenizer_path or actor.path, key=key)
-        self.tokenizer = model_folder.load_tokenizer(tokenizer_folder, key=key)
-        self._side_files = model_folder.read_side_files(self.folder, tokenizer_folder)
-        group = None if crew is None else crew.meet(self._device)
-        self._part = ModelPart(actor, ref, temperature=temperature, device=self._device, sources=sources, group=group)
+        try:
+            sources = Sources(actor, ref)
+            self.folder = sources.folder
+            key = "actor.path" if tokenizer_path is None else "tokenizer_path"
+            tokenizer_folder = model_folder.local_folder(tokenizer_path or actor.path, key=key)
+            self.tokenizer = model_folder.load_tokenizer(tokenizer_folder, key=key)
+            self._side_files = model_folder.read_side_files(self.folder, tokenizer_folder)
+            group = None if crew is None else crew.meet(self._device)
+            self._part = ModelPart(
+                actor, ref, temperature=temperature, device=self._device, sources=sources, group=group
+            )
+        except BaseException:
+            self.close()  # a trainer that is told to start again starts other ranks
+            raise
         self._objective = self._part.objective
         self._stats: UpdateStats | None = None
         self.policy_version = 0

@@ -74,6 +74,8 @@ class RankGroup:
         interface = interface_of(own_address)
         for variable in INTERFACE_VARIABLES:
             os.environ[variable] = interface
+        if dist.is_initialized():  # of a start that failed half-way
+            dist.destroy_process_group()
         self.rank, self.size = rank, meeting.size
         self._device = device
         timeout = _seconds(meeting.timeout_s)

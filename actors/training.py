@@ -63,12 +63,12 @@ class Training:
         self._log_to_file()
         self._journal = Journal(paths.events, attempt, time.time)
         self._records = StepRecords(paths)
-        crew = None  # its processes too start while others load
-        if config.actor.dp_size > 1:
-            crew = RankCrew(config, paths, self._journal, rank_options)
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward)  # its processes start while the model loads
         records = load_records(config.train_dataset, key="train_dataset")
+        crew = None
+        if config.actor.dp_size > 1:
+            crew = RankCrew(config, paths, self._journal, rank_options)
         self._model = PolicyModel(
             config.actor,
             config.ref,

@@ -1,5 +1,7 @@
-"""A run on two trainer ranks, each of which is killed and one stopped: all begin anew together, where they were."""
+"""A run on two trainer ranks, each of which is killed, one while it starts and one stopped: all begin anew together,
+where they were."""
 
+import contextlib
 import os
 import signal
 
@@ -23,6 +25,15 @@ class Ranks:
         """The pids of each life, rank 0 first."""
         return [event["pids"] for event in self._run.events("trainer.ranks_met")]
 
+    def starting(self) -> list[int]:
+        """Ranks beside the first, known by the names that Ray gives its processes."""
+        found = []
+        for process in self._run.family():
+            with contextlib.suppress(psutil.Error):  # ended since
+                if "TrainerRank" in " ".join(process.cmdline()):
+                    found.append(process.pid)
+        return found
+
     def wait_life(self, number: int) -> list[int]:
         self._run.wait_until(lambda: len(self.lives()) >= number, f"life {number} of the ranks")
         return self.lives()[number - 1]
@@ -40,6 +51,8 @@ class Ranks:
 def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
     with SupervisedRun(tmp_path, steps=STEPS, servers=1, ranks=RANKS) as run:
         ranks = Ranks(run)
+        run.wait_until(ranks.starting, "a rank that starts")
+        run.kill(ranks.starting()[0])
         run.wait_steps(2)
         first = ranks.wait_life(1)
         assert len(set(first)) == RANKS
@@ -62,6 +75,7 @@ def test_a_lost_rank_costs_no_step_whichever_it_is(tmp_path):
         assert f"trainer rank 1 (process {third[1]}" in told[1]
         assert "does not answer" in told[1]
         assert [cause for cause, _, _ in run.incidents().values()] == [
+            Cause.TRAINER_CRASH,  # while it started
             Cause.TRAINER_CRASH,
             Cause.TRAINER_CRASH,
             Cause.TRAINER_HANG,
