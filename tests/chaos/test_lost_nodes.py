@@ -16,7 +16,7 @@ from tests.supervised_run import SupervisedRun
 pytestmark = pytest.mark.timeout(1800)
 
 DETECTED_S = 10.0
-STEPS = 150
+STEPS = 450
 
 
 def test_each_worker_node_is_lost_in_turn_and_the_run_finishes(tmp_path):
