@@ -292,10 +292,8 @@ class Launch:
         """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next life waits."""
         for node in nodes.keys() - self._nodes_told:
             self._nodes_told.add(node)
-            reason, held = f"node {nodes[node]} ({node[:8]}) was lost", ["the Coordinator"]
-            self._journal.record(
-                "node.lost", subject=nodes[node], reason=reason, node=node, held=held, cause="node_lost"
-            )
+            facts: dict[str, Any] = {"node": node, "held": ["the Coordinator"], "cause": "node_lost"}
+            self._journal.record("node.lost", subject=nodes[node], reason=f"node {node[:8]} was lost", **facts)
 
     def _outcome(self, outcome: Outcome) -> Outcome:
         self._show(wait=True)
