@@ -17,8 +17,8 @@ from launcher.run_paths import RunPaths
 
 FREE_S = 60.0
 """For the actors of an attempt whose driver has just died: a node must first be declared lost."""
-LOOK_S = 1.0
-SAY_S = 3.0
+LOOK_S = 0.5
+SAY_S = 1.25
 SILENT_S = 45.0
 """Without an answer of the cluster's head, after which the run says so and ends: at 60 s Ray ends every process."""
 SEVERAL = (

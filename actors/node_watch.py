@@ -1,4 +1,4 @@
-"""Which nodes of the cluster live, and which of the run's actors have no place: asked of its store each second.
+"""Which nodes of the cluster live, and which of the run's actors have no place: asked of its store twice a second.
 
 Ray declares a node lost after its own health check (actors/cluster.py for the settings that we ship), and starts its
 actors elsewhere as soon as a node has room for them. Until then an actor is nowhere, and to wait for it is no repair.
@@ -18,7 +18,7 @@ import ray._private.state as ray_state
 from actors.defects import keep, raise_defects
 from actors.nodes import OF_RAY
 
-LOOK_S = 1.0
+LOOK_S = 0.5
 HOMELESS_S = 5.0
 """Without a process for so long: there is no room for it. A restart where there is room takes one or two seconds."""
 

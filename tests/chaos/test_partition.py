@@ -81,7 +81,8 @@ def test_a_trainer_that_is_cut_off_ends_itself_before_another_steps(split, secon
         time.sleep(max(0.0, cut_at + seconds - time.time()))
     run.wait_until(lambda: len(run.trainer_pids()) > 1, "another trainer")
     run.wait_steps(steps + 5)
-    (lost,) = run.events("node.lost")
+    lost = run.events("node.lost")[0]
+    assert len({event["node"] for event in run.events("node.lost")}) == 1
     begun = run.events("trainer.restored")[1]["time"]
     print(
         f"cut of {seconds:g} s: lost after {lost['time'] - cut_at:.1f} s, the old trainer ended after "
