@@ -26,9 +26,9 @@ def held():
     thread, waits = LoopThread("rollouts"), threading.Event()
 
     class Pool(ServerPool):
-        async def _acquire(self, weight_version, avoid, samples):
+        async def _acquire(self, *request):
             waits.set()
-            return await super()._acquire(weight_version, avoid, samples)
+            return await super()._acquire(*request)
 
     async def make():
         client, pool = SGLangClient(), Pool(nobody, hold_timeout_s=None)
