@@ -22,17 +22,12 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster import VitalProcesses, ray_cluster
-from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
 from actors.dataset import load_records
-from actors.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
-from actors.health_monitor_actor import HealthMonitorActor
 from actors.joined_cluster import HeadWatch, make_ready
 from actors.placed import Placed
 from actors.pulse import CrashLoop, Pulse
 from actors.reward_pool import RewardPool
-from actors.sglang_seat import SGLangSeat
-from actors.sglang_server import SGLangServer
-from actors.trainer import MONITOR, Trainer
+from actors.run_actors import RunActors
 from launcher import run_requests
 from launcher.config import RunConfig
 from launcher.errors import LauncherError, RunError
@@ -57,8 +52,6 @@ STOP_TIMEOUT_S = 5.0
 """For what is still to be heard when all has ended."""
 ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
-ALWAYS_BACK = {"max_restarts": -1, "max_task_retries": 0}
-NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
 
 
 def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unattended: Unattended | None = None) -> int:
@@ -137,14 +130,8 @@ class Launch:
         self._server_entry = server_entry
         self._interrupts = Interrupts() if unattended is None else NoInterrupts()
         self._now = NowFile(paths, attempt, address=config.cluster.address, is_detached=unattended is not None)
-        self._hardware = find_hardware()
         self._events = EventTail(paths.events, attempt)
-        self._actors: list[Any] = []
-        self._servers: dict[str, Any] = {}
-        self._placed: Placed | None = None
-        self._seats: dict[str, tuple[Any, ...]] = {}
-        self._trainer: Any = None
-        self._monitor: Any = None
+        self._actors: RunActors | None = None
         self._nodes_told: set[str] = set()
         self._look: ray.ObjectRef[Snapshot] | None = None
         self._steps_seen, self._trainer_pid = 0, 0
@@ -185,32 +172,13 @@ class Launch:
             finally:
                 self._end_actors(is_reachable=not vital.lost())
 
-    # ── create ──
-
     def _create(self) -> Any:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
-        config = self._config
-        placed = self._placed = self._place()
-        self._screen.milestone(f"starting {config.sglang.n_servers} SGLang server(s) and the trainer")
-        for name in server_names(config):
-            self._servers[name] = self._new_server(name)
-        ranks = {"rank_options": placed.further_ranks()} if config.actor.dp_size > 1 else {}
-        options = placed.options(TRAINER)
-        self._trainer = self._new(Trainer, options, config, self._paths, self._attempt, has_monitor=True, **ranks)
-        watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
-        monitor = {"name": MONITOR, **watchers}
-        self._monitor = self._new(HealthMonitorActor, monitor, config, self._paths, self._attempt)
-        return self._new(
-            CoordinatorActor,
-            {"name": COORDINATOR, **watchers},
-            config,
-            self._paths,
-            self._attempt,
-            has_monitor=True,
-            on_gpu=placed.servers_on_gpu,
-            shares_gpu=placed.shares_gpu,
-            book=MemoryBook.of(config, self._paths.fileroot, self._hardware),
-        )
+        placed = self._place()
+        self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
+        book = MemoryBook.of(self._config, self._paths.fileroot, find_hardware())
+        self._actors = RunActors(self._config, self._paths, self._attempt, placed, self._server_entry)
+        return self._actors.create(book)
 
     def _place(self) -> Placed:
         """Book everything at once, and tell where it is."""
@@ -220,33 +188,6 @@ class Launch:
         for node in sorted(set(nodes.values()) if len(set(nodes.values())) > 1 else ()):
             self._screen.line(f"on node {node}: {', '.join(name for name in nodes if nodes[name] == node)}")
         return placed
-
-    def _new_server(self, name: str) -> Any:
-        """Its further seats first, where it spans nodes: it is told of them once, with its constructor."""
-        config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)
-        assert self._placed is not None
-        if not self._placed.has(name):
-            return self._new(SGLangServer, self._placed.options_of_a_joining(name, config), config, paths, index, entry)
-        seats = tuple(
-            self._new(SGLangSeat, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
-            for seat in self._placed.further_seats(index)
-        )
-        self._seats[name] = seats
-        return self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats)
-
-    def _follow(self, event: Mapping[str, object]) -> None:
-        """The fleet as the Coordinator has it: who joins is made here, so that it ends with the run as others do."""
-        name = str(event.get("subject"))
-        if event.get("event") == JOIN_ASKED and name not in self._servers:
-            self._servers[name] = self._new_server(name)
-        elif event.get("event") == LEFT and (actor := self._servers.pop(name, None)) is not None:
-            for ended in (actor, *self._seats.pop(name, ())):
-                self._actors.remove(ended)
-                ray.kill(ended)
-
-    def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
-        self._actors.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))
-        return self._actors[-1]
 
     # ── watch ──
 
@@ -304,14 +245,14 @@ class Launch:
         for event in self._events.new_events():
             if event.get("event") == "node.lost":
                 self._nodes_told.add(str(event.get("node")))
-            self._follow(event)
+            self._made().follow(event)
             if line := tell(event):
                 self._screen.milestone(line)
             if alert := alert_of(event):
                 self._screen.alert(*alert)
         self._now.write_if_due()
         if self._look is None:
-            self._look = self._trainer.snapshot.remote(self._steps_seen)
+            self._look = self._made().trainer.snapshot.remote(self._steps_seen)
         done, _ = ray.wait([self._look], timeout=STOP_TIMEOUT_S if wait else 0)
         if not done:
             return
@@ -330,17 +271,16 @@ class Launch:
         self._steps_seen += len(snapshot.reports)
         self._screen.show(snapshot.status, servers=snapshot.servers, reports=snapshot.reports, evals=snapshot.evals)
 
+    def _made(self) -> RunActors:
+        assert self._actors is not None
+        return self._actors
+
     # ── end ──
 
     def _end_actors(self, *, is_reachable: bool) -> None:
-        """The Coordinator first, so that nobody mends what is being ended; the guards end every server's tree.
-
-        Without Ray's own processes the actors end themselves, and asking would wait for an answer that never comes.
-        """
-        if is_reachable and self._monitor is not None and self._config.alerts.webhook is not None:
-            ray.wait([self._monitor.tell_people.remote()], timeout=self._config.alerts.timeout)
-        for actor in reversed(self._actors if is_reachable else []):
-            ray.kill(actor)
+        """Without Ray's own processes they end themselves, and asking would wait for an answer that never comes."""
+        if is_reachable and self._actors is not None:
+            self._actors.end()
         self._journal.record("run.stopped", reason="actors ended")
 
 

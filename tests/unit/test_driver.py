@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import OutOfMemoryError
@@ -66,7 +67,7 @@ def test_a_view_of_the_run_that_can_not_be_had_does_not_end_the_run(tmp_path, mo
     paths = RunPaths.of(config)
     paths.prepare()
     launch = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent())
-    launch._trainer = Trainer
+    launch._actors = SimpleNamespace(trainer=Trainer)
 
     def killed(reference):
         raise OutOfMemoryError("killed by the memory monitor")

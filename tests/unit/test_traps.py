@@ -9,14 +9,13 @@ import torch
 
 from actors.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
 from actors.health_monitor_actor import HealthMonitorActor
+from actors.run_actors import RunActors
 from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
 from actors.weight_publisher import WeightPublisher
 from launcher.config import DatasetConfig, RunConfig
-from launcher.driver import Launch
-from launcher.journal import Journal
 from launcher.messages import ServerInfo, ServerState
 from launcher.policy import restore
 from launcher.run_paths import RunPaths
@@ -103,11 +102,19 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
     for kind in kinds:
         monkeypatch.setattr(kind, "options", Started(kind, created).options)
 
-    class Silent:
-        def milestone(self, text):
-            pass
+    class Placed:
+        servers_on_gpu = shares_gpu = False
 
-    Launch(config, paths, 1, Journal(paths.events, 1), Silent())._create()
+        def has(self, name):
+            return True
+
+        def options(self, name):
+            return {"name": name}
+
+        def further_seats(self, index):
+            return []
+
+    RunActors(config, paths, 1, Placed()).create(book=None)
     assert [kind for kind, _, _ in created] == [*kinds]
     assert all(options["max_restarts"] == -1 for _, options, _ in created)
     assert [options["name"] for _, options, _ in created] == ["server-0", TRAINER, MONITOR, COORDINATOR]
