@@ -14,6 +14,7 @@ from actors.sglang_client import SGLangClient
 from actors.sglang_server import SGLangServer
 from actors.trainer import MONITOR, Trainer
 from actors.weight_publisher import WeightPublisher
+from launcher import driver
 from launcher.config import DatasetConfig, RunConfig
 from launcher.driver import Launch
 from launcher.journal import Journal
@@ -93,6 +94,24 @@ class Started:
         return self._kind
 
 
+class Anywhere:
+    """Seats without a cluster."""
+
+    servers_on_gpu = shares_gpu = False
+
+    def options(self, name):
+        return {"name": name}
+
+    def has(self, name):
+        return True
+
+    def further_seats(self, index):
+        return []
+
+    def nodes(self):
+        return {}
+
+
 def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, monkeypatch):
     config = RunConfig(experiment_name="plain", train_dataset=DatasetConfig(path="none"))
     config.cluster.fileroot = str(tmp_path)
@@ -102,6 +121,8 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
     kinds = (SGLangServer, Trainer, HealthMonitorActor, CoordinatorActor)
     for kind in kinds:
         monkeypatch.setattr(kind, "options", Started(kind, created).options)
+
+    monkeypatch.setattr(driver.Placed, "book", lambda config, is_stopped: Anywhere())
 
     class Silent:
         def milestone(self, text):
