@@ -6,9 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.nodes import OF_RAY, alive_nodes
 from actors.shared_path import check_shared_path
@@ -54,14 +51,6 @@ def wait_for_free_names(paths: RunPaths, *, keeper: str, within_s: float = FREE_
 def names_in(namespace: str) -> set[str]:
     named = OF_RAY.util.list_named_actors(all_namespaces=True)
     return {str(one["name"]) for one in named if one["namespace"] == namespace}
-
-
-def off_the_head() -> dict[str, Any]:
-    """Options of an actor that should not be lost with the head, if there is another node when it is placed."""
-    others = [node["NodeID"] for node in alive_nodes() if "node:__internal_head__" not in node["Resources"]]
-    if not others:
-        return {}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(others[0], soft=True)}
 
 
 class HeadWatch:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import ray
 
 from actors.cluster import ray_cluster
-from actors.joined_cluster import make_ready, off_the_head
+from actors.joined_cluster import make_ready
 from actors.lease import MARGIN_S, hold_lease
 from actors.ray_life import die_with_raylet
 from launcher import run_requests
@@ -60,7 +60,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
         run_requests.forget(paths)
     with ray_cluster(config, paths, num_cpus=0):
         make_ready(paths, lambda text: print(text, flush=True), keeper="")
-        options = {"name": KEEPER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0} | off_the_head()
+        options = {"name": KEEPER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
         keeper = cast(Any, Keeper).options(**options).remote(config, same_command(), str(Path.cwd()), server_entry)
         _wait_started(keeper)
     print(f"detached: the run goes on without this command; {control(paths)}", flush=True)
