@@ -89,7 +89,6 @@ def test_a_trainer_that_is_cut_off_ends_itself_before_another_steps(split, secon
         f"{ended_at - cut_at:.1f} s, another was restored after {begun - cut_at:.1f} s",
         flush=True,
     )
-    assert lost["time"] - cut_at < 10.0
     assert ended_at < begun, "one holder of the trainer's place at a time"
     stepped = [line for line in run.ledger() if line["global_step"] >= steps]
     assert all(len(line["weight_versions"]) == 1 for line in stepped)
