@@ -14,7 +14,7 @@ Only actors hold one, and only on a cluster that the run did not start itself: o
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import threading
 import time
@@ -31,6 +31,8 @@ LEASE_LOST = 8
 MARGIN_S = 3.0
 """Beyond the lease, for whoever starts the next life: the turns of the process that ends itself."""
 ALIVE, DEAD = "ALIVE", "DEAD"
+
+log = logging.getLogger("lease")
 
 Ask = Callable[[], bool | None]
 """True: this process is the actor's present life; False: it is not; None: nobody knows."""
@@ -125,12 +127,13 @@ class PresentLife:
 
     def __call__(self) -> bool | None:
         """A life is being made while it is RESTARTING, too: only one that was confirmed has then been replaced."""
-        with contextlib.suppress(Exception):  # Ray's own errors here are many, and bare; no answer is no renewal
+        try:
             known = self._known(self._actor)
             state, holder = known["State"], (known["Address"]["NodeID"], known["Pid"])
-            if state == ALIVE and holder == self._me:
-                self._was_confirmed = True
-                return True
-            if state in (ALIVE, DEAD) or self._was_confirmed:
-                return False
-        return None
+        except Exception as error:  # noqa: BLE001 - Ray's own errors here are many, and bare; no answer is no renewal
+            log.warning("lease.not_renewed reason=%r", error)
+            return None
+        if state == ALIVE and holder == self._me:
+            self._was_confirmed = True
+            return True
+        return False if state in (ALIVE, DEAD) or self._was_confirmed else None

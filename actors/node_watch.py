@@ -7,7 +7,7 @@ actors elsewhere as soon as a node has room for them. Until then an actor is now
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from actors.nodes import OF_RAY
 LOOK_S = 0.5
 HOMELESS_S = 5.0
 """Without a process for so long: there is no room for it. A restart where there is room takes one or two seconds."""
+
+log = logging.getLogger("nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class NodeWatch:
         self._nodes: dict[str, Node] = {}
         self._alive = set(known)
         self._nowhere_since: dict[str, float] = {}
+        self._is_blind = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -98,8 +101,15 @@ class NodeWatch:
         keep(self._tasks, self._look_on())
 
     async def look(self) -> None:
-        """One question, which may wait for a store that is away."""
-        found, placed = await asyncio.to_thread(self._ask)
+        """One question, which may wait for a store that is away; without an answer, what was known stays known."""
+        try:
+            found, placed = await asyncio.to_thread(self._ask)
+        except Exception as error:  # noqa: BLE001 - Ray's own errors are many, and bare
+            if not self._is_blind:
+                log.warning("nodes.not_known reason=%r", error)
+            self._is_blind = True
+            return
+        self._is_blind = False
         self._nodes = dict(found)
         before, self._alive = self._alive, {node.id for node in found.values() if node.is_alive}
         for node in found.values():
@@ -119,8 +129,7 @@ class NodeWatch:
 
     async def _look_on(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # Ray's own errors are many, and bare: what was known stays known
-                await self.look()
+            await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:

@@ -1,10 +1,24 @@
-"""How often what is drawn by chance is tried: a few times with every change, many times before a claim is made."""
+"""How much is tried: a little with every change, more before a claim is made.
+
+--kills N          so many, in the tests of tests/chaos that draw by chance
+--long             tests marked `long` too: the same as others that are run each time, with more or longer faults
+--real-servers     the real SGLang in tests/chaos/test_lost_nodes.py, in place of stand-ins
+"""
 
 import pytest
 
 
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=None, help="of the tests in tests/chaos, in place of a few")
+    parser.addoption("--long", action="store_true", help="tests marked `long` too")
+    parser.addoption("--real-servers", action="store_true", help="the real SGLang in tests/chaos/test_lost_nodes.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: --long runs it"))
 
 
 @pytest.fixture

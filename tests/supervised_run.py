@@ -32,6 +32,8 @@ STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--truthful", "--seco
 BATCH = 4
 DEADLINE_S = 400
 MARK = "GRPO_TEST_RUN"
+REAL_SERVERS = "GRPO_TEST_REAL_SERVERS"
+"""In its environment: the real SGLang."""
 PROMPTS = 3664
 
 
@@ -62,6 +64,9 @@ def main() -> None:
         part, _, name = key.rpartition(".")
         setattr(getattr(config, part) if part else config, name, yaml.safe_load(value))
     run = detached.run if config.cluster.detached else driver.run
+    if os.environ.get(REAL_SERVERS):
+        config.sglang.max_total_tokens, config.sglang.threads = 20000, 1
+        sys.exit(run(config))
     sys.exit(run(config, server_entry=STAND_IN))
 
 

@@ -69,7 +69,7 @@ def test_a_cut_that_is_over_before_anybody_is_declared_lost_costs_nobody_his_lif
     run.check_ledger()
 
 
-@pytest.mark.parametrize("seconds", [30.0, 75.0])
+@pytest.mark.parametrize("seconds", [30.0, pytest.param(75.0, marks=pytest.mark.long)])
 def test_a_trainer_that_is_cut_off_ends_itself_before_another_steps(split, seconds):
     networks, run = split
     old = psutil.Process(run.trainer_pids()[-1])
