@@ -4,15 +4,16 @@
 It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
 one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
 
-Consumes: `abort`, `hold`, `add_server`, `remove_server`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a
-turn. Unblocked by: any of these; no action is waited for, each runs as a task with its own deadline.
+Consumes: `abort`, `hold`, `resize`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by:
+any of these; no action is waited for, each runs as a task with its own deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from actors.fleet_record import JOIN_ASKED, LEAVE_ASKED, server_names
 from actors.hands import Hands, Look
@@ -23,6 +24,7 @@ from launcher.config import RunConfig
 from launcher.errors import LauncherError, UsageError
 from launcher.messages import Outcome, RunWord
 from launcher.policy.actions import Action
+from launcher.policy.mend_fleet import change_to
 from launcher.policy.observed import Observed
 from launcher.policy.recovery import plan
 from launcher.policy.run_state import ENDS
@@ -96,6 +98,16 @@ class Coordinator:
             raise UsageError(f"{name} is the only server that stays", "add another one first, or stop the run")
         self._history.event(LEAVE_ASKED, subject=name, reason=reason)
         self._hands.changed.set()
+
+    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
+        """Have servers join or leave until there are so many, none of `without` among them; asking twice changes
+        nothing. A run that is ending stays as it is."""
+        change = change_to(servers, self._history.fleet.staying(server_names(self._config)), without=without)
+        with contextlib.suppress(UsageError):
+            for _ in range(change.joins):
+                self.add_server(reason)
+            for name in change.leaves:
+                self.remove_server(name, reason)
 
     def _check_goes_on(self) -> None:
         if self._history.state in ENDS or self._history.ending is not None or self._history.abort_reason:

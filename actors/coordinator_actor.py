@@ -25,7 +25,6 @@ from actors.run_hands import RunHands
 from actors.run_history import RunHistory
 from actors.trainer import MONITOR
 from launcher.config import RunConfig
-from launcher.errors import UsageError
 from launcher.journal import Journal, last_of
 from launcher.memory_book import MemoryBook
 from launcher.messages import Outcome
@@ -89,19 +88,6 @@ class CoordinatorActor:
         if self._coordinator is not None:
             self._coordinator.abort(reason)
 
-    async def add_server(self, reason: str) -> str:
-        """Have one more server join; its name. Raises UsageError."""
-        return self._begun().add_server(reason)
-
-    async def remove_server(self, name: str, reason: str) -> None:
-        """Have a server leave. Raises UsageError."""
-        self._begun().remove_server(name, reason)
-
-    def _begun(self) -> Coordinator:
-        if self._coordinator is None:
-            raise UsageError("the Coordinator has not begun", "ask again in a second")
-        return self._coordinator
-
     async def _begin(self) -> Outcome:
         """One that was started anew on another node waits until the one before it has ended, behind a partition too."""
         journal = Journal(self._paths.events, self._attempt, time.time)
@@ -125,6 +111,8 @@ class CoordinatorActor:
             coordinator.hold(f"a pause {asked.words}" if asked is not None and wish is Wish.PAUSE else "")
             if asked is not None and wish is Wish.STOP:
                 coordinator.abort(asked.words)
+            elif asked is not None and asked.servers is not None:
+                coordinator.resize(asked.servers, without=asked.leaves, reason=asked.words)
             await asyncio.sleep(HEED_S)
 
     def _make(self) -> Coordinator:

@@ -9,6 +9,7 @@ and asking twice changes nothing. It needs no Ray, no token and no open port: wh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import json
 import os
@@ -31,11 +32,15 @@ class Wish(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`by`: who asked, and from which machine."""
+    """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
+    `leaves`: which of them are not to be among those.
+    """
 
     wish: Wish
     by: str
     reason: str = ""
+    servers: int | None = None
+    leaves: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -45,7 +50,7 @@ class Request:
 
 def ask(paths: RunPaths, request: Request) -> None:
     """Raises StorageError where the run's folder of keys is not there, or not this user's."""
-    content = json.dumps({"wish": request.wish, "by": request.by, "reason": request.reason}).encode()
+    content = json.dumps(dataclasses.asdict(request)).encode()
     try:
         replace_file(paths.keys / FILE, content)
         (paths.keys / FILE).chmod(0o600)
@@ -64,7 +69,15 @@ def wanted(paths: RunPaths) -> Request | None:
             if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & OTHERS & ~0o044:
                 return None
             data = json.load(file)
-        return Request(wish=Wish(data["wish"]), by=str(data["by"]), reason=str(data["reason"]))
+        wish, by, reason = Wish(data["wish"]), str(data["by"]), str(data["reason"])
+        servers = data.get("servers")
+        return Request(
+            wish=wish,
+            by=by,
+            reason=reason,
+            servers=None if servers is None else max(1, int(servers)),
+            leaves=tuple(map(str, data.get("leaves", ()))),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -11,16 +11,19 @@ Exit codes: 0 done (of `attach`: the run finished); 1 `status`: the run is not g
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from launcher.attach import ENDS, attach, last_end
 from launcher.errors import UsageError
 from launcher.journal import read_lines
+from launcher.messages import ServerState
 from launcher.panel import duration, render_line
 from launcher.progress import Progress
 from launcher.run_now import Now, read_now
@@ -57,9 +60,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "what",
-        choices=["status", "attach", "pause", "resume", "stop"],
+        choices=["status", "attach", "pause", "resume", "scale", "stop"],
         help="status: how it is; attach: the screen of its driver, until it ends; pause: no further step until resume; "
-        "stop: save and end",
+        "scale: servers join or leave until there are --servers; stop: save and end",
     )
     made.add_argument("--experiment-name", required=True, help="experiment_name of the run")
     made.add_argument("--trial-name", default="trial0", help="trial_name of the run (default: %(default)s)")
@@ -67,7 +70,11 @@ def parser() -> argparse.ArgumentParser:
         "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot of the run (default: %(default)s)"
     )
     made.add_argument("--user", default=login_name(), help="who started the run (default: %(default)s)")
-    made.add_argument("--reason", default="", help="of a pause or a stop, for the journal")
+    made.add_argument("--servers", type=int, help="of scale: how many there are to be; by default as many as there are")
+    made.add_argument(
+        "--leaves", action="append", default=[], metavar="SERVER", help="of scale: a server to leave, as server-0"
+    )
+    made.add_argument("--reason", default="", help="of a pause, a scale or a stop, for the journal")
     made.add_argument(
         "--timeout", type=float, default=120.0, help="seconds to wait until it is done (default: %(default)s); 0: none"
     )
@@ -82,19 +89,53 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
         raise UsageError(f"{_name(paths)} is not going on{_how_it_ended(paths)}", "the command that started it goes on")
     if given.what == "attach":
         return attach(paths)
-    by = f"{login_name()}@{socket.gethostname()}"
-    ask(paths, Request(wish=WISHES[given.what], by=by, reason=given.reason))
+    asked = wanted(paths) or Request(wish=Wish.RUN, by="")
+    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=given.reason)
+    if given.what == "scale":
+        request = dataclasses.replace(request, **_size(given, paths, asked))
+    else:
+        request = dataclasses.replace(request, wish=WISHES[given.what])
+    ask(paths, request)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
     reached = {
         "pause": lambda: state_of(paths) == "PAUSED",
         "resume": lambda: state_of(paths) not in ("PAUSED", "INITIALIZING"),
+        "scale": lambda: _has_size(paths, request),
         "stop": lambda: last_end(paths) is not None,
     }[given.what]
     if given.timeout and not _within(given.timeout, reached):
         print(f"not done within {given.timeout:g} s; it still holds. The run is {state_of(paths)}", file=sys.stderr)
         return LATE
-    print(f"{_name(paths)} is {state_of(paths)}")
+    fleet = f", with {', '.join(_serving(paths))}" if given.what == "scale" else ""
+    print(f"{_name(paths)} is {state_of(paths)}{fleet}")
     return DONE
+
+
+def _size(given: argparse.Namespace, paths: RunPaths, asked: Request) -> dict[str, Any]:
+    """What `scale` changes of what was asked before. Raises UsageError."""
+    there = _serving(paths, any_state=True)
+    if given.servers is None and not given.leaves:
+        raise UsageError("scale needs --servers or --leaves", f"there are {', '.join(there)}")
+    if given.servers is not None and given.servers < 1:
+        raise UsageError(f"--servers {given.servers}: a run needs a server", "1 or more; `stop` ends the run")
+    if unknown := [name for name in given.leaves if name not in there]:
+        raise UsageError(f"--leaves {unknown[0]}: there is no such server", f"there are {', '.join(there)}")
+    staying = [name for name in there if name not in given.leaves]
+    servers = given.servers or len(staying)
+    if servers < 1:
+        raise UsageError("all servers were told to leave", "give --servers, so that others come first")
+    return {"servers": servers, "leaves": (*asked.leaves, *given.leaves)}
+
+
+def _serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
+    now = read_now(paths)
+    servers = () if now is None else now.servers
+    return [one.name for one in servers if any_state or one.state is ServerState.READY]
+
+
+def _has_size(paths: RunPaths, request: Request) -> bool:
+    there, serving = _serving(paths, any_state=True), _serving(paths)
+    return there == serving and len(serving) == request.servers and not set(serving) & set(request.leaves)
 
 
 def lives(paths: RunPaths) -> bool:

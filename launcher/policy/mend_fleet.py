@@ -6,10 +6,29 @@ any more, and no failure of it counts against anybody.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
 from launcher.messages import ServerState
 from launcher.policy.actions import JoinServer, LeaveServer
 from launcher.policy.mend_servers import is_current, is_dead
 from launcher.policy.plan_draft import Draft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetChange:
+    """`joins`: how many more are to join, before those of `leaves` leave."""
+
+    joins: int
+    leaves: tuple[str, ...]
+
+
+def change_to(servers: int, staying: Sequence[str], *, without: Collection[str] = ()) -> FleetChange:
+    """From the fleet of those `staying` to `servers` of them, not counting those `without`; the newest leave first."""
+    kept = [name for name in staying if name not in without]
+    surplus = kept[servers:]
+    leaves = tuple(name for name in staying if name in without or name in surplus)
+    return FleetChange(joins=max(0, servers - len(kept)), leaves=leaves)
 
 
 def mend_fleet(draft: Draft) -> None:

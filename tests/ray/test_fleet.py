@@ -2,22 +2,28 @@
 
 import pytest
 
-from tests.fleet_run import FleetRun
+from scripts import run_control
+from tests.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 
 
+def scale(run, *words):
+    of = run.paths
+    names = ["--experiment-name", of.experiment_name, "--fileroot", str(of.fileroot), "--user", of.user]
+    return run_control.main(["scale", *words, *names, "--timeout", "300"])
+
+
 def test_a_server_joins_and_the_first_one_leaves_and_no_prompt_notices(tmp_path):
-    with FleetRun(tmp_path, steps=900, servers=1) as run:
+    with SupervisedRun(tmp_path, steps=900, servers=1) as run:
         run.wait_steps(2)
-        run.order("add")
-        run.wait_until(lambda: "server-1" in run.server_pids(), "it serves")
+        assert scale(run, "--servers", "2") == 0
         assert run.events("server.joined", "server-1")
         run.kill(run.coordinator_pids()[-1])
         run.wait_until(lambda: run.events("coordinator.adopted"), "the Coordinator is back")
         run.wait_steps(run.steps_done() + 2)
-        run.order("remove server-0")
-        run.wait_until(lambda: run.events("server.left", "server-0"), "it has left")
+        assert scale(run, "--servers", "1", "--leaves", "server-0") == 0
+        assert run.events("server.left", "server-0")
         run.wait_steps(run.steps_done() + 3)
         run.stop()
         run.check_ledger()

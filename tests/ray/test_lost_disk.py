@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
-from tests.fleet_run import URL, FleetRun
+from tests.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_run_whose_disk_is_lost_goes_on_from_the_last_copy(tmp_path, monkeypatch):
-    monkeypatch.setenv(URL, f"file://{tmp_path}/far")
+def test_a_run_whose_disk_is_lost_goes_on_from_the_last_copy(tmp_path):
+    url = [f"recover.url=file://{tmp_path}/far"]
     disk = tmp_path / "disk"
     disk.mkdir()
-    with FleetRun(disk, steps=900, servers=1) as run:
+    with SupervisedRun(disk, steps=900, servers=1, settings=url) as run:
         run.wait_until(lambda: run.events("checkpoint.uploaded"), "a checkpoint was copied")
         run.wait_steps(run.steps_done() + 2)
         copied = max(event["global_step"] for event in run.events("checkpoint.uploaded"))
@@ -21,7 +21,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_the_last_copy(tmp_path, monkeypat
         run.process.wait()
     shutil.rmtree(disk)
     disk.mkdir()
-    with FleetRun(disk, steps=copied + 4, servers=1) as again:
+    with SupervisedRun(disk, steps=copied + 4, servers=1, settings=url) as again:
         again.finish()
         (fetched,) = again.events("checkpoint.fetched")
         first = again.events("trainer.restored")[0]["global_step"]

@@ -15,6 +15,7 @@ from launcher.errors import RunError, ServerError, UsageError
 from launcher.journal import Journal, read_lines
 from launcher.messages import Cause, ServerState, TrainerView
 from launcher.policy.actions import AbandonServer, AdmitServer, Halt, JoinServer, LeaveServer, RestartServer
+from launcher.policy.mend_fleet import FleetChange, change_to
 from launcher.policy.restart import Rung
 from tests.unit.fake_actors import FakeActor, never
 from tests.unit.looks import attempts, dead, decide, fresh, kinds, observed, server, trainer
@@ -129,6 +130,36 @@ def test_join_and_leave_across_a_killed_coordinator(tmp_path):
     trial = asyncio.run(scenario())
     assert [e["subject"] for e in trial.events("server.left")] == ["server-0"]
     assert trial.events("incident.began") == []
+
+
+@pytest.mark.parametrize(
+    ("servers", "staying", "without", "joins", "leaves"),
+    [
+        (2, ["server-0", "server-1"], [], 0, ()),
+        (4, ["server-0", "server-1"], [], 2, ()),
+        (1, ["server-0", "server-1", "server-2"], [], 0, ("server-1", "server-2")),
+        (2, ["server-0", "server-1"], ["server-0"], 1, ("server-0",)),
+        (1, ["server-0", "server-1", "server-2"], ["server-1"], 0, ("server-1", "server-2")),
+        (1, ["server-0"], ["server-7"], 0, ()),
+    ],
+)
+def test_how_a_fleet_changes_to_a_size(servers, staying, without, joins, leaves):
+    assert change_to(servers, staying, without=without) == FleetChange(joins=joins, leaves=leaves)
+
+
+def test_a_fleet_gets_the_size_that_is_wanted_and_asking_again_changes_nothing(tmp_path):
+    async def scenario():
+        trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
+        for _ in range(3):
+            trial.coordinator.resize(1, without=("server-0",), reason="by order")
+            await trial.turns()
+        trial.coordinator.abort("by order")
+        trial.coordinator.resize(5, without=(), reason="too late")
+        return trial
+
+    trial = asyncio.run(scenario())
+    assert [e["subject"] for e in trial.events("server.join_asked")] == ["server-1"]
+    assert [e["subject"] for e in trial.events("server.left")] == ["server-0"]
 
 
 def test_what_can_not_be_is_refused_with_the_reason(tmp_path):

@@ -49,6 +49,13 @@ def journal(paths):
     return journal
 
 
+def fleet(asked):
+    """Two servers, or as many as are wanted, without those that were told to leave."""
+    size, gone = (2, ()) if asked is None or asked.servers is None else (asked.servers, asked.leaves)
+    names = [name for index in range(size + len(gone)) if (name := f"server-{index}") not in gone]
+    return tuple(dataclasses.replace(SERVER, name=name) for name in names[:size])
+
+
 class Driver:
     """Writes what a driver writes, and does what is asked as a Coordinator would."""
 
@@ -62,10 +69,10 @@ class Driver:
         state = "RUNNING"
         self.journal.record("run.running", state=state)
         while not self._over.wait(0.02):
-            file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
+            asked = wanted(self.paths)
+            file.heard(Snapshot(status=STATUS, servers=fleet(asked), reports=(), evals=()))
             file._written_at = float("-inf")
             file.write_if_due()
-            asked = wanted(self.paths)
             wish = Wish.RUN if asked is None else asked.wish
             if wish is Wish.STOP:
                 self.journal.record("run.aborted", reason=asked.words, exit_code=130)
@@ -103,6 +110,33 @@ def test_a_run_is_paused_goes_on_and_is_stopped(paths, journal, capsys):
         assert "e/t is RUNNING" in capsys.readouterr().out
         assert control(paths, "stop") == 0
     assert last_end(paths)["exit_code"] == 130
+
+
+def test_servers_join_and_leave_and_a_pause_after_that_changes_nothing_of_it(paths, journal, capsys):
+    with Driver(paths, journal):
+        assert control(paths, "scale", "--servers", "3") == 0
+        assert "with server-0, server-1, server-2" in capsys.readouterr().out
+        assert control(paths, "scale", "--leaves", "server-0") == 0
+        assert "with server-1, server-2\n" in capsys.readouterr().out
+        assert control(paths, "pause") == 0
+    asked = wanted(paths)
+    assert (asked.wish, asked.servers, asked.leaves) == (Wish.PAUSE, 2, ("server-0",))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--servers or --leaves"),
+        (["--servers", "0"], "--servers 0: a run needs a server"),
+        (["--leaves", "server-9"], "--leaves server-9: there is no such server"),
+        (["--leaves", "server-0", "--leaves", "server-1"], "all servers were told to leave"),
+    ],
+)
+def test_a_size_that_can_not_be_is_refused_and_nothing_is_asked(paths, journal, capsys, words, said):
+    with Driver(paths, journal):
+        assert control(paths, "scale", *words) == 2
+    assert said in capsys.readouterr().err
+    assert wanted(paths) is None
 
 
 def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, capsys):
