@@ -27,6 +27,20 @@ class Ratio:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One contestant's part of one round."""
+
+    round: int
+    contestant: str
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
     """`ours[i] / theirs[i]`, the two of one round. Raises ValueError where they don't pair, or one isn't positive."""
     if len(ours) != len(theirs) or not ours:

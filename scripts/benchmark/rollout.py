@@ -33,7 +33,7 @@ from launcher.messages import ServerInfo
 from launcher.rollouts import Prompt
 from launcher.run_keys import ServerKeys
 from scripts.benchmark.plain_clients import AiohttpClient, Client, RawClient
-from scripts.benchmark.ratios import paired_ratio, spread
+from scripts.benchmark.ratios import Block, paired_ratio, spread
 from scripts.benchmark.server import cpu_seconds, running_server
 
 OURS = "ours"
@@ -42,22 +42,14 @@ Batch = Callable[[Sequence[Prompt]], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One contestant's part of one round. `client_cpu_s` is this process's own time, `server_cpu_s` the server's."""
+class CostedBlock(Block):
+    """`client_cpu_s` is this process's own time, `server_cpu_s` the server's."""
 
-    round: int
-    contestant: str
-    tokens: int
-    seconds: float
     client_cpu_s: float
     server_cpu_s: float
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
 
-
-def measure(config: RunConfig, *, rounds: int, batches: int) -> list[Block]:
+def measure(config: RunConfig, *, rounds: int, batches: int) -> list[CostedBlock]:
     """The blocks of `rounds` rounds, after one round that warms everything up."""
     prompts = prompts_of(config)
     order = random.Random(config.seed)
@@ -66,7 +58,7 @@ def measure(config: RunConfig, *, rounds: int, batches: int) -> list[Block]:
         contestants: dict[str, Batch] = {OURS: stack.enter_context(our_client(config, prompts, server, keys))}
         contestants |= stack.enter_context(plain_clients(config, server.url, keys.api))
         fresh = cycle(prompts)
-        blocks: list[Block] = []
+        blocks: list[CostedBlock] = []
         for number in range(-1, rounds):
             batches_of_round = [
                 list(islice(fresh, config.train_dataset.batch_size)) for _ in range(batches if number >= 0 else 1)
@@ -86,7 +78,7 @@ def measure_block(
     batches: Sequence[Sequence[Prompt]],
     flush: Callable[[], None],
     server: ServerInfo,
-) -> Block:
+) -> CostedBlock:
     assert server.pid is not None
     tokens, seconds, client, used = 0, 0.0, 0.0, 0.0
     for prompts in batches:
@@ -96,7 +88,9 @@ def measure_block(
         seconds += time.monotonic() - started
         client += time.process_time() - client_before
         used += cpu_seconds(server.pid) - server_before
-    return Block(round=number, contestant=name, tokens=tokens, seconds=seconds, client_cpu_s=client, server_cpu_s=used)
+    return CostedBlock(
+        round=number, contestant=name, tokens=tokens, seconds=seconds, client_cpu_s=client, server_cpu_s=used
+    )
 
 
 # ── contestants ──
@@ -193,7 +187,7 @@ def flusher(url: str, keys: ServerKeys) -> Iterator[Callable[[], None]]:
 # ── what came of it ──
 
 
-def report(blocks: Sequence[Block]) -> dict[str, object]:
+def report(blocks: Sequence[CostedBlock]) -> dict[str, object]:
     """Prints and returns: medians of each, and ours over each plain client, the fastest of which is the measure."""
     names = sorted({block.contestant for block in blocks})
     speeds = {name: [block.tokens_per_s for block in blocks if block.contestant == name] for name in names}

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -42,29 +41,13 @@ from launcher.messages import ServerInfo, ServerState
 from launcher.rollouts import Prompt
 from launcher.run_keys import ServerKeys
 from scripts.benchmark.plain_clients import AiohttpClient
-from scripts.benchmark.ratios import paired_ratio, spread
-from scripts.benchmark.rollout import flusher, prompts_of
+from scripts.benchmark.ratios import Block, paired_ratio, spread
+from scripts.benchmark.rollout import Batch, flusher, prompts_of
 from scripts.benchmark.server import running_server
 
 DIRECT, HALVES, OURS, JOINING = "direct", "halves", "ours", "joining"
 STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--seconds-per-token", "0.01")
 DRAIN_S = 60.0
-Batch = Callable[[Sequence[Prompt]], int]
-"""Generates the samples of some prompts; the tokens of all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One contestant's part of one round."""
-
-    round: int
-    contestant: str
-    tokens: int
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
 
 
 def measure(config: RunConfig, *, rounds: int, batches: int, stand_in: bool) -> list[Block]:
