@@ -75,10 +75,6 @@ class Victim:
         session = next(word.partition("=")[2] for word in raylet if word.startswith("--session_dir="))
         self.session = Path(session)
 
-    @property
-    def namespace(self):
-        return f"{self.paths.experiment_name}/{self.paths.trial_name}"
-
 
 @pytest.fixture(scope="module")
 def victim():
@@ -137,7 +133,7 @@ def test_3_a_job_without_the_token(dashboard):
 
 
 def test_4_an_actor_call_without_the_token(victim):
-    call = {"address": victim.gcs, "name": COORDINATOR, "namespace": victim.namespace}
+    call = {"address": victim.gcs, "name": COORDINATOR, "namespace": victim.paths.namespace}
     only_the_owner_gets_through("actor_call", call | {"token": victim.token}, call)
     gcs = {"address": victim.gcs}
     only_the_owner_gets_through("cluster_state", gcs | {"token": victim.token}, gcs)
