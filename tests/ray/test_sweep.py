@@ -13,7 +13,7 @@ from launcher.compose import REPOSITORY
 from launcher.journal import read_lines
 from launcher.run_paths import RunPaths, login_name
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 DEADLINE_S = 600
 STEPS = 4
 MARK = "GRPO_TEST_SWEEP"

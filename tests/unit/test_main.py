@@ -20,6 +20,7 @@ PYTHONPATH = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
 def command(tmp_path, monkeypatch, capsys):
     """Run the command in a folder of its own; returns (exit code, stdout, stderr)."""
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # Hydra adds one to this test's stdout
+    monkeypatch.setattr(logging.getLogger("alerts"), "disabled", True)  # threads of other tests may write to it
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 

@@ -12,7 +12,7 @@ import pytest
 
 from actors import process_tree
 from actors.guarded_process import GuardedProcess, Launch
-from actors.process_tree import Process, descendants, identify, send, wait_ended
+from actors.process_tree import Process, bearing, descendants, identify, send, wait_ended
 from launcher.errors import ServerError
 
 TREE = 5
@@ -228,6 +228,10 @@ def test_what_an_earlier_life_left_is_ended_before_the_next(world):
     """Guard and sentinel killed in one instant, with a daemon of the server's own."""
     name, _, value = world.mark.partition("=")
     left = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not bearing(world.mark):  # the kernel shows no environment until an exec is quite through
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
 
     async def work():
         await world.launch(sys.executable, "-S", "-c", "pass")
