@@ -17,6 +17,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.nodes import alive_nodes
 from launcher.bundles import Bundle, bundles
 from launcher.config import RunConfig
 from launcher.errors import ResourceError
@@ -106,7 +107,7 @@ class Placed:
     def nodes(self) -> dict[str, str]:
         """Where each seat is now: the address of its node, by Ray's own word."""
         on = placement_group_table(self.group)["bundles_to_node_id"]
-        addresses = {node["NodeID"]: _name(node) for node in _alive()}
+        addresses = {node["NodeID"]: _name(node) for node in alive_nodes()}
         return {
             seat: addresses.get(on.get(index, ""), "nowhere")
             for index, bundle in enumerate(self.bundles)
@@ -117,7 +118,7 @@ class Placed:
 def cluster_nodes(config: RunConfig) -> tuple[Node, ...]:
     """What the nodes that live have in all, whoever holds it now. Raises ResourceError where there are too few."""
     at_most = config.cluster.n_gpus_per_node
-    found = tuple(_node(node, node["Resources"], at_most) for node in _alive())
+    found = tuple(_node(node, node["Resources"], at_most) for node in alive_nodes())
     if len(found) < config.cluster.n_nodes:
         raise ResourceError(
             f"cluster.n_nodes={config.cluster.n_nodes}: the cluster has {len(found)}: "
@@ -131,7 +132,7 @@ def not_free(config: RunConfig, nodes: tuple[Node, ...]) -> ResourceError:
     """The cluster is large enough, and others hold what is needed: what is short of what is free."""
     waited = f"not free within cluster.placement_timeout={config.cluster.placement_timeout:g} s"
     by_id = available_resources_per_node()  # type: ignore[no-untyped-call]
-    free = tuple(_node(node, by_id.get(node["NodeID"], {})) for node in _alive())
+    free = tuple(_node(node, by_id.get(node["NodeID"], {})) for node in alive_nodes())
     try:
         _place(config, free, like=nodes)
     except ResourceError as error:
@@ -147,10 +148,6 @@ def _place(config: RunConfig, nodes: tuple[Node, ...], *, like: tuple[Node, ...]
         gpu if device == "auto" else device for device in (config.sglang.device, config.actor.device)
     )
     return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=nodes)
-
-
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> Node:

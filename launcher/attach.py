@@ -91,13 +91,7 @@ class Attached:
         if now is None or (now.attempt, now.beat) == self._beat:
             return
         if self._progress is None or now.attempt != self._beat[0]:
-            self._progress = Progress(
-                experiment_name=self._paths.experiment_name,
-                trial_name=self._paths.trial_name,
-                attempt=now.attempt,
-                total_epochs=epochs_of(now),
-                started=time.monotonic() - now.elapsed_s,
-            )
+            self._progress = progress_of(self._paths, now)
             self._progress.add(list(map(_report, _last(self._paths.metrics, now.attempt))))
         self._beat, self._heard_at = (now.attempt, now.beat), time.monotonic()
         lines = [line for line in self._metrics.new_events() if line.get("attempt") == now.attempt]
@@ -118,6 +112,17 @@ def last_end(paths: RunPaths) -> Line | None:
         if line.get("event") in ENDS or line.get("event") == "run.started":
             last = line
     return last if last.get("event") in ENDS else None
+
+
+def progress_of(paths: RunPaths, now: Now) -> Progress:
+    """As its driver began it, without any step yet."""
+    return Progress(
+        experiment_name=paths.experiment_name,
+        trial_name=paths.trial_name,
+        attempt=now.attempt,
+        total_epochs=epochs_of(now),
+        started=time.monotonic() - now.elapsed_s,
+    )
 
 
 def epochs_of(now: Now) -> int:

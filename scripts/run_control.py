@@ -20,12 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.attach import ENDS, attach, last_end
+from launcher.attach import ENDS, attach, last_end, progress_of
 from launcher.errors import UsageError
 from launcher.journal import read_lines
 from launcher.messages import ServerState
 from launcher.panel import duration, render_line
-from launcher.progress import Progress
 from launcher.run_now import Now, read_now
 from launcher.run_paths import RunPaths, login_name
 from launcher.run_requests import Request, Wish, ask, wanted
@@ -189,14 +188,9 @@ def _status(paths: RunPaths, *, as_json: bool) -> int:
 
 def _line(paths: RunPaths, now: Now) -> str:
     assert now.status is not None
-    progress = Progress(
-        experiment_name=paths.experiment_name,
-        trial_name=paths.trial_name,
-        attempt=now.attempt,
-        total_epochs=1,
-        started=time.monotonic() - now.elapsed_s,
+    return render_line(
+        progress_of(paths, now).view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic())
     )
-    return render_line(progress.view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic()))
 
 
 def _how_it_ended(paths: RunPaths) -> str:
