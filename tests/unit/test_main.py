@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -20,7 +21,7 @@ PYTHONPATH = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
 def command(tmp_path, monkeypatch, capsys):
     """Run the command in a folder of its own; returns (exit code, stdout, stderr)."""
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # Hydra adds one to this test's stdout
-    monkeypatch.setattr(logging.getLogger("alerts"), "disabled", True)  # threads of other tests may write to it
+    monkeypatch.setattr(logging.Logger, "callHandlers", only_of_this_thread(logging.Logger.callHandlers))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
@@ -36,6 +37,17 @@ def command(tmp_path, monkeypatch, capsys):
         return code, out, err
 
     return run
+
+
+def only_of_this_thread(call_handlers):
+    """What threads that other tests left behind have to say is no output of this command."""
+    here = threading.get_ident()
+
+    def call(logger, record):
+        if record.thread == here:
+            call_handlers(logger, record)
+
+    return call
 
 
 def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedProcess[str]:
