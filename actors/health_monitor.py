@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 from actors.memory_watch import MemoryWatch
 from actors.monitor_view import MonitorView, ServerVerdict, Watched
@@ -167,15 +166,11 @@ class HealthMonitor:
         last = self._series.steps[-settings.usual_steps :]
         if len(last) < settings.usual_min_steps:
             return None
-        low, high = min(s.point.low for s in last), max(s.point.high for s in last)
-        distances = [step.distance for step in last if math.isfinite(step.distance)]
-        truncated = [step.truncated_share for step in last if math.isfinite(step.truncated_share)]
-        return Usual(
-            mean_reward=median(step.point.mean for step in last),
-            reward_range=high - low,
-            truncated_share=median(truncated) if truncated else 1.0,
-            blank_share=median(self._blank) if self._blank else 0.0,
-            distance=median(distances) if distances else None,
+        return Usual.of(
+            [step.point for step in last],
+            truncated=[step.truncated_share for step in last],
+            blank=self._blank,
+            distances=[step.distance for step in last],
         )
 
     # ── rewards ──

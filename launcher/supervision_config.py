@@ -72,6 +72,9 @@ class GateConfig:
     max_reward_jump: float | None = setting(
         0.5, "of the mean reward, as a share of the range of rewards; null: not asked", Between(0, 1)
     )
+    reward_jump_noise: float = setting(
+        5.0, "and so many standard deviations of a step's mean, as the run has them: small batches vary", NATURAL
+    )
     max_share_jump: float | None = setting(
         0.5, "rise of the share of completions cut at the limit, or blank; null: not asked", Between(0, 1)
     )
