@@ -86,6 +86,8 @@ class RunEyes:
             else MonitorLink(monitor, targets=self._targets, changed=self.changed, hung=self._monitor_hung)
         )
         self.shelf = Shelf(config, paths)
+        self._checkpoints: tuple[CheckpointFacts, ...] | None = None
+        self._is_shelf_away = False
 
     def add_slot(self, name: str, actor: Any) -> ServerSlot:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
@@ -149,7 +151,19 @@ class RunEyes:
         return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
 
     def checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        return self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
+        """As last seen, where the disk can't be read now: a run that steps needs none of them, and to take it for one
+        that has none would begin it anew. Raises CheckpointError and JournalError where it never could be read."""
+        try:
+            seen = self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
+        except LauncherError as error:
+            if self._checkpoints is None:
+                raise
+            if not self._is_shelf_away:
+                self._history.event("checkpoint.unreadable", subject="checkpoints", reason=error.message)
+            self._is_shelf_away = True
+            return self._checkpoints
+        self._checkpoints, self._is_shelf_away = seen, False
+        return seen
 
     def ran_out(self, slot: ServerSlot) -> RanOut | None:
         """Where memory ran out, if that ended this life."""

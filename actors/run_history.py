@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.event_facts import attempt_of, list_of, number_of, optional_number, tried_of
+from actors.event_facts import attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
 from actors.fleet_record import LEFT, FleetRecord
 from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
 from actors.nodes import event_on_this_clock
@@ -73,7 +73,7 @@ class RunHistory:
         self.start_lineages: dict[str, int | None] = {}
         self.overrides: dict[str, float | int | bool] = {}
         self.started_with: dict[str, Overrides] = {}
-        self.damaged_checkpoints: set[int] = set()
+        self.damaged_checkpoints: dict[int, frozenset[float]] = {}  # by step, when they were made
         self.abandoned: set[str] = set()
         self.died: set[tuple[str, int]] = set()
         self.tried: list[Tried] = []
@@ -162,8 +162,10 @@ class RunHistory:
         self._record("trainer.starting", subject="trainer", with_overrides=overrides)
         return overrides
 
-    def found_damaged(self, global_step: int, reason: str) -> None:
-        self._record("checkpoint.damaged", subject=f"step {global_step}", reason=reason, global_step=global_step)
+    def found_damaged(self, global_step: int, made_at: Sequence[float], reason: str) -> None:
+        """`made_at`: which one, since the steps after the one that is restored instead will bring another."""
+        subject = f"step {global_step}"
+        self._record("checkpoint.damaged", subject=subject, reason=reason, global_step=global_step, made_at=made_at)
 
     def ran_out(self, subject: str, tried: Tried, reason: str) -> None:
         self._record(
@@ -292,7 +294,8 @@ class RunHistory:
             case "trainer.restoring":
                 self.lineage = int(number_of(event, "lineage"))
             case "checkpoint.damaged":
-                self.damaged_checkpoints.add(int(number_of(event, "global_step")))
+                step, known = int(number_of(event, "global_step")), self.damaged_checkpoints
+                known[step] = known.get(step, frozenset()) | numbers_of(event, "made_at")
             case "memory.ran_out":
                 self.tried.append(tried_of(event))
             case "run.abort_asked":
