@@ -117,7 +117,8 @@ class CoordinatorActor:
 
     def _make(self) -> Coordinator:
         journal = Journal(self._paths.events, self._attempt, time.time)
-        history = RunHistory.read(journal, self._paths.events, self._attempt, clock=time.monotonic)
+        events, attempt = self._paths.events, self._attempt
+        history = RunHistory.read(journal, events, attempt, clock=time.monotonic, node=this_node())
         memory = MemoryLadder(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
         eyes = RunEyes(
             self._config,

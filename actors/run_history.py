@@ -89,16 +89,21 @@ class RunHistory:
 
     @classmethod
     def read(
-        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None
+        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None, node: str = ""
     ) -> RunHistory:
         """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError.
 
-        `clock`: onto which times are put that a Coordinator wrote down on another machine.
+        `clock`: that of this `node`, onto which times are put that a Coordinator wrote down on another one. Those of
+        this node stay as they are: the wall clock, by which the others are compared, may have been set meanwhile, and
+        a repair would wait for the hour by which it was.
         """
         history = cls(journal)
-        is_mine = False
+        is_mine, writer = False, None
         for line in read_lines(path):
-            event = line if clock is None else event_on_this_clock(line, now=clock(), wall=time.time())
+            writer = line.get("node") if line.get("event") == "coordinator.placed" else writer
+            event: Mapping[str, object] = line
+            if clock is not None and writer != node:
+                event = event_on_this_clock(line, now=clock(), wall=time.time())
             if event.get("attempt") == attempt:
                 if not is_mine:
                     history.incidents.next_attempt()
