@@ -23,6 +23,7 @@ from actors.monitor_link import MonitorLink
 from actors.monitor_view import Watched
 from actors.node_watch import Node, NodeWatch
 from actors.nodes import is_here, lease_of
+from actors.progress_book import ProgressBook
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
 from actors.trainer_link import TrainerLink
@@ -55,15 +56,16 @@ class RunEyes:
         trainer: Any,
         monitor: Any,
         memory: MemoryLadder,
+        furthest: int = 0,
     ) -> None:
+        """`furthest`: the step after the last one that this attempt has ever committed."""
         self.changed = asyncio.Event()
         self._config = config
         self._history = history
         self.memory = memory
         self._last_words = LastWords(lambda name: paths.server_log(int(name.rpartition("-")[2])))
-        self._next_step = 0
         self._slow: set[str] = set()
-        self._progress_at: float | None = None
+        self._progress = ProgressBook(history, furthest)
         self.slots: dict[str, ServerSlot] = {}
         self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
@@ -92,6 +94,7 @@ class RunEyes:
     def add_slot(self, name: str, actor: Any) -> ServerSlot:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
         self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        self.slots[name].progress_at = self._progress.at(name)
         self.actors[name] = actor
         return self.slots[name]
 
@@ -133,7 +136,7 @@ class RunEyes:
             checkpoints=self.checkpoints(healthy_until),
             memory=self.memory.settings(self.trainer.view.longest_sequence),
             incident=incident,
-            progress_at=self._progress_at,
+            progress_at=self._progress.at(TRAINER),
             is_stopped=is_stopped,
             evals=self.trainer.view.evals,
             rejections=self.trainer.view.rejections,
@@ -186,13 +189,11 @@ class RunEyes:
         return self.watched.targets(self.trainer.view)
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
-        """A step further than ever before, with the help of whoever is READY."""
-        if next_step <= self._next_step:
-            return
-        self._next_step, self._progress_at = next_step, now
+        """Before the look that it is part of: with the help of whoever is READY."""
+        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state is ServerState.READY]
+        self._progress.note(next_step, helpers, now)
         for name, slot in self.slots.items():
-            if name in in_pool and in_pool[name].state is ServerState.READY:
-                slot.progress_at = now
+            slot.progress_at = self._progress.at(name)
 
     def _note_pace(self, slow: Mapping[str, str]) -> None:
         """Said when it begins and when it ends, and acted on by nobody: slow is not dead."""

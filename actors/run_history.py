@@ -7,6 +7,7 @@ it again. So its memory can't differ from its predecessor's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ from launcher.policy.actions import (
 )
 from launcher.policy.incident_book import Ending, Trouble
 from launcher.policy.memory import Tried
-from launcher.policy.restart import Attempt
+from launcher.policy.restart import Attempt, touches
 from launcher.policy.run_state import ENDS, RunState
 
 EVENTS: Mapping[type[Action], tuple[str, str]] = {
@@ -57,6 +58,7 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
 """The event that says that an action was begun, and the one that says that it was done."""
 
 ATTEMPT = "repair.begun"
+PROVED = "repair.proved"
 REMEMBERED = "memory.remembered"
 
 
@@ -66,6 +68,8 @@ class RunHistory:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.attempts: list[Attempt] = []
+        self.proved: dict[str, float] = {}  # by subject, when the run first got further after its last repair
+        self.furthest = 0
         self.state = RunState.INITIALIZING
         self.state_reason = ""
         self.lineage = 0
@@ -135,6 +139,15 @@ class RunHistory:
     def attempted(self, attempt: Attempt) -> None:
         facts = dataclasses.asdict(attempt)
         self._record(ATTEMPT, subject=facts.pop("subject"), reason=f"{attempt.cause}: {attempt.rung}", **facts)
+
+    def owes_proof(self, subject: str) -> bool:
+        """It was repaired since the run last got further with its help."""
+        since = self.proved.get(subject, float("-inf"))
+        recent = itertools.takewhile(lambda attempt: attempt.at > since, reversed(self.attempts))
+        return any(touches(attempt, subject) for attempt in recent)
+
+    def proved_by(self, subject: str, next_step: int, now: float) -> None:
+        self._record(PROVED, subject=subject, reason="the run got further", next_step=next_step, at=now)
 
     def begun(self, action: Action) -> None:
         facts = dataclasses.asdict(action)
@@ -279,6 +292,9 @@ class RunHistory:
         match name:
             case "repair.begun":
                 self.attempts.append(attempt_of(event))
+            case "repair.proved":
+                self.proved[subject] = number_of(event, "at")
+                self.furthest = max(self.furthest, int(number_of(event, "next_step")))
             case "memory.remembered":
                 self._override(event)
                 self.tried += [tried_of(one) for one in list_of(event, "tried")]
