@@ -195,7 +195,8 @@ class RunHands:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
         except CheckpointError as error:
-            self._history.found_damaged(global_step, error.message)
+            made_at = await asyncio.to_thread(self._eyes.shelf.made_at, global_step)
+            self._history.found_damaged(global_step, made_at, error.message)
             raise
         if self._monitor is not None:
             await self._monitor.restored(global_step)
