@@ -213,6 +213,15 @@ class SupervisedRun:
         self.steps = self.steps_done()
         return self.said()
 
+    def lose_ray(self, vital: str) -> None:
+        """Kill Ray's own process of that name: the run ends in a word, and leaves nobody."""
+        (process,) = [process for process in self.family() if process.name() == vital]
+        process.kill()
+        self.process.wait(60)
+        assert self.process.returncode == 3, self.said()
+        assert f"Ray's own process {vital} ended" in self.said()
+        self.wait_gone()
+
     def wait_gone(self, seconds: float = 10.0) -> None:
         """Until nobody of the run lives. Fails with their commands."""
         give_up_at = time.monotonic() + seconds
