@@ -25,7 +25,7 @@ from launcher.config import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.journal import read_lines
 from launcher.run_now import read_now
 from launcher.run_paths import RunPaths
-from scripts.faults import switched_reward
+from scripts.faults import broken_reward
 
 ASSETS = Path(__file__).parents[1] / "assets" / "arithmetic"
 STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
@@ -102,7 +102,7 @@ class SupervisedRun:
         with self._console.open("wb") as console:  # a pipe that nobody reads would stop the run when it is full
             self.process = subprocess.Popen(
                 self._command,
-                env={**self._environment, MARK: self._mark, switched_reward.VARIABLE: str(self.switch)},
+                env={**self._environment, MARK: self._mark, broken_reward.VARIABLE: str(self.switch)},
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
