@@ -85,7 +85,13 @@ class RunEyes:
         self.monitor = (
             None
             if monitor is None
-            else MonitorLink(monitor, targets=self._targets, changed=self.changed, hung=self._monitor_hung)
+            else MonitorLink(
+                monitor,
+                targets=self._targets,
+                changed=self.changed,
+                hung_after_s=config.health.supervisor_silence_s,
+                hung=self._monitor_hung,
+            )
         )
         self.shelf = Shelf(config, paths)
         self._checkpoints: tuple[CheckpointFacts, ...] | None = None

@@ -20,6 +20,7 @@ from launcher.errors import StorageError
 from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunPaths
 from scripts.faults import files, interposer, server_api, signals
+from scripts.faults.broken_reward import fired
 from scripts.faults.fault_proxy import Spoil
 from scripts.faults.find import RunProcesses, Server, title
 from scripts.faults.kinds import ANY, PARTS, Value
@@ -27,7 +28,6 @@ from scripts.faults.moments import catch
 from scripts.faults.place import Place
 from scripts.faults.signals import Missed
 from scripts.faults.switch import DEEDS, find_switch, switched_on
-from scripts.faults.switched_reward import fired
 
 Figures = dict[str, object]
 MIB = 2**20
