@@ -295,8 +295,8 @@ class GrpoLoop:
         report = self._rollouts.evaluate(self.policy_version)
         if report is None:
             return
-        self.evals.append(report)
-        self._position = self._position.with_evals(self.evals)
+        self._position = self._position.with_evals([*self.evals, report])
+        self.evals = list(self._position.evals)
         self._journal.record(
             "eval.done",
             subject="trainer",

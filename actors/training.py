@@ -262,7 +262,8 @@ class Training:
         return Snapshot(
             status=status,
             servers=self._servers.pool.servers(),
-            reports=tuple(self._records.reports[since:]),
+            reports=self._records.since(since),
+            committed=self._records.committed,
             evals=tuple(loop.evals),
         )
 

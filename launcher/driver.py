@@ -270,7 +270,7 @@ class Launch:
             self._steps_seen = 0
             if not was_new:
                 return
-        self._steps_seen += len(snapshot.reports)
+        self._steps_seen = snapshot.committed
         self._screen.show(snapshot.status, servers=snapshot.servers, reports=snapshot.reports, evals=snapshot.evals)
 
     def _made(self) -> RunActors:

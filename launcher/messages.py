@@ -215,12 +215,14 @@ class TrainerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The trainer at one moment, as the driver shows it."""
+    """The trainer at one moment, as the driver shows it. `committed`: steps of this life of it so far, of which
+    `reports` are those that were asked for."""
 
     status: TrainerStatus
     servers: tuple[ServerInfo, ...]
     reports: tuple[StepReport, ...]
     evals: tuple[EvalReport, ...]
+    committed: int = 0
 
 
 class RunWord(enum.StrEnum):
