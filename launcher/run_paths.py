@@ -11,6 +11,7 @@ import getpass
 import hashlib
 import json
 import os
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -233,6 +234,14 @@ def login_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # KeyError up to Python 3.12, OSError from 3.13
         return f"uid{os.getuid()}"
+
+
+def names_of(paths: RunPaths) -> str:
+    """The flags that name a run to every tool, for a shell that may stand elsewhere."""
+    given = [("experiment-name", paths.experiment_name), ("trial-name", paths.trial_name), ("fileroot", paths.fileroot)]
+    if paths.user != login_name():
+        given.append(("user", paths.user))
+    return " ".join(f"--{flag} {shlex.quote(str(value))}" for flag, value in given)
 
 
 def _check_folder_name(key: str, name: str) -> None:

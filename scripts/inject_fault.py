@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
+from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.find import RunProcesses, find_driver, live_runs, look, title
 from scripts.faults.following import Following
@@ -24,11 +25,15 @@ from scripts.faults.lacking import lacking
 from scripts.faults.place import Place
 from scripts.faults.schedule import Choice, Fault, in_order, parse_fault, storm
 
-FIRED, NOT_ALL_FIRED, WRONG, INTERRUPTED = 0, 1, 2, 130
+FIRED, NOT_ALL_FIRED = 0, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
+    return ended(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.list:
         print(describe())
         return FIRED
@@ -40,9 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was changed for a time is changed back", file=sys.stderr)
         return INTERRUPTED
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return WRONG
 
 
 def _parser() -> argparse.ArgumentParser:

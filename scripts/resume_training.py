@@ -17,10 +17,11 @@ from launcher.errors import CheckpointError, ConfigError
 from launcher.fingerprint import Difference
 from launcher.shelf import Shelf, read_shelf
 from launcher.trials import Trial
-from scripts.checkpoints.arguments import DONE, NOTHING_FITS, WRONG, Parser, add_trial, ended, step, trial_of
+from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.command import Command, recorded_command
 from scripts.checkpoints.going_on import Beginning, beginning, differences_of
 from scripts.checkpoints.sight import say_damage
+from scripts.ending import DONE, WRONG, ended
 from scripts.setup_recovery import held, set_up_chosen
 
 EXIT_CODES = (
@@ -31,7 +32,7 @@ EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_intermixed_args(arguments)
-    return ended(lambda: _resume(given))
+    return ended(lambda: _resume(given), refused=NOTHING_FITS, unread=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
 from launcher.trials import folders_in, some_of
+from scripts.checkpoints.arguments import typed_name
 from scripts.faults.find import live_runs
 
 DEFAULT_FILEROOT = Path("outputs/grpo")
@@ -21,8 +22,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the run's folder of logs (default: the only run, or the only live one)",
     )
-    parser.add_argument("--experiment-name", help="experiment_name of the run")
-    parser.add_argument("--trial-name", help="trial_name of the run; needed where the experiment has several")
+    parser.add_argument("--experiment-name", type=typed_name, help="experiment_name of the run")
+    parser.add_argument(
+        "--trial-name", type=typed_name, help="trial_name of the run; needed where the experiment has several"
+    )
     parser.add_argument(
         "--fileroot", type=Path, default=DEFAULT_FILEROOT, help=f"cluster.fileroot (default {DEFAULT_FILEROOT})"
     )

@@ -18,10 +18,11 @@ from launcher.run_paths import RunLock
 from launcher.shelf import Shelf, read_shelf
 from launcher.trials import Trial
 from scripts.checkpoints import areal_setup
-from scripts.checkpoints.arguments import DONE, Parser, add_trial, ended, print_json, step, trial_of
+from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Chosen, choose
 from scripts.checkpoints.command import next_command
 from scripts.checkpoints.sight import say_damage
+from scripts.ending import DONE, ended, print_json
 
 EXIT_CODES = (
     "0 it is set up, or taken back; 1 it was refused, and nothing was changed: none fits, it is torn, it holds damage; "
@@ -31,7 +32,7 @@ EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    return ended(lambda: _undo(given) if given.undo else _set_up(given))
+    return ended(lambda: _undo(given) if given.undo else _set_up(given), refused=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:
