@@ -23,7 +23,7 @@ from scripts import check_health
 from scripts.health import look_logs
 from scripts.health.look_disk import check_checkpoints
 from scripts.health.look_logs import check_logs
-from scripts.health.look_run import check_run
+from scripts.health.look_run import check_run, find_subject
 from scripts.health.look_servers import check_servers
 from scripts.health.side_by_side import run_checks
 from scripts.health.view import ServerSaid, read_view
@@ -211,6 +211,25 @@ def test_checkpoints_of_another_program_are_no_damage(paths):
 
 
 # ── a live run, and a dead one ──
+
+
+@pytest.mark.parametrize("what", [["--timeout", "nan"], ["--timeout", "0"], ["--recent", "-1"], ["--recent", "inf"]])
+def test_a_deadline_that_is_none_is_refused(paths, capsys, what):
+    assert check_health.main([str(paths.logs), *what]) == 2
+    assert "is no number of seconds" in capsys.readouterr().err
+
+
+def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
+    """resume_training holds the lock while it asks: that was a live run without supervisors, and NOT HEALTHY."""
+    journal = Journal(paths.events, 1, time.time)
+    journal.record("run.started")
+    journal.record("run.finished", reason="all steps are done")
+    with RunLock(paths, tool="resume_training"):
+        subject = find_subject(paths, read_view(paths), timeout_s=1, recent_s=1)
+        assert subject.is_live is False
+        assert [one.verdict for one in check_run(subject)] == [Verdict.OK, Verdict.OK]
+    with RunLock(paths):
+        assert find_subject(paths, read_view(paths), timeout_s=1, recent_s=1).is_live is True
 
 
 @pytest.fixture
