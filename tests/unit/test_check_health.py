@@ -21,7 +21,7 @@ from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunLock, RunPaths
 from scripts import check_health
 from scripts.health import look_logs
-from scripts.health.look_disk import check_checkpoints
+from scripts.health.look_disk import check_checkpoints, check_disk
 from scripts.health.look_logs import check_logs
 from scripts.health.look_run import check_run, find_subject
 from scripts.health.look_servers import check_servers
@@ -136,6 +136,33 @@ def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
     view = read_view(paths)
     assert view.servers["server-0"] == ServerSaid(state="READY", url="http://b", pid=11)
     assert (view.open_incidents, view.state, view.word) == ((), "RUNNING", "FINISHED")
+
+
+def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
+    """After `run_control scale` each look said NOT HEALTHY, its process is gone, for as long as the run went on."""
+    journal = Journal(paths.events, 1)
+    journal.record("run.started")
+    for index in (0, 1):
+        journal.record("server.ready", subject=f"server-{index}", url=f"http://{index}", pid=10 + index)
+    journal.record("server.leaving", subject="server-1", reason="asked by me")
+    (leaving,) = (one for one in check_servers(subject_of(paths, is_live=None)) if one.subject == "server-1")
+    assert (leaving.verdict, leaving.said) == (NOTE, "it leaves, as it was asked to")
+    journal.record("server.left", subject="server-1", reason="asked by me")
+    assert list(read_view(paths).servers) == ["server-0"]
+    journal.record("server.ready", subject="server-1", url="http://b", pid=20)
+    assert read_view(paths).servers["server-1"].state == "READY", "it joined again"
+
+
+@pytest.mark.parametrize(("is_live", "verdict"), [(True, BAD), (None, BAD), (False, NOTE)])
+def test_a_disk_that_went_read_only_is_named(paths, monkeypatch, is_live, verdict):
+    """As ext4 does after an error: room there is, and nothing can be saved."""
+    subject = dataclasses.replace(subject_of(paths), is_live=is_live)
+    assert not [one for one in check_disk(subject) if "read-only" in one.said]
+    mounted = os.statvfs(paths.logs)
+    flagged = os.statvfs_result((*mounted[:8], mounted.f_flag | os.ST_RDONLY, *mounted[9:]))
+    monkeypatch.setattr(os, "statvfs", lambda folder: flagged)
+    found = {one.subject: one.verdict for one in check_disk(subject) if "read-only" in one.said}
+    assert found == {"checkpoints": verdict, "logs": verdict}
 
 
 LOG = """2026-11-21 03:51:38,382 trainer INFO: step 0: reward 0.336, policy_version 1
