@@ -27,6 +27,7 @@ from launcher.diagnosis.run_folders import look_around
 from launcher.diagnosis.verdict import Diagnosis, diagnose
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
+from scripts.checkpoints.arguments import typed_name
 from scripts.ending import ended, print_json
 
 NO_FAILURE, FAILURE = 0, 1
@@ -69,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
         "paths", nargs="*", type=Path, metavar="PATH",
         help="a run's log folder, or files: trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb",
     )  # fmt: skip
-    made.add_argument("--experiment-name", help="in place of PATH: the run's logs below --fileroot")
-    made.add_argument("--trial-name", help="and its trial")
+    made.add_argument("--experiment-name", type=typed_name, help="in place of PATH: the run's logs below --fileroot")
+    made.add_argument("--trial-name", type=typed_name, help="and its trial")
     made.add_argument(
         "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot (default: %(default)s)"
     )
@@ -106,6 +107,9 @@ def _paths(given: argparse.Namespace) -> list[Path]:
         raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
     if given.paths:
         return list(given.paths)
+    if any(names) and not all(names):
+        lacking = "--trial-name" if names[0] else "--experiment-name"
+        raise UsageError(f"{lacking} is not given", "give both names, or the run's folder of logs, or files")
     if not all(names):
         raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
     run = RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=names[0], trial_name=names[1])

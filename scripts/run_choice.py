@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -43,13 +44,18 @@ def chosen_run(given: argparse.Namespace) -> RunPaths:
 
 def _of_folder(folder: Path) -> RunPaths:
     """`{fileroot}/logs/{user}/{experiment}/{trial}`, or any copy of such a folder that has a run's files."""
-    folder = folder.expanduser().absolute()
+    folder = Path(os.path.normpath(folder.expanduser().absolute()))
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file", f"give the folder that it lies in: {folder.parent}")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", _beside(folder.parent))
     paths = RunPaths.of_logs(folder)
     if paths is None:
+        below = sorted({file.parent for depth in range(1, 6) for file in folder.glob("*/" * depth + "events.jsonl")})
+        runs = [str(run) for run in below if RunPaths.of_logs(run) is not None]
         raise UsageError(
-            f"{folder} is not …/logs/<user>/<experiment>/<trial>", "give that folder, or --experiment-name"
+            f"{folder} is not …/logs/<user>/<experiment>/<trial>",
+            f"give a run below it: {some_of(runs)}" if runs else "give that folder, or --experiment-name",
         )
     return paths
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import socket
 import sys
 import time
@@ -28,6 +27,7 @@ from launcher.panel import duration, render_line
 from launcher.run_now import Now, read_now
 from launcher.run_paths import RunPaths, login_name, names_of
 from launcher.run_requests import Request, Wish, ask, wanted
+from scripts.checkpoints.arguments import seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
 
@@ -71,13 +71,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--json", action="store_true", help="status as JSON")
     return made
-
-
-def seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, from 0")
-    return value
 
 
 def _do(given: argparse.Namespace, paths: RunPaths) -> int:

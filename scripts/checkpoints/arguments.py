@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from launcher.run_paths import login_name
@@ -46,6 +47,14 @@ def step(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no step: a whole number, from 0")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Finite: a wait that never ends is none that anybody means."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, from 0")
+    return value
 
 
 def trial_of(given: argparse.Namespace) -> Trial:

@@ -328,12 +328,16 @@ def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):
         (["--fileroot", "{root}", "--user", "ann", "--experiment-name", "exb"], "there: exp"),
         (["--fileroot", "{root}", "--user", "ann", "--trial-name", "t9"], "there: t0"),
         (["{root}/logs/ann/exp/t8"], "there: t0"),
+        (["{root}/logs/ann/exp/t0/events.jsonl"], "give the folder that it lies in: {root}/logs/ann/exp/t0"),
+        (["{root}/logs/ann"], "give a run below it: {root}/logs/ann/exp/t0"),
+        (["{root}/logs/ann/exp/t0/../t8"], "there: t0"),
         (["{root}/logs"], "is not …/logs/<user>/<experiment>/<trial>"),
         (["{root}/logs/ann/exp/t0", "--trial-name", "t0"], "give one of them"),
         (["{root}/logs/ann/exp/t0", "--timeout", "0"], "--timeout"),
     ],
 )
 def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, said):
+    Journal(paths.events, 1).record("run.started")
     root = str(paths.fileroot)
     assert check_health.main([argument.replace("{root}", root) for argument in arguments]) == 2
     assert said.replace("{root}", root) in capsys.readouterr().err

@@ -231,7 +231,8 @@ def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
     [
         ((), ("nothing to read", "--experiment-name")),
         (("nowhere.log",), ("nowhere.log does not exist",)),
-        (("--experiment-name", "exp"), ("nothing to read",)),
+        (("--experiment-name", "exp"), ("--trial-name is not given",)),
+        (("--trial-name", "t0/"), ("--experiment-name is not given",)),
         (("--experiment-name", "no", "--trial-name", "t0"), ("/no does not exist", "exp")),
         (("--experiment-name", "exp", "--trial-name", "t1"), ("t1 does not exist", "t0")),
         (("x.log", "--experiment-name", "exp"), ("exclude each other",)),
