@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
+from launcher.any_terminal import speak_anywhere
 from launcher.checks import check, find_notes
 from launcher.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
 from launcher.config import RunConfig
@@ -36,6 +37,7 @@ CRASHED = 1
 
 def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     """Run the command line in sys.argv. `run_alone`: Python's arguments for a single run, as a sweep starts them."""
+    speak_anywhere()
     register()
     sys.argv[1:] = understood(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"

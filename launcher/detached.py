@@ -35,7 +35,7 @@ from launcher.journal import Journal
 from launcher.messages import EXIT_CODES, RunWord
 from launcher.resume import already_finished, resume_point
 from launcher.run_keys import ServerKeys
-from launcher.run_paths import RunLock, RunPaths
+from launcher.run_paths import RunLock, RunPaths, names_of
 from launcher.unattended import KEEPER, Unattended, same_command
 from launcher.uploads import remote_of
 
@@ -69,8 +69,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None) -> in
 
 def control(paths: RunPaths) -> str:
     """How to reach it from now on."""
-    names = f"--experiment-name {paths.experiment_name} --trial-name {paths.trial_name} --fileroot {paths.fileroot}"
-    return f"python -m scripts.run_control status|attach|pause|resume|stop {names}"
+    return f"python -m scripts.run_control status|attach|pause|resume|stop {names_of(paths)}"
 
 
 def _wait_started(keeper: Any) -> None:

@@ -26,7 +26,7 @@ WHAT_HAPPENED: Mapping[str, str] = {
     "trainer_hang": "the trainer hangs",
     "trainer_oom": "the trainer ran out of memory",
     "nonfinite": "numbers that are not finite",
-    "reward_collapse": "the rewards fell",
+    "reward_collapse": "the rewards fell or jumped",
     "verifier_broken": "the reward function is broken",
     "checkpoint_corrupt": "{subject} is damaged",
     "node_lost": "{subject} was lost with its node",

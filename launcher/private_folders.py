@@ -19,7 +19,9 @@ def make_private(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{folder} is not a folder of this user's: a file or a link is in its place")
+    if found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user's: somebody else made it")
     if stat.S_IMODE(found.st_mode) & OTHERS:
         folder.chmod(0o700)

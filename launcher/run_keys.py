@@ -86,7 +86,9 @@ def _make(folder: Path, name: str, content: str) -> Path:
             finally:
                 Path(staged).unlink()
     except OSError as error:
-        raise StorageError(f"{path} can't be written: {error.strerror or error}", "see cluster.fileroot") from error
+        raise StorageError(
+            f"{path} can't be written: {error.strerror or error}", "give a folder of this user's, on a disk with room"
+        ) from error
     _read(path)
     return path
 

@@ -11,6 +11,7 @@ import getpass
 import hashlib
 import json
 import os
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -165,11 +166,13 @@ class RunPaths:
 class RunLock:
     """The right to be this run: held from construction until `release`, or until the process ends in any way.
 
-    An flock, so that a crash never leaves a stale one behind. Raises StorageError when another run holds it.
+    An flock, so that a crash never leaves a stale one behind. `tool`: what holds it in place of a run, so that nobody
+    takes it for one. Raises StorageError when another holds it.
     """
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, *, tool: str = "") -> None:
         self._paths = paths
+        self._tool = tool
         try:
             # Not inheritable: a server that outlives its driver must not keep the run locked.
             self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -180,18 +183,20 @@ class RunLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._sign()
         except BlockingIOError as error:
-            holder = _read_holder(self._fd)
+            tool, holder = _read_holder(self._fd)
             os.close(self._fd)
+            is_held = f"is being worked on by {tool}" if tool else "is already running"
+            another = "" if self._tool else ", or give this run another trial_name"
             raise StorageError(
-                f"{paths.experiment_name}/{paths.trial_name} is already running: {holder} holds {paths.lock}",
-                "wait for it or end it, or give this run another trial_name",
+                f"{paths.experiment_name}/{paths.trial_name} {is_held}: {holder} holds {paths.lock}",
+                f"wait for it or end it{another}",
             ) from error
         except OSError as error:
             os.close(self._fd)
             raise _unusable(paths.lock, error) from error
 
     def _sign(self) -> None:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), "tool": self._tool}
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(holder).encode(), 0)
 
@@ -235,6 +240,14 @@ def login_name() -> str:
         return f"uid{os.getuid()}"
 
 
+def names_of(paths: RunPaths) -> str:
+    """The flags that name a run to every tool, for a shell that may stand elsewhere."""
+    given = [("experiment-name", paths.experiment_name), ("trial-name", paths.trial_name), ("fileroot", paths.fileroot)]
+    if paths.user != login_name():
+        given.append(("user", paths.user))
+    return " ".join(f"--{flag} {shlex.quote(str(value))}" for flag, value in given)
+
+
 def _check_folder_name(key: str, name: str) -> None:
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
         raise ConfigError(
@@ -270,10 +283,11 @@ def _unusable(path: Path, error: OSError) -> StorageError:
     )
 
 
-def _read_holder(fd: int) -> str:
+def _read_holder(fd: int) -> tuple[str, str]:
+    """(the tool that it is, "" of a run; who and since when)"""
     try:
         holder = json.loads(os.pread(fd, 4096, 0))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
-        return f"pid {holder['pid']} on {holder['host']} since {since}"
+        return str(holder.get("tool", "")), f"pid {holder['pid']} on {holder['host']} since {since}"
     except (OSError, ValueError, KeyError, TypeError):  # between its flock and its signature
-        return "a process that has not signed yet"
+        return "", "a process that has not signed yet"

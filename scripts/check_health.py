@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +17,14 @@ from pathlib import Path
 if __package__ in (None, ""):  # python scripts/check_health.py
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.errors import LauncherError, UsageError
+from launcher.any_terminal import PipedConsole, as_far_as_it_is_read
+from launcher.errors import UsageError
 from launcher.health.finding import Finding, Verdict, first_line, is_healthy
 from launcher.run_paths import RunPaths
+from scripts.ending import ended, print_json
 from scripts.health.look_disk import check_checkpoints, check_disk
 from scripts.health.look_logs import check_logs
 from scripts.health.look_machine import check_gpus, check_memory
@@ -35,7 +35,7 @@ from scripts.health.view import read_view
 from scripts.run_choice import add_run_arguments, chosen_run
 
 WIDTH_OF_A_FILE = 200
-IS_HEALTHY, NOT_HEALTHY, WRONG = 0, 1, 2
+IS_HEALTHY, NOT_HEALTHY = 0, 1
 CHECKS = {
     "run": check_run,
     "servers": check_servers,
@@ -56,25 +56,25 @@ COLOURS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    try:
-        paths = chosen_run(given)
-        if given.timeout <= 0 or given.recent < 0:
-            raise UsageError("--timeout or --recent is no number of seconds", "e.g. --timeout 10 --recent 60")
-        subject = find_subject(
-            paths, read_view(paths), timeout_s=given.timeout, recent_s=given.recent, extra_servers=tuple(given.server)
+    return ended(lambda: _check(given))
+
+
+def _check(given: argparse.Namespace) -> int:
+    paths = chosen_run(given)
+    if not (0 < given.timeout < math.inf and 0 <= given.recent < math.inf):
+        raise UsageError(
+            f"--timeout {given.timeout:g} or --recent {given.recent:g} is no number of seconds",
+            "e.g. --timeout 10 --recent 60",
         )
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return WRONG
+    subject = find_subject(
+        paths, read_view(paths), timeout_s=given.timeout, recent_s=given.recent, extra_servers=tuple(given.server)
+    )
     findings = run_checks({name: _bound(check, subject) for name, check in CHECKS.items()}, timeout_s=given.timeout)
-    try:
+    with as_far_as_it_is_read():
         if given.json:
-            print(json.dumps(as_json(paths, subject, findings), indent=1))
+            print_json(as_json(paths, subject, findings), indent=1)
         else:
             show(paths, subject, findings)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; the exit code still says how the run is
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
 
 
@@ -114,9 +114,9 @@ def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> d
 
 
 def show(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> None:
-    console = Console(highlight=False)
+    console = PipedConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_OF_A_FILE)
+        console = PipedConsole(highlight=False, width=WIDTH_OF_A_FILE)
     run = f"{paths.experiment_name} / {paths.trial_name}"
     state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")
     healthy = is_healthy(findings)

@@ -7,7 +7,6 @@ failure found; 1 one was found; 2 the command or a file is wrong; 130 interrupte
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,16 +18,19 @@ if __package__ in (None, ""):  # started by its path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+from launcher.any_terminal import PipedConsole, as_far_as_it_is_read
 from launcher.diagnosis.as_json import to_dict
 from launcher.diagnosis.as_page import to_page
 from launcher.diagnosis.as_text import render
 from launcher.diagnosis.inputs import find_inputs, read_inputs
 from launcher.diagnosis.run_folders import look_around
 from launcher.diagnosis.verdict import Diagnosis, diagnose
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
+from scripts.checkpoints.arguments import typed_name
+from scripts.ending import ended, print_json
 
-NO_FAILURE, FAILURE, WRONG, INTERRUPTED = 0, 1, 2, 130
+NO_FAILURE, FAILURE = 0, 1
 PROGRESS_FROM_BYTES = 64 * 2**20
 WIDTH_OF_A_FILE = 160
 
@@ -43,20 +45,15 @@ EPILOG = """Exit codes: 0 no failure found; 1 a failure was found; 2 the command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    try:
-        diagnosis = run(given)
-        if given.html is not None:
-            _write(given.html, to_page(diagnosis))
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return WRONG
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    try:
+    return ended(lambda: _diagnose(given))
+
+
+def _diagnose(given: argparse.Namespace) -> int:
+    diagnosis = run(given)
+    if given.html is not None:
+        _write(given.html, to_page(diagnosis))
+    with as_far_as_it_is_read():
         show(diagnosis, given)
-    except BrokenPipeError:  # the reader has seen enough
-        sys.stderr.close()
     return FAILURE if diagnosis.is_failure else NO_FAILURE
 
 
@@ -73,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
         "paths", nargs="*", type=Path, metavar="PATH",
         help="a run's log folder, or files: trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb",
     )  # fmt: skip
-    made.add_argument("--experiment-name", help="in place of PATH: the run's logs below --fileroot")
-    made.add_argument("--trial-name", help="and its trial")
+    made.add_argument("--experiment-name", type=typed_name, help="in place of PATH: the run's logs below --fileroot")
+    made.add_argument("--trial-name", type=typed_name, help="and its trial")
     made.add_argument(
         "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot (default: %(default)s)"
     )
@@ -110,6 +107,9 @@ def _paths(given: argparse.Namespace) -> list[Path]:
         raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
     if given.paths:
         return list(given.paths)
+    if any(names) and not all(names):
+        lacking = "--trial-name" if names[0] else "--experiment-name"
+        raise UsageError(f"{lacking} is not given", "give both names, or the run's folder of logs, or files")
     if not all(names):
         raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
     run = RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=names[0], trial_name=names[1])
@@ -134,10 +134,10 @@ def _progress(total: int, *, is_wanted: bool) -> Iterator[Callable[[int], None]]
 
 def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
     if given.json:
-        print(json.dumps(to_dict(diagnosis), indent=1, ensure_ascii=False))
+        print_json(to_dict(diagnosis), indent=1)
         return
     is_terminal = sys.stdout.isatty()
-    console = Console(highlight=False, width=None if is_terminal else WIDTH_OF_A_FILE)
+    console = PipedConsole(highlight=False, width=None if is_terminal else WIDTH_OF_A_FILE)
     if is_terminal:
         console.print(render(diagnosis), crop=False)
     else:

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
+from scripts.checkpoints.arguments import seconds
+from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.find import RunProcesses, find_driver, live_runs, look, title
 from scripts.faults.following import Following
@@ -24,11 +26,15 @@ from scripts.faults.lacking import lacking
 from scripts.faults.place import Place
 from scripts.faults.schedule import Choice, Fault, in_order, parse_fault, storm
 
-FIRED, NOT_ALL_FIRED, WRONG, INTERRUPTED = 0, 1, 2, 130
+FIRED, NOT_ALL_FIRED = 0, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
+    return ended(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.list:
         print(describe())
         return FIRED
@@ -40,9 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: what was changed for a time is changed back", file=sys.stderr)
         return INTERRUPTED
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return WRONG
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--storm", metavar="'KIND[xN] …'", help="at steps drawn by --seed from --steps")
     parser.add_argument("--steps", metavar="FIRST:LAST", help="of a storm")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
-    parser.add_argument("--within", type=float, default=300.0, metavar="S", help="a due fault waits at most so long")
+    parser.add_argument("--within", type=seconds, default=300.0, metavar="S", help="a due fault waits at most so long")
     parser.add_argument("--keep-one", action="store_true", help="don't end the last server that generates")
     parser.add_argument("--even-the-last", action="store_true", help="end last copies too")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and to whom; do nothing")
@@ -116,7 +119,7 @@ def _paths(given: argparse.Namespace) -> RunPaths:
 
 
 def _named(given: argparse.Namespace) -> RunPaths:
-    experiment, _, trial = (given.run or "").partition("/")
+    experiment, _, trial = (given.run or "").rstrip("/").partition("/")
     if not experiment or not trial:
         raise UsageError(f"--run {given.run or '(not given)'} names no run", "write --run EXPERIMENT/TRIAL")
     return RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=experiment, trial_name=trial)

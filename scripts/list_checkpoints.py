@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from launcher.any_terminal import PipedConsole, as_far_as_it_is_read
 from launcher.checkpoints import CheckpointStore
 from launcher.memory_states import MemoryStates
 from launcher.policy.standing import Standing
@@ -19,9 +18,10 @@ from launcher.prepared import read_record
 from launcher.shelf import Entry, Shelf, read_shelf
 from launcher.trials import Trial
 from launcher.verification import verify
-from scripts.checkpoints.arguments import DONE, NOTHING_FITS, Parser, add_trial, ended, print_json, step, trial_of
+from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
 from scripts.checkpoints.sight import age, entry_facts, say_damage, shelf_facts, table
+from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
 """Columns where no terminal tells."""
@@ -34,7 +34,7 @@ EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    return ended(lambda: _list(given))
+    return ended(lambda: _list(given), refused=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,7 +78,22 @@ def _list(given: argparse.Namespace) -> int:
     now = time.time()
     recover = recover_facts(trial, shelf) if given.recover_info else None
     good = _last_good(shelf, shown)
-    if given.json:
+    with as_far_as_it_is_read():
+        _say(shelf, shown, good, recover, now, as_json=given.json)
+    not_whole = given.verify and any(entry.problem for entry in shown)
+    return NOTHING_FITS if not_whole or not shown else DONE
+
+
+def _say(
+    shelf: Shelf,
+    shown: Sequence[Entry],
+    good: Entry | None,
+    recover: dict[str, object] | None,
+    now: float,
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
         facts = shelf_facts(shelf) | {
             "last_good": None if good is None else good.global_step,
             "last_good_path": None if good is None else str(good.path),
@@ -87,8 +102,6 @@ def _list(given: argparse.Namespace) -> int:
         print_json(facts | ({} if recover is None else {"recover": recover}))
     else:
         _show(shelf, shown, good, recover, now)
-    not_whole = given.verify and any(entry.problem for entry in shown)
-    return NOTHING_FITS if not_whole or not shown else DONE
 
 
 def chosen(shelf: Shelf, given: argparse.Namespace) -> list[Entry]:
@@ -163,7 +176,7 @@ def _in_memory(trial: Trial) -> dict[str, object] | None:
 def _show(
     shelf: Shelf, shown: Sequence[Entry], good: Entry | None, recover: dict[str, object] | None, now: float
 ) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = PipedConsole(highlight=False, soft_wrap=True)
     console.print(_answer(shelf, good, now), markup=False)
     if shelf.past.damage is not None:
         console.print(say_damage(shelf.past.damage), style="red", markup=False)
@@ -171,7 +184,7 @@ def _show(
         console.print(_nothing(shelf), markup=False)
         return
     console.print()
-    wide = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    wide = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     wide.print(table(shown, now))
     console.print(f"\nin {shelf.trial.default}", markup=False)
     for entry in shown:
@@ -203,11 +216,13 @@ def _why_none(shelf: Shelf) -> str:
 
 
 def _nothing(shelf: Shelf) -> str:
-    steps = ", ".join(str(entry.global_step) for entry in shelf.entries) or "none"
+    if not shelf.entries:
+        return f"the run has saved none yet, or all are gone; its logs are in {shelf.trial.logs}"
+    steps = ", ".join(str(entry.global_step) for entry in shelf.entries)
     return f"nothing fits what was asked for; there are checkpoints of steps {steps}"
 
 
-def _show_recover(console: Console, recover: dict[str, object], now: float) -> None:
+def _show_recover(console: PipedConsole, recover: dict[str, object], now: float) -> None:
     prepared, areal, memory = recover["prepared"], recover["areal"], recover["memory"]
     if isinstance(prepared, dict):
         made = (

@@ -14,21 +14,21 @@ import sys
 from pathlib import Path
 
 from actors.cluster import RAY_ENVIRONMENT
-from launcher.errors import UsageError
 from launcher.run_keys import make_ray_token
+from scripts.ending import DONE, ended
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    try:
-        token = make_ray_token(given.folder.expanduser().absolute())
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return ended(lambda: _print(given.folder))
+
+
+def _print(folder: Path) -> int:
+    token = make_ray_token(folder.expanduser().absolute())
     named = {**RAY_ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     for name, value in named.items():
         print(f"export {name}={shlex.quote(value)}")
-    return 0
+    return DONE
 
 
 def parser() -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@ Exit codes: 0 written; 2 the command is wrong, or the report can't be written: t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,31 +13,31 @@ from pathlib import Path
 if __package__ in (None, ""):  # python scripts/report.py
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import UsageError
 from launcher.report.facts import RunFacts
 from launcher.report.writer import write_report
 from launcher.run_paths import RunPaths
+from scripts.ending import DONE, ended, print_json
 from scripts.faults.find import NotLive, find_driver
 from scripts.run_choice import add_run_arguments, chosen_run
-
-WRITTEN, WRONG = 0, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    try:
-        paths = chosen_run(given)
-        if not (paths.events.exists() or paths.metrics.exists()):
-            raise UsageError(
-                f"{paths.logs} has neither events.jsonl nor metrics.jsonl", "is it a run's folder of logs?"
-            )
-        facts = write_report(paths, is_live=is_live(paths))
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return WRONG
+    return ended(lambda: _report(given))
+
+
+def _report(given: argparse.Namespace) -> int:
+    paths = chosen_run(given)
+    if not (paths.events.exists() or paths.metrics.exists()):
+        raise UsageError(f"{paths.logs} has neither events.jsonl nor metrics.jsonl", "is it a run's folder of logs?")
+    facts = write_report(paths, is_live=is_live(paths))
     said = summary_of(facts, paths)
-    print(json.dumps(said, indent=1) if given.json else said["report"])
-    return WRITTEN
+    if given.json:
+        print_json(said, indent=1)
+    else:
+        print(said["report"])
+    return DONE
 
 
 def parser() -> argparse.ArgumentParser:

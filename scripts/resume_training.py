@@ -17,12 +17,18 @@ from launcher.errors import CheckpointError, ConfigError
 from launcher.fingerprint import Difference
 from launcher.shelf import Shelf, read_shelf
 from launcher.trials import Trial
-from scripts.checkpoints.arguments import DONE, NOTHING_FITS, WRONG, Parser, add_trial, ended, step, trial_of
+from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.command import Command, recorded_command
 from scripts.checkpoints.going_on import Beginning, beginning, differences_of
 from scripts.checkpoints.sight import say_damage
+from scripts.ending import DONE, WRONG, ended
 from scripts.setup_recovery import held, set_up_chosen
 
+NAME = "resume_training"
+EXAMPLES = {
+    True: "'python -m launcher conf=… …'",
+    False: "'python3 -m areal.launcher.local <script>.py --config <file>.yaml …'",
+}
 EXIT_CODES = (
     "those of the run, where it was started; 0 there was nothing to do; 1 there is nothing to go on from, or the "
     "answer was no; 2 the settings do not fit the checkpoint, the run is running, or the command is wrong"
@@ -31,11 +37,11 @@ EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_intermixed_args(arguments)
-    return ended(lambda: _resume(given))
+    return ended(lambda: _resume(given), refused=NOTHING_FITS, unread=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser("resume_training", "Go on with a run: choose, check, show the command, ask, run it.", EXIT_CODES)
+    made = Parser(NAME, "Go on with a run: choose, check, show the command, ask, run it.", EXIT_CODES)
     add_trial(made)
     which = made.add_argument_group(
         "from which checkpoint (default: the newest; the last good one where damage is known)"
@@ -55,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _resume(given: argparse.Namespace) -> int:
     trial = trial_of(given)
-    with held(trial):  # a run that goes on is not to be gone on with
+    with held(trial, NAME):  # a run that goes on is not to be gone on with
         shelf = read_shelf(trial)
         command = _command(given, trial)
         begins = beginning(shelf, good=given.good, before_step=given.before_step, command=command)
@@ -66,7 +72,7 @@ def _resume(given: argparse.Namespace) -> int:
         differences = differences_of(shelf, begins, command)
         if differences:
             return _refuse(begins, differences)
-        print("settings    fit the checkpoint: experiment and trial, batch size, group size, nodes, model")
+        print(f"settings    {_fit(shelf, begins)}")
         runs = command.changed(begins.settings)
         print(f"command     {runs.typed}")
         if not given.yes and not _agreed():
@@ -81,14 +87,14 @@ def _resume(given: argparse.Namespace) -> int:
 def _command(given: argparse.Namespace, trial: Trial) -> Command:
     """Raises ConfigError where nobody tells it."""
     if given.command:
-        told: Command | None = Command(words=tuple(shlex.split(given.command)), folder=str(Path.cwd()))
+        told: Command | None = Command(words=_words(given.command), folder=str(Path.cwd()))
     else:
         told = recorded_command(trial) if trial.is_ours else None
     if told is None:
         raise ConfigError(
             f"what {trial.name} was started with is not known: {trial.paths.events if trial.is_ours else 'AReaL'} "
             "does not tell",
-            "say it: --command 'python -m launcher conf=… …', as it was; the resolved settings are in "
+            f"say it as it was: --command {EXAMPLES[trial.is_ours]}; the resolved settings are in "
             f"{trial.logs / 'config.yaml'}",
         )
     wrong = [setting for setting in given.settings if "=" not in setting]
@@ -97,12 +103,30 @@ def _command(given: argparse.Namespace, trial: Trial) -> Command:
     return told.changed(given.settings) if given.settings else told
 
 
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise ConfigError(
+            f"--command {command!r} can't be read: {str(error).lower()}", "close its quotes, as a shell would ask"
+        ) from error
+
+
 def _show(shelf: Shelf, begins: Beginning) -> None:
     print(f"{shelf.trial.name}: {begins.said}")
     for name, line in begins.facts:
         print(f"{name:<11} {line}")
     if shelf.past.damage is not None:
         print(f"{'damage':<11} {say_damage(shelf.past.damage)}")
+
+
+def _fit(shelf: Shelf, begins: Beginning) -> str:
+    what = "experiment and trial, batch size, group size, nodes, model"
+    if begins.made_with is None:
+        return f"NOT compared, nobody wrote down what it was made with: see yourself that they are the same: {what}"
+    if shelf.trial.is_ours:
+        return f"fit the checkpoint: {what}"
+    return f"fit the checkpoint as far as the words of the command tell, its files are not read: {what}"
 
 
 def _refuse(begins: Beginning, differences: Sequence[Difference]) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths, login_name
 from launcher.trials import folders_in, some_of
+from scripts.checkpoints.arguments import typed_name
 from scripts.faults.find import live_runs
 
 DEFAULT_FILEROOT = Path("outputs/grpo")
@@ -21,8 +23,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the run's folder of logs (default: the only run, or the only live one)",
     )
-    parser.add_argument("--experiment-name", help="experiment_name of the run")
-    parser.add_argument("--trial-name", help="trial_name of the run; needed where the experiment has several")
+    parser.add_argument("--experiment-name", type=typed_name, help="experiment_name of the run")
+    parser.add_argument(
+        "--trial-name", type=typed_name, help="trial_name of the run; needed where the experiment has several"
+    )
     parser.add_argument(
         "--fileroot", type=Path, default=DEFAULT_FILEROOT, help=f"cluster.fileroot (default {DEFAULT_FILEROOT})"
     )
@@ -40,13 +44,18 @@ def chosen_run(given: argparse.Namespace) -> RunPaths:
 
 def _of_folder(folder: Path) -> RunPaths:
     """`{fileroot}/logs/{user}/{experiment}/{trial}`, or any copy of such a folder that has a run's files."""
-    folder = folder.expanduser().absolute()
+    folder = Path(os.path.normpath(folder.expanduser().absolute()))
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file", f"give the folder that it lies in: {folder.parent}")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", _beside(folder.parent))
     paths = RunPaths.of_logs(folder)
     if paths is None:
+        below = sorted({file.parent for depth in range(1, 6) for file in folder.glob("*/" * depth + "events.jsonl")})
+        runs = [str(run) for run in below if RunPaths.of_logs(run) is not None]
         raise UsageError(
-            f"{folder} is not …/logs/<user>/<experiment>/<trial>", "give that folder, or --experiment-name"
+            f"{folder} is not …/logs/<user>/<experiment>/<trial>",
+            f"give a run below it: {some_of(runs)}" if runs else "give that folder, or --experiment-name",
         )
     return paths
 

@@ -12,24 +12,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from launcher.any_terminal import as_far_as_it_is_read
 from launcher.attach import ENDS, attach, last_end, progress_of
 from launcher.errors import UsageError
 from launcher.journal import read_lines
-from launcher.messages import ServerState
+from launcher.messages import RunWord, ServerState
 from launcher.panel import duration, render_line
 from launcher.run_now import Now, read_now
-from launcher.run_paths import RunPaths, login_name
+from launcher.run_paths import RunPaths, login_name, names_of
 from launcher.run_requests import Request, Wish, ask, wanted
+from scripts.checkpoints.arguments import seconds
+from scripts.ending import DONE, ended, print_json
+from scripts.run_choice import add_run_arguments, chosen_run
 
-DONE, NOT_LIVE, WRONG, LATE = 0, 1, 2, 4
+NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
 """A driver that lives writes once a second."""
 WISHES = {"pause": Wish.PAUSE, "resume": Wish.RUN, "stop": Wish.STOP}
@@ -37,16 +39,7 @@ WISHES = {"pause": Wish.PAUSE, "resume": Wish.RUN, "stop": Wish.STOP}
 
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    paths = RunPaths(
-        fileroot=given.fileroot, user=given.user, experiment_name=given.experiment_name, trial_name=given.trial_name
-    )
-    try:
-        if not paths.logs.is_dir():
-            raise UsageError(f"there is no run {paths.logs}", "see --fileroot, --user, --experiment-name, --trial-name")
-        return _do(given, paths)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return WRONG
+    return ended(lambda: _do(given, chosen_run(given)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,19 +56,18 @@ def parser() -> argparse.ArgumentParser:
         help="status: how it is; attach: the screen of its driver, until it ends; pause: no further step until resume; "
         "scale: servers join or leave until there are --servers; stop: save and end",
     )
-    made.add_argument("--experiment-name", required=True, help="experiment_name of the run")
-    made.add_argument("--trial-name", default="trial0", help="trial_name of the run (default: %(default)s)")
-    made.add_argument(
-        "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot of the run (default: %(default)s)"
-    )
-    made.add_argument("--user", default=login_name(), help="who started the run (default: %(default)s)")
+    add_run_arguments(made)
     made.add_argument("--servers", type=int, help="of scale: how many there are to be; by default as many as there are")
     made.add_argument(
         "--leaves", action="append", default=[], metavar="SERVER", help="of scale: a server to leave, as server-0"
     )
     made.add_argument("--reason", default="", help="of a pause, a scale or a stop, for the journal")
     made.add_argument(
-        "--timeout", type=float, default=120.0, help="seconds to wait until it is done (default: %(default)s); 0: none"
+        "--timeout",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="seconds to wait until it is done (default: %(default)s); 0: none",
     )
     made.add_argument("--json", action="store_true", help="status as JSON")
     return made
@@ -85,7 +77,7 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
     if given.what == "status":
         return _status(paths, as_json=given.json)
     if not lives(paths):
-        raise UsageError(f"{_name(paths)} is not going on{_how_it_ended(paths)}", "the command that started it goes on")
+        raise UsageError(f"{_name(paths)} is not going on{_how_it_ended(paths)}", _what_next(paths))
     if given.what == "attach":
         return attach(paths)
     asked = wanted(paths) or Request(wish=Wish.RUN, by="")
@@ -96,18 +88,29 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
         request = dataclasses.replace(request, wish=WISHES[given.what])
     ask(paths, request)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
-    reached = {
-        "pause": lambda: state_of(paths) == "PAUSED",
-        "resume": lambda: state_of(paths) not in ("PAUSED", "INITIALIZING"),
+    reached: Callable[[], bool] = {
+        "pause": lambda: state_of(paths)[0] == "PAUSED",
+        "resume": lambda: state_of(paths)[0] not in ("PAUSED", "INITIALIZING"),
         "scale": lambda: _has_size(paths, request),
         "stop": lambda: last_end(paths) is not None,
     }[given.what]
-    if given.timeout and not _within(given.timeout, reached):
-        print(f"not done within {given.timeout:g} s; it still holds. The run is {state_of(paths)}", file=sys.stderr)
+    if given.timeout and not _within(given.timeout, lambda: last_end(paths) is not None or reached()):
+        print(_why_late(paths, given.timeout), file=sys.stderr)
+        return LATE
+    if given.what != "stop" and (ended_meanwhile := _how_it_ended(paths)):
+        print(f"not done: {_name(paths)} has ended{ended_meanwhile}", file=sys.stderr)
         return LATE
     fleet = f", with {', '.join(_serving(paths))}" if given.what == "scale" else ""
-    print(f"{_name(paths)} is {state_of(paths)}{fleet}")
+    print(f"{_name(paths)} is {state_of(paths)[0]}{fleet}")
     return DONE
+
+
+def _why_late(paths: RunPaths, timeout_s: float) -> str:
+    state, reason = state_of(paths)
+    late = f"not done within {timeout_s:g} s"
+    if not lives(paths):
+        return f"{late}: nothing is heard of {_name(paths)} any more; it was {state}\n  → {_what_next(paths)}"
+    return f"{late}; it still holds. The run is {state}{f': {reason}' if reason else ''}"
 
 
 def _size(given: argparse.Namespace, paths: RunPaths, asked: Request) -> dict[str, Any]:
@@ -143,47 +146,52 @@ def lives(paths: RunPaths) -> bool:
     return _within(BEAT_S, lambda: _beat(read_now(paths)) not in (None, first))
 
 
-def state_of(paths: RunPaths) -> str:
-    """As the journal has it: a run state, or the word with which it ended."""
-    state = "INITIALIZING"
+def state_of(paths: RunPaths) -> tuple[str, str]:
+    """As the journal has it: a run state, or the word with which it ended; and why."""
+    state, reason = "INITIALIZING", ""
     for line in read_lines(paths.events):
         if line.get("event") == "run.started":
-            state = "INITIALIZING"
+            state, reason = "INITIALIZING", ""
         elif "state" in line and str(line.get("event")).startswith("run."):
-            state = str(line["state"])
+            state, reason = str(line["state"]), str(line.get("reason") or "")
         elif line.get("event") in ENDS:
-            state = ENDS[str(line["event"])]
-    return state
+            state, reason = ENDS[str(line["event"])], str(line.get("reason") or "")
+    return state, reason
 
 
 def _status(paths: RunPaths, *, as_json: bool) -> int:
     is_live = lives(paths)
+    with as_far_as_it_is_read():
+        _show(paths, is_live=is_live, as_json=as_json)
+    return DONE if is_live else NOT_LIVE
+
+
+def _show(paths: RunPaths, *, is_live: bool, as_json: bool) -> None:
     now = read_now(paths)
     asked = wanted(paths)
     if as_json:
         said = {
             "run": _name(paths),
             "is_live": is_live,
-            "state": state_of(paths),
+            "state": state_of(paths)[0],
             "steps_done": None if now is None or now.status is None else now.status.next_step,
             "total_steps": None if now is None or now.status is None else now.status.total_steps,
-            "servers": [] if now is None else [f"{one.name} {one.state}" for one in now.servers],
+            "servers": [] if now is None or not is_live else [f"{one.name} {one.state}" for one in now.servers],
             "cluster": None if now is None else now.address,
             "is_detached": None if now is None else now.is_detached,
             "asked": None if asked is None else asked.wish,
         }
-        print(json.dumps(said, indent=1))
+        print_json(said, indent=1)
     elif now is None or not is_live:
         print(f"{_name(paths)} is not going on{_how_it_ended(paths)}")
     else:
         how = "detached" if now.is_detached else "with its driver"
-        print(f"{_name(paths)} is {state_of(paths)}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
+        print(f"{_name(paths)} is {state_of(paths)[0]}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
         print(f"on the cluster {now.address}, {how} (pid {now.pid} on {now.host})")
         if asked is not None and asked.wish is not Wish.RUN:
             print(f"{asked.wish} {asked.words}")
         if now.status is not None:
             print(_line(paths, now))
-    return DONE if is_live else NOT_LIVE
 
 
 def _line(paths: RunPaths, now: Now) -> str:
@@ -195,7 +203,14 @@ def _line(paths: RunPaths, now: Now) -> str:
 
 def _how_it_ended(paths: RunPaths) -> str:
     end = last_end(paths)
-    return "" if end is None else f": {ENDS[str(end['event'])]}, {end.get('reason')}"
+    return "" if end is None else f": {ENDS[str(end['event'])]}, {end.get('reason') or 'no reason given'}"
+
+
+def _what_next(paths: RunPaths) -> str:
+    end = last_end(paths)
+    if end is not None and ENDS[str(end["event"])] is RunWord.FINISHED:
+        return "there is nothing left of it to command"
+    return f"python -m scripts.resume_training {names_of(paths)} goes on with it"
 
 
 def _name(paths: RunPaths) -> str:

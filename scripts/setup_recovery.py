@@ -18,11 +18,14 @@ from launcher.run_paths import RunLock
 from launcher.shelf import Shelf, read_shelf
 from launcher.trials import Trial
 from scripts.checkpoints import areal_setup
-from scripts.checkpoints.arguments import DONE, Parser, add_trial, ended, print_json, step, trial_of
+from scripts.checkpoints.areal_lock import areal_held
+from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Chosen, choose
 from scripts.checkpoints.command import next_command
 from scripts.checkpoints.sight import say_damage
+from scripts.ending import DONE, ended, print_json
 
+NAME = "setup_recovery"
 EXIT_CODES = (
     "0 it is set up, or taken back; 1 it was refused, and nothing was changed: none fits, it is torn, it holds damage; "
     "2 there is no such trial, it is running, or the command is wrong"
@@ -31,11 +34,11 @@ EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    return ended(lambda: _undo(given) if given.undo else _set_up(given))
+    return ended(lambda: _undo(given) if given.undo else _set_up(given), refused=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser("setup_recovery", "Set up the checkpoint that the next launch goes on from.", EXIT_CODES)
+    made = Parser(NAME, "Set up the checkpoint that the next launch goes on from.", EXIT_CODES)
     add_trial(made)
     which = made.add_argument_group("which checkpoint").add_mutually_exclusive_group(required=True)
     which.add_argument("--before-step", type=step, metavar="N", help="the newest whole one of a step before N")
@@ -51,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _set_up(given: argparse.Namespace) -> int:
     trial = trial_of(given)
-    with held(trial):
+    with held(trial, NAME):
         shelf = read_shelf(trial)
         facts, lines = set_up_chosen(
             shelf, before_step=given.before_step, path=given.checkpoint_path, good=given.good, force=given.force
@@ -104,12 +107,17 @@ def _stays(shelf: Shelf) -> tuple[dict[str, object], list[str]]:
 
 
 @contextlib.contextmanager
-def held(trial: Trial) -> Iterator[None]:
-    """Nobody runs this trial meanwhile, as far as that can be known. Raises UsageError."""
-    if not trial.is_ours or not trial.paths.logs.is_dir():  # AReaL has no lock
-        yield
-        return
-    with RunLock(trial.paths):
+def held(trial: Trial, tool: str) -> Iterator[None]:
+    """Nobody runs this trial meanwhile, as far as that can be known: AReaL has no lock. Nor does another tool work on
+    it. Raises UsageError.
+    """
+    if not trial.is_ours:
+        with areal_held(trial):
+            yield
+    elif trial.paths.logs.is_dir():
+        with RunLock(trial.paths, tool=tool):
+            yield
+    else:
         yield
 
 
@@ -162,7 +170,7 @@ def _undo(given: argparse.Namespace) -> int:
     if given.force:
         raise UsageError("--undo takes no --force", "leave it out")
     trial = trial_of(given)
-    with held(trial):
+    with held(trial, NAME):
         left = prepared.undo(trial.paths) if trial.is_ours else areal_setup.undo(trial)
     if given.json:
         print_json({"format": "grpo-setup/1", "undone": True, "now": left})

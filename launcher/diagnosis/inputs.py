@@ -16,7 +16,7 @@ import numpy as np
 from launcher.diagnosis.leveldb_log import MAGIC
 from launcher.diagnosis.log_file import read_log
 from launcher.diagnosis.own_run import read_events, read_metrics
-from launcher.diagnosis.records import Contents, FigureNames, Happening, Kind, Source, Steps, is_metric
+from launcher.diagnosis.records import REWARD, Contents, FigureNames, Happening, Kind, Role, Source, Steps, is_metric
 from launcher.diagnosis.wandb_tables import read_csv, read_offline
 from launcher.errors import DataError, StorageError
 
@@ -29,6 +29,8 @@ class Format(enum.StrEnum):
     LOG = "log"
     CSV = "csv"
     WANDB = "wandb"
+    NONE = "none"
+    """In a folder that was given: packed, or no text."""
 
 
 ORDER = tuple(Format)
@@ -40,11 +42,14 @@ PACKED = {b"\x1f\x8b": "gunzip", b"(\xb5/\xfd": "unzstd", b"PK\x03\x04": "unzip"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A file to read. `bytes`: its length now."""
+    """A file to read. `bytes`: its length now. `is_named`: by the operator, so that it must be of use.
+    `problem`: of one that is not read."""
 
     path: Path
     format: Format
     bytes: int
+    is_named: bool = True
+    problem: str = ""
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Input]:
@@ -77,8 +82,17 @@ def _what_is_near(path: Path) -> str:
 def _input(path: Path) -> Input:
     size = path.stat().st_size
     if size == 0:
-        raise DataError(f"{path} is empty", "give a log with something in it, or the folder that it lies in")
+        raise DataError(f"{path} is empty", "give a file with something in it, or the folder that it lies in")
     return Input(path=path, format=_format_of(path), bytes=size)
+
+
+def _found(path: Path) -> Input:
+    """In a folder that was given: one file of another kind there does not keep the others from being read."""
+    size = path.stat().st_size
+    try:
+        return Input(path=path, format=_format_of(path), bytes=size, is_named=False)
+    except DataError as error:
+        return Input(path=path, format=Format.NONE, bytes=size, is_named=False, problem=error.message)
 
 
 def _format_of(path: Path) -> Format:
@@ -100,18 +114,18 @@ def _format_of(path: Path) -> Format:
 
 def _files_in(folder: Path) -> list[Input]:
     named = [path for path in (folder / "metrics.jsonl", folder / "events.jsonl") if path.is_file()]
-    logs = sorted(
-        path for path in folder.glob("*.log*") if path.is_file() and path.suffix not in {".gz", ".zst", ".tail"}
-    )
+    logs = sorted(path for path in folder.glob("*.log*") if path.is_file() and path.suffix != ".tail")
     merged = [path for path in logs if path.name == "merged.log"]
     logs = [path for path in merged or logs if path.name != "ray.log"]
     tables = sorted(folder.glob("*.csv")) + sorted(folder.glob("*.wandb"))
     files = [*named, *logs, *tables]
     if not named and not any(path.stat().st_size for path in logs):
         files += sorted(folder.glob("**/offline-run-*/*.wandb")) + sorted(folder.glob("files/*.wandb"))
-    whole = [_input(path) for path in files if path.stat().st_size]
-    if whole:
+    whole = [_found(path) for path in files if path.stat().st_size]
+    if any(one.format is not Format.NONE for one in whole):
         return whole
+    if whole:
+        _format_of(whole[0].path)  # says what it is instead
     if files:
         raise DataError(f"every log in {folder} is empty", "the run wrote nothing; look at its launcher's own output")
     raise DataError(f"{folder} holds no log", _runs_below(folder))
@@ -132,19 +146,41 @@ def read_inputs(inputs: Sequence[Input], *, metric: str = "", said: Said = lambd
     Raises UsageError for a file that is not what it seems, and where `metric` is in none.
     """
     names, read, before = FigureNames(metric), list[Contents](), 0
+    refused: list[DataError] = []
     for one in inputs:
         steps = max((c.steps for c in read), key=len, default=Steps())
-        read.append(_read(one, names, metric, steps, lambda done, before=before: said(before + done)))  # type: ignore[misc]
+        try:
+            read.append(_read(one, names, metric, steps, lambda done, before=before: said(before + done)))  # type: ignore[misc]
+        except DataError as error:
+            if one.is_named:
+                raise
+            refused.append(error)
+            read.append(_passed_over(one, error.message))
         before += one.bytes
         said(before)
+    if len(refused) == len(inputs):
+        raise refused[0]
     contents = _joined(read)
     if metric and not any(is_metric(key, metric) for key in contents.keys):
         raise DataError(f"--metric {metric} is in none of the files", f"keys: {_some(contents.keys)}")
+    tables = {Format.CSV, Format.WANDB}
+    if all(one.format in tables for one in inputs) and not np.isfinite(contents.steps.column(REWARD)).any():
+        raise DataError(
+            f"no step in {', '.join(str(one.path) for one in inputs[:3])} has a reward that is known as one",
+            f"name its column: --metric KEY, of {_some(contents.keys)}",
+        )
     return contents
+
+
+def _passed_over(one: Input, why: str) -> Contents:
+    source = Source(path=str(one.path), what="not read", role=Role.UNKNOWN, bytes=one.bytes, note=why)
+    return Contents(steps=Steps(), happenings=(), sources=(source,))
 
 
 def _read(one: Input, names: FigureNames, metric: str, steps: Steps, said: Said) -> Contents:
     match one.format:
+        case Format.NONE:
+            raise DataError(one.problem)
         case Format.METRICS:
             return read_metrics(one.path, names)
         case Format.EVENTS:
@@ -212,7 +248,7 @@ def _overlaps(contents: Contents, longest: Contents | None) -> bool:
 
 def _noted(source: Source, is_used: bool) -> Source:
     if source.steps and not is_used:
-        return replace(source, note="its steps are not used: another file has more")
+        return replace(source, note="its steps are not used: another file has as many or more")
     return source
 
 

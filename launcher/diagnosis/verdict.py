@@ -253,6 +253,9 @@ def _notes(word: Word, contents: Contents, passes: Sequence[Pass], onset: Onset 
         notes.append(f"no step has a reward: name its key with --metric; keys: {keys} …")
     elif len(rewards) < 15:
         notes.append(f"only {len(rewards)} steps: too few to tell a fall from chance, unless it is to 0")
+    if 0 < (without := int((~np.isfinite(rewards)).sum())) < len(rewards):
+        first = int(contents.steps.steps[np.flatnonzero(~np.isfinite(rewards))[0]])
+        notes.append(f"{without} of {len(rewards)} steps have no reward that is a number, first step {first}")
     low, high = usual_range(rewards)
     if len(wild := np.flatnonzero(np.isfinite(rewards) & ((rewards < low) | (rewards > high)))) and len(rewards) >= 15:
         at, value = int(contents.steps.steps[wild[0]]), float(rewards[wild[0]])

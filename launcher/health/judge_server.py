@@ -9,8 +9,9 @@ from launcher.health.finding import Finding, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSeen:
-    """`said_state` is the journal's word: READY, STARTING, DEAD, ABANDONED. `process` is the worst letter of proc(5) of
-    its processes, "" where they are gone, None where they can't be seen from here. What was not answered is None.
+    """`said_state` is the journal's word: READY, STARTING, DEAD, ABANDONED, LEAVING. `process` is the worst letter of
+    proc(5) of its processes, "" where they are gone, None where they can't be seen from here. What was not answered is
+    None.
 
     `expected`: weight versions that are current, from the trainer's before the questions to its after them.
     """
@@ -49,6 +50,8 @@ def _server_verdict(seen: ServerSeen) -> tuple[Verdict, str]:
     match seen.said_state:
         case "ABANDONED":
             return Verdict.BAD, "given up; the run goes on without it"
+        case "LEAVING":
+            return Verdict.NOTE, "it leaves, as it was asked to"
         case "STARTING":
             return Verdict.UNKNOWN, "it is starting"
         case "DEAD":

@@ -49,7 +49,7 @@ def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: flo
     return Plan(
         actions=tuple(draft.actions),
         state=transition(seen.state, _next_state(draft)),
-        reason="; ".join(draft.reasons) or "nothing to do",
+        reason="; ".join(draft.reasons) or seen.hold_reason or "nothing to do",
         attempts=tuple(draft.attempts),
         wake_at=min(draft.wake_at, default=None),
     )
@@ -113,11 +113,12 @@ def _is_restoring(draft: Draft) -> bool:
 
 
 def _next_state(draft: Draft) -> RunState:
-    """The state that says what is being done; while the trainer has not stepped yet, INITIALIZING."""
+    """The state that says what is being done; until the trainer steps, or is held where it could, INITIALIZING."""
     seen, trainer = draft.seen, draft.seen.trainer
     steps = trainer.is_loaded and not trainer.is_paused and trainer.verdict.health is not Health.DEAD
     if seen.state is RunState.INITIALIZING and not (steps and _can_serve(draft)):
-        return RunState.INITIALIZING
+        is_held = trainer.is_loaded and trainer.is_paused and bool(seen.hold_reason) and _can_serve(draft)
+        return RunState.PAUSED if is_held and trainer.verdict.health is not Health.DEAD else RunState.INITIALIZING
     if _is_restoring(draft) or trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
         state = RunState.RESTORING
     elif _why_paused(draft):

@@ -4,8 +4,9 @@
          │              │              │              │            │
          └──────────────┴──────────────┴──────────────┴────────────┴──► SHUTTING_DOWN ──► FINISHED | ERRORED | ABORTED
 
-INITIALIZING lasts until the trainer steps for the first time. Every run ends in a word (P9), and only through
-SHUTTING_DOWN, so that nothing is left running when it has been said.
+INITIALIZING lasts until the trainer steps for the first time, or could and is held: a pause that was asked for before
+the first step leads to PAUSED. Every run ends in a word (P9), and only through SHUTTING_DOWN, so that nothing is left
+running when it has been said.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ENDS = frozenset(RunState(word) for word in RunWord)
 LIVING = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.REPAIRING, RunState.RESTORING})
 
 TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
-    RunState.INITIALIZING: frozenset({RunState.RUNNING, RunState.SHUTTING_DOWN}),
+    RunState.INITIALIZING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.SHUTTING_DOWN}),
     **{state: LIVING - {state} | {RunState.SHUTTING_DOWN} for state in LIVING},
     RunState.SHUTTING_DOWN: ENDS,
     **{state: frozenset() for state in ENDS},

@@ -97,7 +97,7 @@ class _Maker:
             replace_file(self._paths.report, content)
         except OSError as error:
             raise JournalError(
-                f"{self._paths.report} was not written: {error.strerror or error}", "make room on its disk"
+                f"{self._paths.report} was not written: {error.strerror or error}", "is there room, may we write there?"
             ) from error
         self._wrote_s = time.monotonic() - began
         return facts

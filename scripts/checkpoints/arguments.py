@@ -1,18 +1,15 @@
-"""The flags that name a trial, the same in every tool, and how a tool ends."""
+"""The flags that name a trial, the same in every tool."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Mapping
+import math
 from pathlib import Path
 
-from launcher.errors import LauncherError
 from launcher.run_paths import login_name
 from launcher.trials import Trial, find_trial
 
-DONE, NOTHING_FITS, WRONG, INTERRUPTED = 0, 1, 2, 130
+NOTHING_FITS = 1
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,8 +26,8 @@ class Parser(argparse.ArgumentParser):
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which trial")
-    group.add_argument("--experiment-name", metavar="NAME", help="experiment_name of the run")
-    group.add_argument("--trial-name", metavar="NAME", help="trial_name of the run")
+    group.add_argument("--experiment-name", type=typed_name, metavar="NAME", help="experiment_name of the run")
+    group.add_argument("--trial-name", type=typed_name, metavar="NAME", help="trial_name of the run")
     group.add_argument(
         "--fileroot",
         type=Path,
@@ -41,31 +38,25 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--user", default=login_name(), metavar="NAME", help="who ran it (default: %(default)s)")
 
 
+def typed_name(text: str) -> str:
+    """A name as a shell completes it: `night/` is `night`."""
+    return text.rstrip("/") or text
+
+
 def step(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no step: a whole number, from 0")
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """Finite: a wait that never ends is none that anybody means."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, from 0")
+    return value
+
+
 def trial_of(given: argparse.Namespace) -> Trial:
     """Raises UsageError naming what is wrong, and what there is instead."""
     return find_trial(given.fileroot, given.user, given.experiment_name, given.trial_name)
-
-
-def ended(run: Callable[[], int]) -> int:
-    """The exit code of `run`; what it raises of ours is said in one message."""
-    try:
-        return run()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `… | head`
-        sys.stderr.close()
-        return DONE
-    except LauncherError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG if error.exit_code == WRONG else NOTHING_FITS
-
-
-def print_json(content: Mapping[str, object]) -> None:
-    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))

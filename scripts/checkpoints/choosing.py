@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.checkpoint_folder import CheckpointName, read_checkpoint
 from launcher.errors import CheckpointError, StorageError
 from launcher.policy.standing import Standing
+from launcher.run_paths import names_of
 from launcher.shelf import Entry, Shelf
 
 
@@ -37,7 +38,7 @@ def choose(
     why = _why_none(shelf, before_step, good, passed_over)
     raise CheckpointError(
         f"no checkpoint of {shelf.trial.name} {_asked(before_step, good)}: {why}",
-        "see them all with python -m scripts.list_checkpoints --verify",
+        f"see them all: python -m scripts.list_checkpoints {names_of(shelf.trial.paths)} --verify",
     )
 
 

@@ -97,6 +97,8 @@ def find_driver(paths: RunPaths) -> Process:
         pid, host = int(signed["pid"]), str(signed["host"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotLive(f"no run {run}: {paths.lock} is not there or not signed", "see --fileroot and --run") from error
+    if tool := signed.get("tool"):
+        raise NotLive(f"{run} is not running: the last to hold it was {tool} (pid {pid})", "start it, then inject")
     if host != socket.gethostname():
         raise NotLive(f"{run} runs on {host}", "inject there: only processes of the same machine can be signalled")
     process = identify(pid)

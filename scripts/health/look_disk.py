@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -29,6 +30,12 @@ def check_disk(subject: Subject) -> list[Finding]:
     free = shutil.disk_usage(there).free
     found = [judge_room(str(there), free, sizes)]
     logs = _existing(paths.logs)
+    for folder in (there, logs):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            verdict = Verdict.NOTE if subject.is_live is False else Verdict.BAD
+            name = "checkpoints" if folder == there else "logs"
+            said = f"{folder} is on a disk that is mounted read-only: nothing can be saved there"
+            found.append(Finding(check="disk", subject=name, verdict=verdict, said=said))
     if logs.stat().st_dev != there.stat().st_dev:
         free = shutil.disk_usage(logs).free
         verdict = Verdict.OK if free >= LOGS_NEED else Verdict.BAD

@@ -23,7 +23,7 @@ DIED = ("server.died", "trainer.died")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSaid:
-    """`state`: READY, STARTING, DEAD or ABANDONED."""
+    """`state`: READY, STARTING, DEAD, ABANDONED or LEAVING."""
 
     state: str
     url: str = ""
@@ -95,6 +95,10 @@ def _take(
             servers[subject] = ServerSaid(state="DEAD")
         case "server.abandoned":
             servers[subject] = ServerSaid(state="ABANDONED")
+        case "server.leaving" if subject in servers:
+            servers[subject] = ServerSaid(state="LEAVING")
+        case "server.left":  # as it was asked to: none that is missing
+            servers.pop(subject, None)
         case "incident.began" if number is not None:
             incidents[number] = f"incident {number}: {what_happened(event)}"
         case "incident.ended" if number is not None:

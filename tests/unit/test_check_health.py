@@ -21,9 +21,9 @@ from launcher.run_keys import ServerKeys
 from launcher.run_paths import RunLock, RunPaths
 from scripts import check_health
 from scripts.health import look_logs
-from scripts.health.look_disk import check_checkpoints
+from scripts.health.look_disk import check_checkpoints, check_disk
 from scripts.health.look_logs import check_logs
-from scripts.health.look_run import check_run
+from scripts.health.look_run import check_run, find_subject
 from scripts.health.look_servers import check_servers
 from scripts.health.side_by_side import run_checks
 from scripts.health.view import ServerSaid, read_view
@@ -138,6 +138,33 @@ def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
     assert (view.open_incidents, view.state, view.word) == ((), "RUNNING", "FINISHED")
 
 
+def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
+    """After `run_control scale` each look said NOT HEALTHY, its process is gone, for as long as the run went on."""
+    journal = Journal(paths.events, 1)
+    journal.record("run.started")
+    for index in (0, 1):
+        journal.record("server.ready", subject=f"server-{index}", url=f"http://{index}", pid=10 + index)
+    journal.record("server.leaving", subject="server-1", reason="asked by me")
+    (leaving,) = (one for one in check_servers(subject_of(paths, is_live=None)) if one.subject == "server-1")
+    assert (leaving.verdict, leaving.said) == (NOTE, "it leaves, as it was asked to")
+    journal.record("server.left", subject="server-1", reason="asked by me")
+    assert list(read_view(paths).servers) == ["server-0"]
+    journal.record("server.ready", subject="server-1", url="http://b", pid=20)
+    assert read_view(paths).servers["server-1"].state == "READY", "it joined again"
+
+
+@pytest.mark.parametrize(("is_live", "verdict"), [(True, BAD), (None, BAD), (False, NOTE)])
+def test_a_disk_that_went_read_only_is_named(paths, monkeypatch, is_live, verdict):
+    """As ext4 does after an error: room there is, and nothing can be saved."""
+    subject = dataclasses.replace(subject_of(paths), is_live=is_live)
+    assert not [one for one in check_disk(subject) if "read-only" in one.said]
+    mounted = os.statvfs(paths.logs)
+    flagged = os.statvfs_result((*mounted[:8], mounted.f_flag | os.ST_RDONLY, *mounted[9:]))
+    monkeypatch.setattr(os, "statvfs", lambda folder: flagged)
+    found = {one.subject: one.verdict for one in check_disk(subject) if "read-only" in one.said}
+    assert found == {"checkpoints": verdict, "logs": verdict}
+
+
 LOG = """2026-11-21 03:51:38,382 trainer INFO: step 0: reward 0.336, policy_version 1
 2026-11-21 03:51:40,000 trainer WARNING: POST http://127.0.0.1:1/generate: Connection refused
 2026-11-21 03:52:40,000 trainer WARNING: ConnectionRefusedError: [Errno 111] Connect call failed
@@ -213,6 +240,25 @@ def test_checkpoints_of_another_program_are_no_damage(paths):
 # ── a live run, and a dead one ──
 
 
+@pytest.mark.parametrize("what", [["--timeout", "nan"], ["--timeout", "0"], ["--recent", "-1"], ["--recent", "inf"]])
+def test_a_deadline_that_is_none_is_refused(paths, capsys, what):
+    assert check_health.main([str(paths.logs), *what]) == 2
+    assert "is no number of seconds" in capsys.readouterr().err
+
+
+def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
+    """resume_training holds the lock while it asks: that was a live run without supervisors, and NOT HEALTHY."""
+    journal = Journal(paths.events, 1, time.time)
+    journal.record("run.started")
+    journal.record("run.finished", reason="all steps are done")
+    with RunLock(paths, tool="resume_training"):
+        subject = find_subject(paths, read_view(paths), timeout_s=1, recent_s=1)
+        assert subject.is_live is False
+        assert [one.verdict for one in check_run(subject)] == [Verdict.OK, Verdict.OK]
+    with RunLock(paths):
+        assert find_subject(paths, read_view(paths), timeout_s=1, recent_s=1).is_live is True
+
+
 @pytest.fixture
 def live(tmp_path):
     """Real processes under a real lock; servers that serve nothing."""
@@ -282,12 +328,16 @@ def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):
         (["--fileroot", "{root}", "--user", "ann", "--experiment-name", "exb"], "there: exp"),
         (["--fileroot", "{root}", "--user", "ann", "--trial-name", "t9"], "there: t0"),
         (["{root}/logs/ann/exp/t8"], "there: t0"),
+        (["{root}/logs/ann/exp/t0/events.jsonl"], "give the folder that it lies in: {root}/logs/ann/exp/t0"),
+        (["{root}/logs/ann"], "give a run below it: {root}/logs/ann/exp/t0"),
+        (["{root}/logs/ann/exp/t0/../t8"], "there: t0"),
         (["{root}/logs"], "is not …/logs/<user>/<experiment>/<trial>"),
         (["{root}/logs/ann/exp/t0", "--trial-name", "t0"], "give one of them"),
         (["{root}/logs/ann/exp/t0", "--timeout", "0"], "--timeout"),
     ],
 )
 def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, said):
+    Journal(paths.events, 1).record("run.started")
     root = str(paths.fileroot)
     assert check_health.main([argument.replace("{root}", root) for argument in arguments]) == 2
     assert said.replace("{root}", root) in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`scripts/diagnose.py` as an operator runs it: exit codes, text, JSON, the page, its flags, bad input."""
 
+import gzip
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ from launcher.compose import REPOSITORY
 from launcher.journal import append_line
 from scripts import diagnose
 from scripts.benchmark.made_logs import Made, RunMaker
+from scripts.ending import WRONG
 from tests.unit.test_diagnose_causes import export, made_run
 
 DOCS = REPOSITORY / "docs" / "diagnose.md"
@@ -47,6 +49,38 @@ def own_run(folder, *, rewards, events=()):
 
 
 # ── what it says ──
+
+
+def test_a_file_of_another_kind_in_the_folder_does_not_keep_the_rest_from_being_read(capsys, crashed):
+    """A rotated log that is packed, a core dump, another program's log."""
+    (crashed / "trainer.log.1.gz").write_bytes(gzip.compress(b"of last week"))
+    (crashed / "core.log").write_bytes(bytes(4096))
+    (crashed / "install.log").write_text("hello world\n")
+    code, out, err = run(capsys, crashed)
+    assert (code, err) == (diagnose.FAILURE, "")
+    assert out.startswith("FELL: since global step 60 ")
+    said = " ".join(out.split())
+    assert "trainer.log.1.gz is packed" in said
+    assert "core.log is no text" in said
+    assert "install.log is no log of" in said
+
+
+def test_a_folder_of_nothing_but_other_files_says_what_they_are(capsys, tmp_path):
+    (tmp_path / "trainer.log.gz").write_bytes(gzip.compress(b"all"))
+    code, _, err = run(capsys, tmp_path)
+    assert code == WRONG and "is packed" in err and "gunzip" in err
+    (tmp_path / "trainer.log.gz").unlink()
+    (tmp_path / "install.log").write_text("hello world\n")
+    code, _, err = run(capsys, tmp_path)
+    assert code == WRONG and "is no log of" in err
+
+
+def test_steps_without_a_number_for_a_reward_are_counted(capsys, tmp_path):
+    table = tmp_path / "export.csv"
+    table.write_text("Step,e - rollout/reward\n0,0.5\n1,NaN\n2,Infinity\n3,-Infinity\n4,0.5\n")
+    code, out, _ = run(capsys, table)
+    assert code == diagnose.NO_FAILURE
+    assert "3 of 5 steps have no reward that is a number, first step 1" in out
 
 
 def test_the_first_line_is_the_answer(capsys, crashed):
@@ -197,7 +231,8 @@ def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
     [
         ((), ("nothing to read", "--experiment-name")),
         (("nowhere.log",), ("nowhere.log does not exist",)),
-        (("--experiment-name", "exp"), ("nothing to read",)),
+        (("--experiment-name", "exp"), ("--trial-name is not given",)),
+        (("--trial-name", "t0/"), ("--experiment-name is not given",)),
         (("--experiment-name", "no", "--trial-name", "t0"), ("/no does not exist", "exp")),
         (("--experiment-name", "exp", "--trial-name", "t1"), ("t1 does not exist", "t0")),
         (("x.log", "--experiment-name", "exp"), ("exclude each other",)),
@@ -206,16 +241,16 @@ def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
 def test_bad_input_says_what_is_wrong_and_what_there_is(capsys, crashed, tmp_path, arguments, words):
     where = () if "x.log" in arguments else ("--fileroot", tmp_path, "--user", "me")
     code, out, err = run(capsys, *arguments, *where)
-    assert (code, out) == (diagnose.WRONG, "")
+    assert (code, out) == (WRONG, "")
     assert all(word in err for word in words)
     assert "Traceback" not in err
 
 
 def test_bad_folders_for_checkpoints_and_pages_are_named(capsys, crashed, tmp_path):
     code, _, err = run(capsys, crashed, "--checkpoints", tmp_path / "none")
-    assert (code, "--checkpoints" in err) == (diagnose.WRONG, True)
+    assert (code, "--checkpoints" in err) == (WRONG, True)
     code, _, err = run(capsys, crashed, "--html", tmp_path / "none" / "page.html")
-    assert (code, "--html" in err) == (diagnose.WRONG, True)
+    assert (code, "--html" in err) == (WRONG, True)
 
 
 def test_checkpoints_elsewhere_are_found_where_they_are_said_to_be(capsys, tmp_path):

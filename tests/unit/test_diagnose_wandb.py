@@ -49,13 +49,9 @@ def test_of_several_runs_one_must_be_named(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "Step,a\n", "nothing\n1\n"])
-def test_a_table_without_steps_has_none_or_is_refused(tmp_path, text):
-    path = csv(tmp_path, text)
-    if text.startswith("Step"):
-        assert len(read(path).steps) == 0
-        return
-    with pytest.raises(DataError, match=r"is empty|no column of steps"):
-        read(path)
+def test_a_table_without_steps_is_refused(tmp_path, text):
+    with pytest.raises(DataError):
+        read(csv(tmp_path, text))
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +107,12 @@ def test_what_is_no_such_file_is_said(tmp_path):
     path.write_bytes(b"not one")
     with pytest.raises(DataError, match=r"not a \.wandb file"):
         list(read_records(path))
+
+
+def test_a_table_whose_reward_is_called_otherwise_is_no_healthy_run(tmp_path):
+    """It said FINE, and that no step was done."""
+    path = csv(tmp_path, "global_step,mean_score\n0,0.5\n1,0.6\n")
+    with pytest.raises(DataError) as refused:
+        read(path)
+    assert "no step in" in refused.value.message and "--metric KEY, of mean_score" in refused.value.hint
+    assert len(read(path, metric="mean_score").steps) == 2

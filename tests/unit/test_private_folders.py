@@ -32,7 +32,7 @@ def test_what_is_no_folder_is_not_used(tmp_path, kind):
     folder = tmp_path / "mine"
     folder.touch() if kind == "file" else folder.symlink_to(tmp_path)
     assert not could_be_ours(folder)
-    with pytest.raises(PermissionError, match="somebody else made it"):
+    with pytest.raises(PermissionError, match="a file or a link is in its place"):
         make_private(folder)
 
 

@@ -162,6 +162,20 @@ def test_a_monitor_that_never_answers_ends_the_run_and_one_that_is_away_does_not
     assert "health.monitor_silence_s" in halt.reason
 
 
+def test_a_hold_before_the_first_step_is_paused_as_soon_as_there_could_be_one():
+    """`run_control pause` of a run that starts: it said INITIALIZING for ever, and that the pause was not done."""
+    held = {"hold_reason": "look first", "state": RunState.INITIALIZING}
+    loaded, empty = trainer(is_paused=True, policy_version=0, next_step=0), server(weight_version=0)
+    ready = decide(observed(empty, trainer=loaded, **held))
+    assert (ready.actions, ready.state) == ((), RunState.PAUSED)
+    assert "look first" in ready.reason
+    assert decide(observed(fresh(0, ServerState.STARTING), trainer=loaded, **held)).state is RunState.INITIALIZING
+    not_loaded = dataclasses.replace(loaded, is_loaded=False)
+    assert decide(observed(empty, trainer=not_loaded, **held)).state is RunState.INITIALIZING
+    released = decide(observed(empty, trainer=loaded, state=RunState.PAUSED))
+    assert released.actions == (ResumeTrainer(),)
+
+
 def test_a_hold_pauses_and_keeps_paused():
     assert decide(observed(hold_reason="look first")).actions == (PauseTrainer(reason="look first"),)
     assert decide(observed(hold_reason="look first", trainer=PAUSED, state=RunState.PAUSED)).actions == ()

@@ -197,6 +197,11 @@ def test_a_run_that_is_over_or_running_is_left_alone(tool, folder, paths):
     assert code == 0 and "is FINISHED (all steps); nothing to do" in said
 
 
+def test_a_command_with_an_open_quote_is_named(tool, folder, paths):
+    code, said = tool("--command", "python -m launcher 'conf=x")
+    assert code == 2 and "--command" in said and "no closing quotation" in said
+
+
 def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
     write_rewards(paths, HEALTHY)
     code, said = tool("--yes")
@@ -249,6 +254,7 @@ AREAL = "python3 examples/gsm8k.py --config gsm8k.yaml gconfig.n_samples=4"
 def test_areal_goes_on_with_its_own_command(tool, folder, areal):
     became, said = tool("--yes", "--command", AREAL)
     assert became[1:3] == [sys.executable, "examples/gsm8k.py"]
+    assert "settings    fit the checkpoint as far as the words of the command tell" in said
     assert became[-2:] == ["recover.mode=auto", "recover.no_load_optim=true"]
     assert "an export: its weights with a fresh optimizer" in said.splitlines()[0]
     assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] == 40
@@ -268,6 +274,13 @@ def test_areal_s_differences_and_a_command_that_is_not_known(tool, folder, areal
     assert code == 2 and "gconfig.n_samples was '4', is '8'" in said
     code, said = tool("--yes")
     assert code == 2 and "--command" in said
+
+
+def test_what_nobody_wrote_down_is_not_said_to_fit(tool, folder, areal):
+    (folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "config.yaml").unlink()
+    _, said = tool("--yes", "--command", AREAL)
+    assert "settings    NOT compared" in said
+    assert "fit the checkpoint" not in said
 
 
 def test_a_fingerprint_has_all_that_the_tool_promises():

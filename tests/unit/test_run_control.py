@@ -82,6 +82,10 @@ class Driver:
                 state = now
                 self.journal.record(f"run.{state.lower()}", state=state)
 
+    def die(self):
+        self._over.set()
+        self._thread.join()
+
     def __enter__(self):
         self._thread.start()
         return self
@@ -147,8 +151,67 @@ def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, 
         assert control(paths, what) == 2
         assert "is not going on" in capsys.readouterr().err
     assert wanted(paths) is None, "nothing was asked"
-    assert run_control.main(["status", "--experiment-name", "other", "--fileroot", str(paths.fileroot)]) == 2
-    assert "there is no run" in capsys.readouterr().err
+    assert control(paths, "pause") == 2
+    assert "nothing left of it to command" in capsys.readouterr().err
+    where = ["--fileroot", str(paths.fileroot), "--user", "me"]
+    assert run_control.main(["status", "--experiment-name", "other", *where]) == 2
+    said = capsys.readouterr().err
+    assert "--experiment-name other is not below" in said and "there: e" in said
+    assert control(paths, "status", "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["state"], said["servers"]) == ("FINISHED", []), "none of them serves any more"
+
+
+def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys):
+    assert control(paths, "stop") == 2
+    said = capsys.readouterr().err
+    assert "python -m scripts.resume_training --experiment-name e --trial-name t --fileroot" in said
+    assert "--user me" in said
+
+
+def test_a_run_is_named_by_its_folder_by_a_name_with_a_slash_or_not_at_all(paths, journal, capsys, monkeypatch):
+    """As check_health and report take it; a shell completes a folder's name with a slash."""
+    monkeypatch.chdir(paths.logs.parent)
+    where = ["--fileroot", str(paths.fileroot), "--user", "me"]
+    with Driver(paths, journal):
+        assert run_control.main(["status", f"{paths.logs}/"]) == 0
+        assert run_control.main(["status", "t"]) == 0
+        assert run_control.main(["status", *where]) == 0
+        assert run_control.main(["status", "--experiment-name", "e/", "--trial-name", "t/", *where]) == 0
+        assert capsys.readouterr().out.count("e/t is RUNNING") == 4
+        assert run_control.main(["pause", str(paths.checkpoints)]) == 2
+        assert "is not …/logs/<user>/<experiment>/<trial>" in capsys.readouterr().err
+        assert wanted(paths) is None
+        (paths.logs.parent / "t2").mkdir()
+        assert run_control.main(["stop", "--experiment-name", "e", *where]) == 2
+        assert "--trial-name is needed" in capsys.readouterr().err
+        assert wanted(paths) is None, "of two trials none is stopped by accident"
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-3", "soon"])
+def test_a_timeout_that_would_never_end_is_refused(paths, journal, seconds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        control(paths, "pause", f"--timeout={seconds}")
+    assert ended.value.code == 2
+    assert "--timeout" in capsys.readouterr().err
+    assert wanted(paths) is None
+
+
+def test_a_wait_ends_with_the_run(paths, journal, capsys, monkeypatch):
+    """Stopped by another while this one waits for its pause."""
+    with Driver(paths, journal):
+        monkeypatch.setattr(run_control, "ask", lambda paths, request: ask(paths, Request(wish=Wish.STOP, by="else")))
+        assert control(paths, "pause", "--timeout", "60") == 4
+    assert "not done: e/t has ended: ABORTED" in capsys.readouterr().err
+
+
+def test_a_wait_for_a_driver_that_died_says_so(paths, journal, capsys, monkeypatch):
+    with Driver(paths, journal) as driver:
+        monkeypatch.setattr(run_control, "ask", lambda paths, request: driver.die())
+        assert control(paths, "pause", "--timeout", "0.5") == 4
+    said = capsys.readouterr().err
+    assert "nothing is heard of e/t any more; it was RUNNING" in said
+    assert "scripts.resume_training" in said
 
 
 def test_status_as_json(paths, journal, capsys):

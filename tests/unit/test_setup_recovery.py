@@ -11,8 +11,10 @@ import torch
 from launcher.areal import INFO_FILES, read_recover_info
 from launcher.checkpoints import CheckpointStore
 from launcher.prepared import read_record
-from launcher.run_paths import RunLock
+from launcher.run_paths import RunLock, names_of
+from launcher.trials import find_trial
 from scripts.checkpoints import areal_setup
+from scripts.checkpoints.areal_lock import areal_held
 from scripts.setup_recovery import main
 from tests.unit.checkpoint_makers import (
     EXPERIMENT,
@@ -166,14 +168,19 @@ def test_what_was_condemned_only_by_its_path_and_by_force(tool, paths, refused):
 
 
 def test_nothing_fits_says_why(paths, refused):
-    assert "the oldest is of step 5" in refused("--before-step", "5")
+    said = refused("--before-step", "5")
+    assert "the oldest is of step 5" in said
+    assert f"list_checkpoints {names_of(paths)} --verify" in said, "to be typed as it stands"
     write_rewards(paths, HEALTHY[:4])
     assert "step 38 is candidate (0 healthy steps after it, 10 are asked)" in refused("--good")
 
 
 def test_a_run_that_is_running_is_left_alone(paths, refused):
     with RunLock(paths):
-        assert "is already running" in refused("--good", code=2)
+        said = refused("--good", code=2)
+        assert "is already running" in said and "trial_name" not in said, "that would not set it up"
+    with RunLock(paths, tool="resume_training"):
+        assert "is being worked on by resume_training: pid" in refused("--good", code=2)
 
 
 @pytest.mark.parametrize("flags", [[], ["--good", "--before-step", "3"], ["--before-step", "-1"]])
@@ -196,6 +203,17 @@ REWARDS = [*HEALTHY, *HEALTHY[:30], *[0.0] * 30]
 @pytest.fixture
 def areal(root):
     return make_areal(root, [20, 40, 60, 99], recover_step=99, rewards=REWARDS)
+
+
+def test_two_tools_at_once_on_areals(areal, root, tool):
+    """Each took the other's staged folder for what a kill had left, and removed it."""
+    with areal_held(find_trial(root, USER, EXPERIMENT, TRIAL)):
+        before = snapshot(root)
+        for choice in ("--good", "--undo"):
+            code, said = tool(choice)
+            assert code == 2 and "is being worked on: another tool holds" in said and ".recovery.lock" in said
+        assert snapshot(root) == before
+    assert tool("--good")[0] == 0
 
 
 def weights_of(folder):

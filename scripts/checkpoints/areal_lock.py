@@ -1,0 +1,49 @@
+"""One tool at a time on a trial of AReaL's, which has no lock of its own.
+
+Beside the trial's folder, since AReaL looks at all that is within; and gone afterwards, since the folder is another
+program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.errors import StorageError
+from launcher.trials import Trial
+
+
+@contextlib.contextmanager
+def areal_held(trial: Trial) -> Iterator[None]:
+    """Two set-ups at once would take each other's folders for what a kill left. Raises StorageError."""
+    file = trial.root.parent / f".{trial.paths.trial_name}.recovery.lock"
+    try:
+        descriptor = _locked(file)
+    except BlockingIOError as error:
+        raise StorageError(f"{trial.name} is being worked on: another tool holds {file}", "wait for it") from error
+    except OSError as error:
+        raise StorageError(
+            f"{file} can't be locked: {error.strerror}", "set it up as a user who may write there"
+        ) from error
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)  # while it is held: whoever waits for this very file finds another name there
+        os.close(descriptor)
+
+
+def _locked(file: Path) -> int:
+    """Raises BlockingIOError where another holds it, OSError."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file.exists() and os.path.samestat(file.stat(), os.fstat(descriptor)):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder has just let go, and its name with it
