@@ -62,6 +62,8 @@ def read_events(path: Path, steps: Steps) -> Contents:
     for line in read_lines(path):
         count += 1
         kind = KINDS.get(str(line.get("event")))
+        if kind is Kind.RESUMED and line.get("global_step") == -1 and _step_before(times, numbers, _time(line)) is None:
+            continue  # a run's beginning: its first weights, and no step to go back from
         if kind is not None:
             happenings.append(_happening(kind, line, path, lambda time: _step_before(times, numbers, time)))
         elif line.get("event") == "run.started" and _is_later(line):

@@ -75,6 +75,17 @@ def test_a_folder_of_nothing_but_other_files_says_what_they_are(capsys, tmp_path
     assert code == WRONG and "is no log of" in err
 
 
+def test_a_beginning_is_no_resume_and_a_return_to_the_first_weights_is(capsys, tmp_path):
+    restored = {"event": "trainer.restored", "subject": "trainer", "reason": "to the first weights", "global_step": -1}
+    rewards = [0.5] * 20
+    logs = own_run(tmp_path, rewards=rewards, events=[restored | {"time": 1.8e9 - 5}])
+    _, out, _ = run(capsys, logs)
+    assert "resumed" not in out
+    append_line(logs / "events.jsonl", restored | {"time": 1.8e9 + 10 * len(rewards)})
+    _, out, _ = run(capsys, logs)
+    assert out.count("resumed") == 1
+
+
 def test_steps_without_a_number_for_a_reward_are_counted(capsys, tmp_path):
     table = tmp_path / "export.csv"
     table.write_text("Step,e - rollout/reward\n0,0.5\n1,NaN\n2,Infinity\n3,-Infinity\n4,0.5\n")
