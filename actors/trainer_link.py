@@ -21,17 +21,8 @@ from actors.nodes import is_here
 from actors.process_end import process_ended
 from actors.trainer_watch import TrainerWatch
 from launcher.errors import LauncherError, TrainerError
-from launcher.hardware import oom_kills
-from launcher.messages import (
-    Cause,
-    Health,
-    Incident,
-    Overrides,
-    ServerInfo,
-    TrainerReady,
-    TrainerView,
-    Verdict,
-)
+from launcher.kill_watch import KillWatch
+from launcher.messages import Cause, Health, Incident, Overrides, ServerInfo, TrainerReady, TrainerView, Verdict
 from launcher.policy.canaries import CanaryRound
 from launcher.policy.exit_cause import Finding, find_trainer_cause
 from launcher.policy.observed import TrainerFacts
@@ -72,7 +63,7 @@ class TrainerLink:
         self._lease_s = lease_s
         self._fenced_until = 0.0
         self._last_words: Finding | None = None
-        self._oom_kills = (oom_kills(),) * 2
+        self._kills = KillWatch()
         self._watched: Life = ("", 0)
         self._is_ordered = False
         self._overdue = ""
@@ -110,7 +101,7 @@ class TrainerLink:
                 self.fence()
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
             if view.is_started:
-                self._oom_kills = (self._oom_kills[1], oom_kills())
+                self._kills.look(view.pid if is_here(view.node) else None)
             self._watch(_life_of(view))
             if view.busy != self._busy:
                 self._busy, self._busy_since = view.busy, self._viewed_at
@@ -214,7 +205,7 @@ class TrainerLink:
         pid = life[1]
         if await process_ended(pid):
             self._dead = life
-            if (killed := oom_kills() - self._oom_kills[0]) > 0:
+            if killed := self._kills.risen():
                 self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
             if not self._is_ordered:
                 self._ended(f"process {pid} ended")

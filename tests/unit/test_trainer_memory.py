@@ -7,6 +7,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors import trainer_link
 from actors.trainer_link import TrainerLink
+from launcher import kill_watch
 from launcher.errors import LauncherError
 from launcher.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.policy.exit_cause import RanOut
@@ -95,7 +96,8 @@ def test_a_process_that_ray_ended_for_want_of_memory():
 def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills, ran_out):
     before, after = kills
     count = [before]
-    monkeypatch.setattr(trainer_link, "oom_kills", lambda: count[0])
+    monkeypatch.setattr(kill_watch, "oom_kills", lambda pid=None: ("vmstat", count[0]))
+    monkeypatch.setattr(kill_watch, "oom_kills_told_by", lambda file: count[0])
 
     async def ended(pid):
         count[0] = after
