@@ -25,6 +25,7 @@ from launcher.kill_watch import KillWatch
 from launcher.messages import Cause, Health, Incident, Overrides, ServerInfo, TrainerReady, TrainerView, Verdict
 from launcher.policy.canaries import CanaryRound
 from launcher.policy.exit_cause import Finding, find_trainer_cause
+from launcher.policy.memory import Lengths
 from launcher.policy.observed import TrainerFacts
 from launcher.supervision_config import HealthConfig
 
@@ -52,6 +53,7 @@ class TrainerLink:
     ) -> None:
         """`lease_s`: for how long a life that was cut off may still step; None where none can be."""
         self.view = NOTHING
+        self.lengths = Lengths()
         self._viewed_at = float("-inf")
         self._actor = actor
         self._ended = ended
@@ -100,6 +102,7 @@ class TrainerLink:
             if self.view.pid and view.node != self.view.node:
                 self.fence()
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
+            self.lengths = self.lengths.now_said(view.longest_sequence, view.largest_micro_batch)
             if view.is_started:
                 self._kills.look(view.pid if is_here(view.node) else None)
             self._watch(_life_of(view))

@@ -11,6 +11,7 @@ from launcher import kill_watch
 from launcher.errors import LauncherError
 from launcher.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory import Lengths
 from launcher.supervision_config import HealthConfig
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
@@ -112,3 +113,16 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills,
     assert facts.verdict.health is Health.DEAD
     assert facts.ran_out is ran_out
     assert facts.verdict.cause is (Cause.TRAINER_OOM if ran_out else Cause.TRAINER_CRASH)
+
+
+def test_what_it_said_of_its_data_outlives_its_process():
+    async def scenario():
+        actor = Actor(view=TrainerView(pid=1, is_started=True, longest_sequence=42, largest_micro_batch=5376))
+        trainer = link(actor)
+        await trainer.refresh()
+        actor.view = Call(TrainerView(pid=2))
+        await trainer.refresh()
+        await trainer.close()
+        return trainer.view.pid, trainer.lengths
+
+    assert asyncio.run(scenario()) == (2, Lengths(longest_sequence=42, largest_micro_batch=5376))
