@@ -19,6 +19,7 @@ from actors.lease import MARGIN_S
 from actors.loop_trouble import NOT_OF_THE_PROCESS, LoopTrouble, cause_of
 from actors.nodes import is_here
 from actors.process_end import process_ended
+from actors.ray_kills import killed_for_memory
 from actors.trainer_watch import TrainerWatch
 from launcher.errors import LauncherError, TrainerError
 from launcher.kill_watch import KillWatch
@@ -207,11 +208,13 @@ class TrainerLink:
     async def _wait_end(self, life: Life) -> None:
         pid = life[1]
         if await process_ended(pid):
-            self._dead = life
-            if killed := self._kills.risen():
-                self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
             if not self._is_ordered:
                 self._ended(f"process {pid} ended")
+            if killed := self._kills.risen():
+                self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
+            else:
+                self._note_end(find_trainer_cause((await killed_for_memory(*life)).splitlines(), None))
+            self._dead = life
             self._changed.set()
 
     # ── acting; each raises LauncherError ──

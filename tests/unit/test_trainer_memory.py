@@ -126,3 +126,32 @@ def test_what_it_said_of_its_data_outlives_its_process():
         return trainer.view.pid, trainer.lengths
 
     assert asyncio.run(scenario()) == (2, Lengths(longest_sequence=42, largest_micro_batch=5376))
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("1 worker(s) were killed due to the node running low on memory. Memory on the node was", Cause.TRAINER_OOM),
+        ("", Cause.TRAINER_CRASH),
+    ],
+)
+def test_a_process_of_which_ray_says_only_elsewhere_that_it_ended_it_for_memory(monkeypatch, said, cause):
+    """An actor that may restart: its caller hears of a restart, and the reason is in Ray's store."""
+    asked = []
+
+    async def ended(pid):
+        return True
+
+    async def words(node, pid):
+        asked.append((node, pid))
+        return said
+
+    monkeypatch.setattr(trainer_link, "process_ended", ended)
+    monkeypatch.setattr(trainer_link, "killed_for_memory", words)
+
+    async def wait(trainer):
+        await trainer._wait_end(("", 1))
+
+    facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait)
+    assert (facts.verdict.health, facts.verdict.cause) == (Health.DEAD, cause)
+    assert ("", 1) in asked
