@@ -140,7 +140,7 @@ class RunEyes:
             ),
             trainer=trainer,
             checkpoints=self.checkpoints(healthy_until),
-            memory=self.memory.settings(self.trainer.view.longest_sequence),
+            memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
             progress_at=self._progress.at(TRAINER),
             is_stopped=is_stopped,

@@ -7,6 +7,7 @@ trainer and the small model are real; only SGLang is a stand-in, whose log-probs
 
 import contextlib
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -62,7 +63,7 @@ def main() -> None:
     for word in sys.argv[6:]:
         key, _, value = word.partition("=")
         part, _, name = key.rpartition(".")
-        setattr(getattr(config, part) if part else config, name, yaml.safe_load(value))
+        setattr(operator.attrgetter(part)(config) if part else config, name, yaml.safe_load(value))
     run = detached.run if config.cluster.detached else driver.run
     if os.environ.get(REAL_SERVERS):
         config.sglang.max_total_tokens, config.sglang.threads = 20000, 1
