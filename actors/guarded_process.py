@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.process_guard import TOLD
 from actors.process_tree import bearing, identify, send, wait_ended
 from launcher.errors import ServerError
 
@@ -52,6 +53,10 @@ class Ended:
     cause: str  # empty: by itself
     monotonic: float
     time: float
+
+    @property
+    def was_told(self) -> bool:
+        return self.cause == TOLD
 
 
 class GuardedProcess:

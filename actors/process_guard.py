@@ -182,6 +182,7 @@ class Cause(NamedTuple):
 SERVER_ENDED = Cause("")
 SERVER_DIES = Cause("", may_end_itself=False)
 LOCKS = "life_locks"
+TOLD = "told to stop"
 
 
 class Guard:
@@ -223,7 +224,7 @@ class Guard:
         os.set_blocking(wake, False)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(wake)
-        self._add(woken, Cause("told to stop"))
+        self._add(woken, Cause(TOLD))
 
     def _wait_for(self, process: Process, what: str, *, may_end_itself: bool = True) -> bool:
         descriptor = open_pidfd(process)

@@ -159,6 +159,7 @@ class ServerLife:
             at=ended.time,
             monotonic=ended.monotonic,
             node=self._spec.node,
+            was_told=ended.was_told,
         )
 
     async def end(self) -> None:

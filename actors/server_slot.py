@@ -24,6 +24,8 @@ LOOK_S = 0.25
 LOOK_READY_S = 1.0
 """Of a server that serves: its end is told by its own actor, in milliseconds, and each question costs two processes
 about 2 ms."""
+WORD_S = 2.0
+"""Longest wait for the reason why a process is gone; it comes within milliseconds, on a starved machine later."""
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and nobody has found fault")
 
@@ -60,6 +62,7 @@ class ServerSlot:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost_with = ""
         self._lost_life: int | None = None
+        self._gone: tuple[int, float] | None = None
 
     # ── seeing ──
 
@@ -132,6 +135,8 @@ class ServerSlot:
         is_mine = in_pool is not None and in_pool.generation == self.generation
         weights = in_pool if is_mine else self.info
         verdict = judged or (SERVES if state is ServerState.READY else UNKNOWN)
+        if self._awaits_word(judged):
+            verdict = dataclasses.replace(verdict, health=Health.SUSPECT)
         if end is not None:
             verdict = Verdict(health=Health.DEAD, reason=end.reason, cause=end.cause)
         return ServerFacts(
@@ -207,12 +212,28 @@ class ServerSlot:
             return
         exit_ = on_this_clock(told)
         generation = exit_.generation
-        if exit_.monotonic > self._ended_at.get(generation, float("inf")):
-            return  # told to end
-        self._died(exit_)  # also where the order to restart it came first, because somebody else had missed it
+        if self._was_ordered(exit_):
+            return
+        self._died(exit_)  # also where the order to restart it came first: it died before it could be told
         if generation == self.generation and not self._is_ordered:
             self.exit = exit_
             self._changed.set()
+
+    def _was_ordered(self, end: ServerExit) -> bool:
+        """By its guard's word; its time decides where nobody was left to learn how it ended."""
+        ordered_at = self._ended_at.get(end.generation)
+        if ordered_at is None:
+            return False
+        return end.was_told or (end.exit_code is None and end.monotonic > ordered_at)
+
+    def _awaits_word(self, judged: Verdict | None) -> bool:
+        """Its process is seen to be gone. Its guard knows why, and may be a moment late: with the reason comes what is
+        to be changed before the next start."""
+        if judged is None or judged.health is not Health.DEAD or judged.cause is not Cause.SERVER_CRASH:
+            return False
+        if self._gone is None or self._gone[0] != self.generation:
+            self._gone = self.generation, time.monotonic()
+        return not self._lost and time.monotonic() - self._gone[1] < WORD_S
 
     # ── acting ──
 

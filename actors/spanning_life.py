@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
@@ -110,24 +110,31 @@ class SpanningLife(ServerLife):
     async def end(self) -> None:
         await asyncio.gather(super().end(), self._seats.stop())
 
-    async def _first_end(self, parts: Sequence[asyncio.Task[str]]) -> ServerExit:
+    async def _first_end(self, parts: Sequence[asyncio.Task[PartEnd]]) -> ServerExit:
         own = asyncio.create_task(super().wait_exit())
         done, _ = await asyncio.wait([own, *parts], return_when=asyncio.FIRST_COMPLETED)
-        reason = "" if own in done else next(part.result() for part in parts if part in done)
+        first = None if own in done else next(part.result() for part in parts if part in done)
         for part in parts:
             part.cancel()
         await self.end()
         ended = await own
-        return replace(ended, reason=reason, exit_code=None) if reason else ended
+        return ended if first is None else replace(ended, reason=first.reason, exit_code=None, was_told=first.was_told)
 
 
-async def _part(actor: Any, name: str, **life: Any) -> str:
-    """Start a part and wait for its end; returns in what way it ended, or why it could not be started."""
+class PartEnd(NamedTuple):
+    """In what way a part ended, or why it could not be started."""
+
+    reason: str
+    was_told: bool = False
+
+
+async def _part(actor: Any, name: str, **life: Any) -> PartEnd:
+    """Start a part and wait for its end."""
     try:
         await actor.start.remote(**life)
         end: ServerExit = await actor.wait_exit.remote()
     except LauncherError as error:
-        return f"{name} did not start: {error.message}"
+        return PartEnd(f"{name} did not start: {error.message}")
     except RayError as error:
-        return f"{name} is gone with its actor or its node: {type(error).__name__}"
-    return f"{name} ended: {end.reason}"
+        return PartEnd(f"{name} is gone with its actor or its node: {type(error).__name__}")
+    return PartEnd(f"{name} ended: {end.reason}", end.was_told)

@@ -44,7 +44,7 @@ class ServerExit:
     """The end of one life of a server. `exit_code` is negative for a signal, None where nobody was left to learn it.
 
     `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine, `node`: when the end was noticed. `oom_kills`: by
-    the kernel of that machine, shortly before.
+    the kernel of that machine, shortly before. `was_told`: it ended because it was told to, not by itself.
     """
 
     name: str
@@ -56,6 +56,7 @@ class ServerExit:
     monotonic: float
     node: str = ""
     oom_kills: int = 0
+    was_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

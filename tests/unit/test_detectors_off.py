@@ -56,7 +56,7 @@ def test_an_end_that_was_ordered_is_no_death():
     async def play(slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         await slot.stop()
-        actor.end("told to stop", at=time.monotonic())
+        actor.end("told to stop", at=time.monotonic(), was_told=True)
         for _ in range(20):
             await asyncio.sleep(0)
         return died, slot.exit

@@ -1,6 +1,7 @@
 """What the Coordinator is told of one server, from what its actor and the trainer's pool say."""
 
 import asyncio
+import time
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -57,7 +58,7 @@ class FakeActor:
     async def _wait_exit(self):
         return await asyncio.shield(self.exited)
 
-    def end(self, reason, exit_code=-9, at=0.0):
+    def end(self, reason, exit_code=-9, at=0.0, was_told=False):
         self.state = ServerState.DEAD
         self.exited.set_result(
             ServerExit(
@@ -68,6 +69,7 @@ class FakeActor:
                 reason=reason,
                 at=0.0,
                 monotonic=at,
+                was_told=was_told,
             )
         )
 
@@ -173,6 +175,45 @@ def test_a_verdict_of_the_monitor_counts_for_one_that_lives():
         return facts(slot, in_pool(ServerState.READY), hung).verdict.cause
 
     assert scenario(play) is Cause.SERVER_HANG
+
+
+GONE = Verdict(health=Health.DEAD, reason="its process 7 is gone", cause=Cause.SERVER_CRASH)
+
+
+def test_of_one_that_is_gone_the_reason_is_waited_for_and_decides():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        before = facts(slot, in_pool(ServerState.READY), GONE).verdict
+        actor.end("ended by itself: torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
+        while not died:
+            await asyncio.sleep(0)
+        return before, facts(slot, in_pool(ServerState.READY), GONE).verdict
+
+    before, after = scenario(play)
+    assert (before.health, after.health, after.cause) == (Health.SUSPECT, Health.DEAD, Cause.SERVER_OOM)
+
+
+def test_the_reason_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(server_slot, "WORD_S", 0.0)
+
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        return facts(slot, in_pool(ServerState.READY), GONE).verdict
+
+    assert scenario(play) == GONE
+
+
+@pytest.mark.parametrize(("was_told", "deaths"), [(False, 1), (True, 0)])
+def test_a_death_that_its_guard_notices_after_the_order_to_restart_it_is_told(was_told, deaths):
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        await slot.stop()
+        actor.end("ended by SIGKILL", at=time.monotonic(), was_told=was_told)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return len(died)
+
+    assert scenario(play) == deaths
 
 
 # ── starts that lead nowhere: none may be waited for for ever ──
