@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
 from launcher.config import RunConfig
-from launcher.memory_states import MemoryStates
+from launcher.memory_states import MemoryState, MemoryStates
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
 from launcher.run_paths import RunPaths
 from launcher.supervision_config import RestoreConfig
+
+Damaged = Mapping[int, Set[float]]
+"""Of each step, when those were made that could not be loaded: one that is made anew after a restore is another."""
 
 
 class Shelf:
@@ -21,27 +24,38 @@ class Shelf:
         self._store = CheckpointStore(paths.default_checkpoints)
         self._memory = MemoryStates(paths)
 
-    def facts(self, damaged: Set[int], *, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        """Of each committed one. `damaged`: steps whose checkpoint could not be loaded. `healthy_until`: the last step
-        that was judged healthy; a checkpoint is good so many steps before it. Condemned ones are not here.
+    def facts(self, damaged: Damaged, *, healthy_until: int) -> tuple[CheckpointFacts, ...]:
+        """Of each committed one. `healthy_until`: the last step that was judged healthy; a checkpoint is good so many
+        steps before it. Condemned ones are not here.
 
-        A state in memory is there only where the disk does not hold its step.
+        A state in memory is there only where the disk does not hold its step. Raises CheckpointError and JournalError
+        where the disk can't be read.
         """
         checkpoints = self._store.list()
-        on_disk = on_disk_facts(checkpoints, damaged)
+        on_disk = on_disk_facts(checkpoints, {one.global_step for one in checkpoints if _is_damaged(one, damaged)})
         held = {facts.global_step for facts in on_disk if facts.is_whole}
         in_memory = [
             CheckpointFacts(
                 global_step=state.global_step,
                 policy_version=state.facts.policy_version,
                 health=CheckpointHealth.CANDIDATE,
-                is_whole=state.global_step not in damaged,
+                is_whole=state.created_at not in damaged.get(state.global_step, ()),
                 in_memory=True,
             )
-            for state in (self._memory.standing(checkpoints) if self._config.recover.memory else ())
+            for state in self._in_memory(checkpoints)
             if state.global_step not in held
         ]
         return certified([*on_disk, *in_memory], healthy_until, self._config.restore)
+
+    def _in_memory(self, checkpoints: Sequence[Checkpoint]) -> Sequence[MemoryState]:
+        return self._memory.standing(checkpoints) if self._config.recover.memory else ()
+
+    def made_at(self, global_step: int) -> tuple[float, ...]:
+        """When what there is of this step was made, on the disk and in memory. Raises as `facts`."""
+        checkpoints = self._store.list()
+        on_disk = [one.manifest.created_at for one in checkpoints if one.global_step == global_step and one.manifest]
+        in_memory = [one.created_at for one in self._in_memory(checkpoints) if one.global_step == global_step]
+        return (*on_disk, *in_memory)
 
     def condemn_after(self, global_step: int) -> tuple[str, ...]:
         """What came after it holds damage: the names under which the checkpoints are aside. Raises CheckpointError."""
@@ -52,15 +66,20 @@ class Shelf:
         """States in memory that hold damage, which no later attempt may go on from."""
         self._memory.drop_after(global_step)
 
-    def newest_model(self, damaged: Set[int]) -> Checkpoint | None:
+    def newest_model(self, damaged: Damaged) -> Checkpoint | None:
         """The checkpoint on the disk that a server may start from."""
         on_disk = [facts for facts in self.facts(damaged, healthy_until=-1) if not facts.in_memory]
         step = choose(on_disk, None, (), self._config.restore).global_step
         return None if step is None else self._store.find(step)
 
 
+def _is_damaged(checkpoint: Checkpoint, damaged: Damaged) -> bool:
+    made_at = None if checkpoint.manifest is None else checkpoint.manifest.created_at
+    return made_at in damaged.get(checkpoint.global_step, ())
+
+
 def on_disk_facts(checkpoints: Sequence[Checkpoint], damaged: Set[int]) -> list[CheckpointFacts]:
-    """Of those that are committed, before any is certified."""
+    """Of those that are committed, before any is certified. `damaged`: their steps."""
     return [
         CheckpointFacts(
             global_step=checkpoint.global_step,

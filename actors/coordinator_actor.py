@@ -19,6 +19,7 @@ from actors.incident_keeper import IncidentKeeper
 from actors.lease import MARGIN_S, hold_lease
 from actors.memory_ladder import MemoryLadder
 from actors.nodes import lease_of, this_node
+from actors.progress_book import furthest_step
 from actors.ray_life import die_with_raylet
 from actors.run_eyes import RunEyes
 from actors.run_hands import RunHands
@@ -117,7 +118,8 @@ class CoordinatorActor:
 
     def _make(self) -> Coordinator:
         journal = Journal(self._paths.events, self._attempt, time.time)
-        history = RunHistory.read(journal, self._paths.events, self._attempt, clock=time.monotonic)
+        events, attempt = self._paths.events, self._attempt
+        history = RunHistory.read(journal, events, attempt, clock=time.monotonic, node=this_node())
         memory = MemoryLadder(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
         eyes = RunEyes(
             self._config,
@@ -127,6 +129,7 @@ class CoordinatorActor:
             trainer=ray.get_actor(TRAINER),
             monitor=ray.get_actor(MONITOR) if self._has_monitor else None,
             memory=memory,
+            furthest=furthest_step(self._paths.metrics, attempt),
         )
         hands = RunHands(self._config, history, eyes, shares_gpu=self._shares_gpu)
         keeper = IncidentKeeper(self._paths, pids=eyes.pids)

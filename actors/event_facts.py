@@ -37,6 +37,12 @@ def number_of(event: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
+def numbers_of(event: Mapping[str, object], key: str) -> frozenset[float]:
+    value = event.get(key)
+    listed = value if isinstance(value, list | tuple) else ()
+    return frozenset(float(one) for one in listed if isinstance(one, int | float))
+
+
 def optional_number(event: Mapping[str, object], key: str) -> int | None:
     value = event.get(key)
     return value if isinstance(value, int) else None

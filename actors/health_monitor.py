@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 from actors.memory_watch import MemoryWatch
 from actors.monitor_view import MonitorView, ServerVerdict, Watched
@@ -61,6 +60,7 @@ class HealthMonitor:
         self._rounds: list[CanaryRound] = _rounds_of(self._series)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._blind: set[tuple[object, ...]] = set()
         self._faults: dict[tuple[str, int], ServerFault] = {}
         self._doubts: dict[str, tuple[str, Cause]] = {}
         self._blank: list[float] = []
@@ -80,7 +80,10 @@ class HealthMonitor:
         for target in targets:
             known = self._watches.get(target.server.name)
             if known is None or _life(known.server) != _life(target.server):
+                self._doubts.pop(target.server.name, None)
                 self._begin(target.server)
+            elif self._running[target.server.name].done():
+                self._begin_again(target.server)
             self._watches[target.server.name].tell(waiting=target.waiting, task=target.task)
         for name in self._watches.keys() - {target.server.name for target in targets}:
             self._end(name)
@@ -93,9 +96,18 @@ class HealthMonitor:
         """Of each watched server, by role."""
         return {name: watch.pids() for name, watch in self._watches.items()}
 
+    def _begin_again(self, server: ServerInfo) -> None:
+        """Nothing but an error ends a watch: this process has no file left to open, or it is a defect. Without another
+        one nobody would see this server hang, for as long as it lives. Said once for each life."""
+        error = self._running[server.name].exception()
+        if (server.name, *_life(server)) not in self._blind:
+            self._blind.add((server.name, *_life(server)))
+            reason = f"could not look at it, and begins anew: {error!r}"
+            self._journal.record("health.blind", subject=server.name, reason=reason, generation=server.generation)
+        self._begin(server)
+
     def _begin(self, server: ServerInfo) -> None:
         self._end(server.name)
-        self._doubts.pop(server.name, None)
         watch = ServerWatch(
             server,
             self._config.health,
@@ -167,15 +179,11 @@ class HealthMonitor:
         last = self._series.steps[-settings.usual_steps :]
         if len(last) < settings.usual_min_steps:
             return None
-        low, high = min(s.point.low for s in last), max(s.point.high for s in last)
-        distances = [step.distance for step in last if math.isfinite(step.distance)]
-        truncated = [step.truncated_share for step in last if math.isfinite(step.truncated_share)]
-        return Usual(
-            mean_reward=median(step.point.mean for step in last),
-            reward_range=high - low,
-            truncated_share=median(truncated) if truncated else 1.0,
-            blank_share=median(self._blank) if self._blank else 0.0,
-            distance=median(distances) if distances else None,
+        return Usual.of(
+            [step.point for step in last],
+            truncated=[step.truncated_share for step in last],
+            blank=self._blank,
+            distances=[step.distance for step in last],
         )
 
     # ── rewards ──

@@ -14,7 +14,7 @@ from launcher.errors import StorageError
 from launcher.memory_book import MemoryBook, Remembered
 from launcher.messages import Overrides
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory import CONCURRENCY, OF_SERVERS, MemorySettings, Tried
+from launcher.policy.memory import CONCURRENCY, OF_SERVERS, Lengths, MemorySettings, Tried
 from launcher.policy.observed import ServerFacts
 
 
@@ -50,11 +50,13 @@ class MemoryLadder:
             how = f"to forget: delete {self._book.path}, or set memory.remember=false"
             self._history.remembered(kept, f"{told} ({how})")
 
-    def settings(self, longest_sequence: int, overrides: Overrides | None = None) -> MemorySettings:
+    def settings(self, lengths: Lengths, overrides: Overrides | None = None) -> MemorySettings:
         """The settings in force, or as they were with `overrides`."""
+        at_most = self._config.sglang.context_length or self._config.gconfig.max_new_tokens
         configured = MemorySettings.of(
             self._config,
-            longest_sequence=longest_sequence or self._config.gconfig.max_new_tokens,
+            longest_sequence=lengths.longest_sequence or at_most,
+            largest_micro_batch=lengths.largest_micro_batch,
             on_gpu=self._on_gpu,
             shares_gpu=self._shares_gpu,
         )
@@ -67,10 +69,10 @@ class MemoryLadder:
         gave_way = any(began_with.get(key) != now[key] for key in OF_SERVERS & now.keys())
         return replace(facts, ran_out=None) if facts.ran_out is not None and gave_way else facts
 
-    def ran_out(self, subject: str, where: RanOut, longest_sequence: int, rung: Overrides) -> None:
+    def ran_out(self, subject: str, where: RanOut, lengths: Lengths, rung: Overrides) -> None:
         """Write down that `subject` did, and keep the `rung` that was taken for later attempts."""
         under = self._history.started_with.get(subject, {})
-        tried = Tried(ran_out=where, settings=self.settings(longest_sequence, under))
+        tried = Tried(ran_out=where, settings=self.settings(lengths, under))
         told = ", ".join(f"{key}={value}" for key, value in rung.items()) or "nothing that could give way is left"
         self._history.ran_out(subject, tried, told)
         if self._book is None:

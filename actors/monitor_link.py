@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,16 +29,15 @@ LOOK_S = 0.5
 FRESH_S = 5.0
 LONGEST_TURN_S = 5.0
 """One turn's share of a silence: a longer one was a pause of the Coordinator's own."""
-HUNG_LOOKS = 15
-"""Questions in a row without an answer (2 s each), after which its process is ended and Ray starts another: one that
-is stopped answers nobody and is alive to Ray, and the trainer would wait at the gate for ever. Counted, so that a
-pause of the Coordinator's own is none of the monitor's. One that was never heard gets more: it may be starting."""
 
 
 class MonitorLink:
     """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else.
 
-    `hung` hears that its process was ended for answering nobody. `silent_s`: for how long it has been asked in vain.
+    `hung` hears that its process was ended for answering nobody: one that is stopped is alive to Ray, and the trainer
+    would wait at the gate for ever. `hung_after_s` is counted in questions without an answer, of ANSWER_S each, so that
+    a pause of the Coordinator's own is none of the monitor's; one that was never heard gets more, it may be starting.
+    `silent_s`: for how long it has been asked in vain.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class MonitorLink:
         *,
         targets: Callable[[], Sequence[Watched]],
         changed: asyncio.Event,
+        hung_after_s: float,
         hung: Callable[[], None] = lambda: None,
     ) -> None:
         self._actor = actor
         self._hung = hung
+        self._hung_looks = math.ceil(hung_after_s / ANSWER_S)
         self._unanswered = 0
         self.silent_s = 0.0
         self._targets = targets
@@ -117,7 +119,7 @@ class MonitorLink:
             await asyncio.sleep(LOOK_S)
 
     async def _end_if_hung(self) -> None:
-        if self._unanswered < HUNG_LOOKS * (1 if self._view is not None else 4):
+        if self._unanswered < self._hung_looks * (1 if self._view is not None else 4):
             return
         self._view, self._unanswered = None, 0
         self._hung()

@@ -87,6 +87,8 @@ class PolicyModel:
         self._objective = self._part.objective
         self._stats: UpdateStats | None = None
         self.policy_version = 0
+        self.largest_micro_batch = 0
+        """Of all so far, tokens, padding included."""
 
     @property
     def lost(self) -> str:
@@ -106,6 +108,8 @@ class PolicyModel:
         """
         self.discard()
         batches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
+        made = (one.input_ids.numel() for batch in batches for one in batch.micro_batches)
+        self.largest_micro_batch = max([self.largest_micro_batch, *made])
         try:
             self._do_each("begin", [(batch,) for batch in batches])
             for index in range(len(batches[0].micro_batches)):

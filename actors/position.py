@@ -13,6 +13,10 @@ from launcher.messages import EvalReport
 REWARDS_KEPT = 20
 """Rewards of the last steps that a checkpoint's manifest averages as its health."""
 
+EVALS_KEPT = 100
+"""The first and the newest, which are shown: every state after a step and every look at the trainer carries them. All
+stand in events.jsonl."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
@@ -46,7 +50,7 @@ class Position:
         )
 
     def with_evals(self, evals: Sequence[EvalReport]) -> Position:
-        return dataclasses.replace(self, evals=tuple(evals))
+        return dataclasses.replace(self, evals=(*evals[:1], *evals[1:][1 - EVALS_KEPT :]))
 
     def to_json(self) -> dict[str, object]:
         return dataclasses.asdict(self)

@@ -11,6 +11,7 @@ on the order in which the data set was read; so a run resumes exactly wherever i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,14 +107,16 @@ class PromptQueue:
             "prompts": len(self),
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint(),
+            "fingerprint": self._fingerprint,
             "epoch": self.epoch,
             "cursor": self._cursor,
             "first": [*self._in_flight, *self._first],
             "last": list(self._last),
         }
 
+    @functools.cached_property
     def _fingerprint(self) -> str:
+        """Worked out once: the queue is saved after each step, and a million prompts took most of a second."""
         ids = sorted(self._ids) if self._shuffle else self._ids
         return _digest(self._seed, self._shuffle, *ids)
 
@@ -137,7 +140,7 @@ class PromptQueue:
             "prompts": len(self),
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint(),
+            "fingerprint": self._fingerprint,
         }
         changed = [f"{name} was {state.get(name)!r}, is {now[name]!r}" for name in now if state.get(name) != now[name]]
         if changed:

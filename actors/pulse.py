@@ -13,8 +13,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-MOST_TURNS = 120
-"""Of the driver's quarter seconds: a restart of the actor by Ray takes a tenth of that."""
 EVERY_TURNS = 8
 """A call between actors costs each side 2 ms of processor time, which a step could have had."""
 
@@ -47,7 +45,7 @@ class CrashLoop:
 class Pulse:
     """`ask` sends one question and returns its reference; `has_stopped` is called once a turn."""
 
-    def __init__(self, ask: Any, *, most_turns: int = MOST_TURNS) -> None:
+    def __init__(self, ask: Any, *, most_turns: int) -> None:
         self._ask = ask
         self._most_turns = most_turns
         self._waiting: Any = None

@@ -26,8 +26,8 @@ from actors.trainer_rank import TrainerRank, Whereabouts
 from actors.trainer_watch import process_state
 from launcher.config import RunConfig
 from launcher.errors import TrainerError
-from launcher.hardware import oom_kills
 from launcher.journal import Journal
+from launcher.kill_watch import KillWatch
 from launcher.policy.watching import STOPPED
 from launcher.run_paths import RunPaths
 
@@ -74,7 +74,7 @@ class RankCrew:
         self._is_closed = threading.Event()
         self._joining: list[Any] = []
         self._where: list[Whereabouts] = []
-        self._oom_kills = (oom_kills(),) * 2
+        self._kills = KillWatch()
         nameless = [{key: value for key, value in own.items() if key != "name"} for own in options]
         self._ranks: list[Any] = [
             TrainerRank.options(max_restarts=0, max_task_retries=0, **own).remote(config, paths, rank)  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ class RankCrew:
             if ended:
                 time.sleep(SETTLE_S)
             if not ended:
-                self._oom_kills = (self._oom_kills[1], oom_kills())
+                self._kills.look()
             if reason := self._ended(stays) if ended else self._mute(pings):
                 if not self._is_closed.is_set():
                     self._lose(reason)
@@ -223,8 +223,8 @@ class RankCrew:
         return self._where[rank - 1].node == ray.get_runtime_context().get_node_id()
 
     def _memory(self) -> str:
-        killed = oom_kills() - self._oom_kills[0]
-        return f"; Out of memory: Killed process (oom_kill {killed})" if killed > 0 else ""
+        killed = self._kills.risen()
+        return f"; Out of memory: Killed process (oom_kill {killed})" if killed else ""
 
     def _lose(self, reason: str) -> None:
         with self._losing:

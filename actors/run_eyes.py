@@ -23,6 +23,7 @@ from actors.monitor_link import MonitorLink
 from actors.monitor_view import Watched
 from actors.node_watch import Node, NodeWatch
 from actors.nodes import is_here, lease_of
+from actors.progress_book import ProgressBook
 from actors.run_history import RunHistory
 from actors.server_slot import ServerSlot
 from actors.trainer_link import TrainerLink
@@ -55,15 +56,16 @@ class RunEyes:
         trainer: Any,
         monitor: Any,
         memory: MemoryLadder,
+        furthest: int = 0,
     ) -> None:
+        """`furthest`: the step after the last one that this attempt has ever committed."""
         self.changed = asyncio.Event()
         self._config = config
         self._history = history
         self.memory = memory
         self._last_words = LastWords(lambda name: paths.server_log(int(name.rpartition("-")[2])))
-        self._next_step = 0
         self._slow: set[str] = set()
-        self._progress_at: float | None = None
+        self._progress = ProgressBook(history, furthest)
         self.slots: dict[str, ServerSlot] = {}
         self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
@@ -83,13 +85,22 @@ class RunEyes:
         self.monitor = (
             None
             if monitor is None
-            else MonitorLink(monitor, targets=self._targets, changed=self.changed, hung=self._monitor_hung)
+            else MonitorLink(
+                monitor,
+                targets=self._targets,
+                changed=self.changed,
+                hung_after_s=config.health.supervisor_silence_s,
+                hung=self._monitor_hung,
+            )
         )
         self.shelf = Shelf(config, paths)
+        self._checkpoints: tuple[CheckpointFacts, ...] | None = None
+        self._is_shelf_away = False
 
     def add_slot(self, name: str, actor: Any) -> ServerSlot:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
         self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        self.slots[name].progress_at = self._progress.at(name)
         self.actors[name] = actor
         return self.slots[name]
 
@@ -129,9 +140,9 @@ class RunEyes:
             ),
             trainer=trainer,
             checkpoints=self.checkpoints(healthy_until),
-            memory=self.memory.settings(self.trainer.view.longest_sequence),
+            memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
-            progress_at=self._progress_at,
+            progress_at=self._progress.at(TRAINER),
             is_stopped=is_stopped,
             evals=self.trainer.view.evals,
             rejections=self.trainer.view.rejections,
@@ -149,7 +160,19 @@ class RunEyes:
         return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
 
     def checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        return self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
+        """As last seen, where the disk can't be read now: a run that steps needs none of them, and to take it for one
+        that has none would begin it anew. Raises CheckpointError and JournalError where it never could be read."""
+        try:
+            seen = self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
+        except LauncherError as error:
+            if self._checkpoints is None:
+                raise
+            if not self._is_shelf_away:
+                self._history.event("checkpoint.unreadable", subject="checkpoints", reason=error.message)
+            self._is_shelf_away = True
+            return self._checkpoints
+        self._checkpoints, self._is_shelf_away = seen, False
+        return seen
 
     def ran_out(self, slot: ServerSlot) -> RanOut | None:
         """Where memory ran out, if that ended this life."""
@@ -172,13 +195,11 @@ class RunEyes:
         return self.watched.targets(self.trainer.view)
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
-        """A step further than ever before, with the help of whoever is READY."""
-        if next_step <= self._next_step:
-            return
-        self._next_step, self._progress_at = next_step, now
+        """Before the look that it is part of: with the help of whoever is READY."""
+        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state is ServerState.READY]
+        self._progress.note(next_step, helpers, now)
         for name, slot in self.slots.items():
-            if name in in_pool and in_pool[name].state is ServerState.READY:
-                slot.progress_at = now
+            slot.progress_at = self._progress.at(name)
 
     def _note_pace(self, slow: Mapping[str, str]) -> None:
         """Said when it begins and when it ends, and acted on by nobody: slow is not dead."""

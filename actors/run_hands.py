@@ -168,7 +168,7 @@ class RunHands:
                 await self._trainer.resume()
             case RestartTrainer(overrides=rung):
                 if (where := self._trainer.facts().ran_out) is not None:
-                    self._memory.ran_out("trainer", where, self._trainer.view.longest_sequence, rung)
+                    self._memory.ran_out("trainer", where, self._trainer.lengths, rung)
                 await self._trainer.start(self._history.started_trainer())
                 return {"pid": self._trainer.view.pid}
             case RestoreTrainer(global_step=step):
@@ -195,7 +195,8 @@ class RunHands:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
         except CheckpointError as error:
-            self._history.found_damaged(global_step, error.message)
+            made_at = await asyncio.to_thread(self._eyes.shelf.made_at, global_step)
+            self._history.found_damaged(global_step, made_at, error.message)
             raise
         if self._monitor is not None:
             await self._monitor.restored(global_step)
@@ -203,7 +204,7 @@ class RunHands:
 
     async def _restart_server(self, slot: ServerSlot, rung: Overrides) -> Facts:
         if (where := self._eyes.ran_out(slot)) is not None:
-            self._memory.ran_out(slot.name, where, self._trainer.view.longest_sequence, rung)
+            self._memory.ran_out(slot.name, where, self._trainer.lengths, rung)
         await self._limit_rollouts()
         await self._take_from_traffic(slot, ServerState.DEAD)
         info = await self._start_server(slot)

@@ -7,13 +7,14 @@ it again. So its memory can't differ from its predecessor's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.event_facts import attempt_of, list_of, number_of, optional_number, tried_of
+from actors.event_facts import attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
 from actors.fleet_record import LEFT, FleetRecord
 from actors.incident_record import BEGAN, ENDED, JOINED, IncidentRecord
 from actors.nodes import event_on_this_clock
@@ -37,7 +38,7 @@ from launcher.policy.actions import (
 )
 from launcher.policy.incident_book import Ending, Trouble
 from launcher.policy.memory import Tried
-from launcher.policy.restart import Attempt
+from launcher.policy.restart import Attempt, touches
 from launcher.policy.run_state import ENDS, RunState
 
 EVENTS: Mapping[type[Action], tuple[str, str]] = {
@@ -57,6 +58,7 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
 """The event that says that an action was begun, and the one that says that it was done."""
 
 ATTEMPT = "repair.begun"
+PROVED = "repair.proved"
 REMEMBERED = "memory.remembered"
 
 
@@ -66,6 +68,8 @@ class RunHistory:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.attempts: list[Attempt] = []
+        self.proved: dict[str, float] = {}  # by subject, when the run first got further after its last repair
+        self.furthest = 0
         self.state = RunState.INITIALIZING
         self.state_reason = ""
         self.lineage = 0
@@ -73,7 +77,7 @@ class RunHistory:
         self.start_lineages: dict[str, int | None] = {}
         self.overrides: dict[str, float | int | bool] = {}
         self.started_with: dict[str, Overrides] = {}
-        self.damaged_checkpoints: set[int] = set()
+        self.damaged_checkpoints: dict[int, frozenset[float]] = {}  # by step, when they were made
         self.abandoned: set[str] = set()
         self.died: set[tuple[str, int]] = set()
         self.tried: list[Tried] = []
@@ -89,16 +93,21 @@ class RunHistory:
 
     @classmethod
     def read(
-        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None
+        cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None, node: str = ""
     ) -> RunHistory:
         """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError.
 
-        `clock`: onto which times are put that a Coordinator wrote down on another machine.
+        `clock`: that of this `node`, onto which times are put that a Coordinator wrote down on another one. Those of
+        this node stay as they are: the wall clock, by which the others are compared, may have been set meanwhile, and
+        a repair would wait for the hour by which it was.
         """
         history = cls(journal)
-        is_mine = False
+        is_mine, writer = False, None
         for line in read_lines(path):
-            event = line if clock is None else event_on_this_clock(line, now=clock(), wall=time.time())
+            writer = line.get("node") if line.get("event") == "coordinator.placed" else writer
+            event: Mapping[str, object] = line
+            if clock is not None and writer != node:
+                event = event_on_this_clock(line, now=clock(), wall=time.time())
             if event.get("attempt") == attempt:
                 if not is_mine:
                     history.incidents.next_attempt()
@@ -131,6 +140,15 @@ class RunHistory:
         facts = dataclasses.asdict(attempt)
         self._record(ATTEMPT, subject=facts.pop("subject"), reason=f"{attempt.cause}: {attempt.rung}", **facts)
 
+    def owes_proof(self, subject: str) -> bool:
+        """It was repaired since the run last got further with its help."""
+        since = self.proved.get(subject, float("-inf"))
+        recent = itertools.takewhile(lambda attempt: attempt.at > since, reversed(self.attempts))
+        return any(touches(attempt, subject) for attempt in recent)
+
+    def proved_by(self, subject: str, next_step: int, now: float) -> None:
+        self._record(PROVED, subject=subject, reason="the run got further", next_step=next_step, at=now)
+
     def begun(self, action: Action) -> None:
         facts = dataclasses.asdict(action)
         if isinstance(action, RestoreTrainer):
@@ -162,8 +180,10 @@ class RunHistory:
         self._record("trainer.starting", subject="trainer", with_overrides=overrides)
         return overrides
 
-    def found_damaged(self, global_step: int, reason: str) -> None:
-        self._record("checkpoint.damaged", subject=f"step {global_step}", reason=reason, global_step=global_step)
+    def found_damaged(self, global_step: int, made_at: Sequence[float], reason: str) -> None:
+        """`made_at`: which one, since the steps after the one that is restored instead will bring another."""
+        subject = f"step {global_step}"
+        self._record("checkpoint.damaged", subject=subject, reason=reason, global_step=global_step, made_at=made_at)
 
     def ran_out(self, subject: str, tried: Tried, reason: str) -> None:
         self._record(
@@ -272,6 +292,9 @@ class RunHistory:
         match name:
             case "repair.begun":
                 self.attempts.append(attempt_of(event))
+            case "repair.proved":
+                self.proved[subject] = number_of(event, "at")
+                self.furthest = max(self.furthest, int(number_of(event, "next_step")))
             case "memory.remembered":
                 self._override(event)
                 self.tried += [tried_of(one) for one in list_of(event, "tried")]
@@ -292,7 +315,8 @@ class RunHistory:
             case "trainer.restoring":
                 self.lineage = int(number_of(event, "lineage"))
             case "checkpoint.damaged":
-                self.damaged_checkpoints.add(int(number_of(event, "global_step")))
+                step, known = int(number_of(event, "global_step")), self.damaged_checkpoints
+                known[step] = known.get(step, frozenset()) | numbers_of(event, "made_at")
             case "memory.ran_out":
                 self.tried.append(tried_of(event))
             case "run.abort_asked":

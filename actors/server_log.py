@@ -35,13 +35,14 @@ def decisive_lines(text: str) -> list[str]:
 
 
 def tail(log: Path, since: int) -> str:
-    """What was written from byte `since` on, at most the last `TAIL_BYTES`; empty where there is no log."""
+    """What was written from byte `since` on, at most the last `TAIL_BYTES`; empty where there is no log, or none that
+    can be read now: what it would have said is no reason for a death to go untold, or for a look at the run to fail."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, 2)
             file.seek(max(since, end - TAIL_BYTES))
             return file.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from actors.pace_book import PaceBook
 from actors.prefix_homes import PrefixHomes
-from launcher.errors import RolloutError
+from launcher.errors import RolloutError, ServerError
 from launcher.messages import ServerInfo, ServerState
 from launcher.policy.routing import Candidate, route
 
@@ -30,6 +30,9 @@ Probe = Callable[[str], Awaitable[int | None]]
 """Asks the server at a url for its weight version; None where it does not answer."""
 
 PROBE_INTERVAL_S = 0.5
+LET_GO_S = 5.0
+"""After the word that a life is over: a process that was ended breaks off what it was at by itself, and what has come
+until then counts. A machine that is gone breaks off nothing; its requests would wait for rollout.request_timeout."""
 OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
 
 Answer = TypeVar("Answer")
@@ -38,7 +41,7 @@ Life = tuple[str, int]
 
 
 class Moved(Exception):
-    """The server of a lease leaves before it has answered: to be asked again elsewhere. Nobody has failed."""
+    """The server of a lease leaves, or is gone, before it has answered: to be asked again elsewhere. No attempt."""
 
 
 @dataclass(slots=True)
@@ -80,7 +83,46 @@ class ServerPool:
                         self.paces.forget(server.name)
                     self._servers[server.name] = server
                     self._admitted[server.name] = server.generation if server.state is ServerState.READY else -1
+                    self._let_go_of_what_is_over(server.name)
             self._changed.notify_all()
+
+    def _let_go_of_what_is_over(self, name: str) -> None:
+        for life, load in self._loads.items():
+            if life[0] == name and self._is_over(life):
+                asyncio.get_running_loop().call_later(LET_GO_S, load.moved.set)
+
+    def _is_over(self, life: Life) -> bool:
+        name, generation = life
+        known = self._servers.get(name)
+        if known is None or known.generation < generation:
+            return False  # nobody has told of it yet
+        return known.generation > generation or known.state in OVER
+
+    async def while_it_lives(self, server: ServerInfo, asking: Awaitable[Answer]) -> Answer:
+        """What this life of a server answers, which may have no lease. Raises ServerError where it is over first: a
+        machine that is gone would keep whoever asks until the deadline."""
+        answering = asyncio.ensure_future(asking)
+        over = asyncio.ensure_future(self._wait_over((server.name, server.generation)))
+        try:
+            await asyncio.wait((answering, over), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ServerError(f"{server.name} (generation {server.generation}) ended before it answered")
+            return answering.result()
+        finally:
+            for task in (answering, over):
+                task.cancel()
+            await asyncio.gather(answering, over, return_exceptions=True)
+
+    async def _wait_over(self, life: Life) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_over(life))
+
+    async def update_if_alive(self, server: ServerInfo) -> None:
+        """The word of somebody who has looked at it, and may have been overtaken. Raises ServerError where this life is
+        over by now: it must get no traffic any more."""
+        if self._is_over((server.name, server.generation)):
+            raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
+        await self.update([server])
 
     def servers(self) -> tuple[ServerInfo, ...]:
         return tuple(self._servers.values())

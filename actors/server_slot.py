@@ -13,7 +13,7 @@ from actors.defects import keep, raise_defects
 from actors.nodes import is_here, on_this_clock
 from actors.start_weights import StartWeights
 from launcher.errors import LauncherError, ServerError
-from launcher.hardware import oom_kills
+from launcher.kill_watch import KillWatch
 from launcher.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.policy.exit_cause import Finding, find_server_cause
 from launcher.policy.observed import ServerFacts
@@ -56,7 +56,7 @@ class ServerSlot:
         self._failed_start = ""
         self._adopted_at = float("inf")
         self._asked, self._heard = 0, 0
-        self._oom_kills = (oom_kills(),) * 2  # at the two last looks before its end
+        self._kills = KillWatch()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost_with = ""
         self._lost_life: int | None = None
@@ -106,7 +106,7 @@ class ServerSlot:
         if number > self._heard:
             self._heard, self._lost, self._info = number, "", info
             if self.exit is None or self.exit.generation != self.generation:
-                self._oom_kills = (self._oom_kills[1], oom_kills())
+                self._kills.look()
 
     def facts(
         self,
@@ -169,7 +169,7 @@ class ServerSlot:
         if self._lost_life == self.generation:
             return Finding(cause=Cause.NODE_LOST, reason=self._lost_with)
         if self.exit is not None and self.exit.generation == self.generation:
-            killed = oom_kills() - self._oom_kills[0] if is_here(self.exit.node) else self.exit.oom_kills
+            killed = self._kills.risen() if is_here(self.exit.node) else self.exit.oom_kills
             found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code, oom_kills=killed)
             return dataclasses.replace(found, reason=self.exit.reason)
         if self._info is not None and self._info.generation < self.generation:

@@ -35,7 +35,7 @@ from actors.sglang_client import SGLangClient
 from actors.spanning_life import OtherSeats, SpanningLife
 from launcher.config import RunConfig, SGLangConfig
 from launcher.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
-from launcher.hardware import oom_kills
+from launcher.kill_watch import KillWatch
 from launcher.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.run_keys import SERVERS, ServerKeys
 from launcher.run_paths import RunPaths
@@ -255,7 +255,7 @@ class SGLangServer:
             seats=OtherSeats.of(seats),
         )
         self._sight = ServerSight()
-        self._oom_kills = (oom_kills(),) * 2  # at the two last looks
+        self._kills = KillWatch()
 
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None
@@ -270,7 +270,7 @@ class SGLangServer:
 
     async def wait_exit(self) -> ServerExit:
         ended = await self._process.wait_exit()
-        return replace(ended, oom_kills=max(0, oom_kills() - self._oom_kills[0]))
+        return replace(ended, oom_kills=self._kills.risen())
 
     async def look(self, pid: int) -> Sight:
         """At the processes of a life, for a HealthMonitor on another node, which can't."""
@@ -285,5 +285,5 @@ class SGLangServer:
     async def info(self) -> ServerInfo:
         found = self._process.info()
         if found.state not in OVER:
-            self._oom_kills = (self._oom_kills[1], oom_kills())
+            self._kills.look()
         return found

@@ -107,6 +107,7 @@ class GrpoLoop:
         self._saves = True
         self._nonfinite_in_a_row = 0
         self._is_last_step_owed = False
+        self._is_half_taken = False
         self._checkpoint_s = self._state_s = 0.0
         self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
@@ -138,6 +139,7 @@ class GrpoLoop:
         self._position = position
         self._is_last_step_owed = is_last_step_owed
         self._nonfinite_in_a_row = 0
+        self._is_half_taken = False
         self.rejections.restored()
         self.evals = list(position.evals)
 
@@ -199,6 +201,7 @@ class GrpoLoop:
         if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
         with self.weights_lock:  # version and phase change together, or a look between them would see a stale server
+            self._is_half_taken = True
             self._model.commit()
             self.phase.enter("publish")
         self._queue.commit(batch.prompt_ids)
@@ -281,6 +284,7 @@ class GrpoLoop:
         self._checkpointer.remember(self._model, self._queue, self._position, report)
         self._state_s = time.monotonic() - started
         self._record(report)
+        self._is_half_taken = False
 
     def _do_what_is_due(self) -> None:
         """After the last step: save and evaluate where it is time to."""
@@ -295,8 +299,8 @@ class GrpoLoop:
         report = self._rollouts.evaluate(self.policy_version)
         if report is None:
             return
-        self.evals.append(report)
-        self._position = self._position.with_evals(self.evals)
+        self._position = self._position.with_evals([*self.evals, report])
+        self.evals = list(self._position.evals)
         self._journal.record(
             "eval.done",
             subject="trainer",
@@ -326,6 +330,17 @@ class GrpoLoop:
         self._checkpoint_s += time.monotonic() - started
 
     def _save_what_is_sound(self) -> None:
-        self._model.discard()
-        if self._model.weights_are_finite():
-            self._save(required=False)
+        """Before the loop ends with an error, which nothing here may hide: it says what the run has to change.
+
+        Not within a step: an optimizer that found no memory has moved some weights and not others, and a checkpoint
+        of a step that has no line in the ledger would lose it.
+        """
+        if self._is_half_taken:
+            return
+        try:
+            self._model.discard()
+            if self._model.weights_are_finite():
+                self._save(required=False)
+        except Exception as error:  # noqa: BLE001 - whatever ended the loop, as want of memory, may end this too
+            reason = f"{type(error).__name__}: {error}"
+            self._journal.record("checkpoint.failed", subject="trainer", reason=reason, global_step=self.next_step - 1)

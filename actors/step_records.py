@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from actors.lease import wait_for_lease
-from launcher.journal import LineLog, Record, read_lines, standing_lines
+from launcher.journal import LineLog
 from launcher.messages import StepReport
 from launcher.run_paths import RunPaths
+from launcher.tail import standing_line
+
+MOST_REPORTS = 2000
+"""Kept for whoever shows them: 4 KB each with batches of 256 prompts. All stand in the run's files."""
 
 log = logging.getLogger("trainer")
 
 
 class StepRecords:
-    """`reports`: of this life."""
+    """`committed`: steps of this life so far."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self.reports: list[StepReport] = []
+        self.committed = 0
+        self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self._ledger = LineLog(paths.ledger, durable=True)
         self._metrics = LineLog(paths.metrics)
 
@@ -26,6 +34,11 @@ class StepRecords:
         self._ledger.append(report.ledger_line())
         self._metrics.append(report.metrics_line())
         self._tell(report)
+
+    def since(self, committed: int) -> tuple[StepReport, ...]:
+        """Those committed since there were so many, of this life; of more than MOST_REPORTS the newest."""
+        new = min(self.committed - committed, len(self._reports))
+        return tuple(self._reports)[len(self._reports) - new :] if new > 0 else ()
 
     def complete(self, report: StepReport) -> None:
         """Write what a kill kept from being written of the last step: its state was whole before its lines were."""
@@ -37,7 +50,8 @@ class StepRecords:
             self._tell(report)
 
     def _tell(self, report: StepReport) -> None:
-        self.reports.append(report)
+        self._reports.append(report)
+        self.committed += 1
         log.info(
             "step %d: reward %.3f, policy_version %d",
             report.global_step,
@@ -46,7 +60,7 @@ class StepRecords:
         )
 
 
-def _stands(path: Path, line: Record, keys: tuple[str, ...]) -> bool:
+def _stands(path: Path, line: Mapping[str, object], keys: tuple[str, ...]) -> bool:
     """Is the line that stands for this step this one? Before a restore another branch of the run wrote one too."""
-    same_step = (known for known in standing_lines(read_lines(path)) if known["global_step"] == line["global_step"])
-    return any(all(known.get(key) == line[key] for key in keys) for known in same_step)
+    known = standing_line(path, cast(int, line["global_step"]))
+    return known is not None and all(known.get(key) == line[key] for key in keys)

@@ -19,21 +19,14 @@ from actors.lease import MARGIN_S
 from actors.loop_trouble import NOT_OF_THE_PROCESS, LoopTrouble, cause_of
 from actors.nodes import is_here
 from actors.process_end import process_ended
+from actors.ray_kills import killed_for_memory
 from actors.trainer_watch import TrainerWatch
 from launcher.errors import LauncherError, TrainerError
-from launcher.hardware import oom_kills
-from launcher.messages import (
-    Cause,
-    Health,
-    Incident,
-    Overrides,
-    ServerInfo,
-    TrainerReady,
-    TrainerView,
-    Verdict,
-)
+from launcher.kill_watch import KillWatch
+from launcher.messages import Cause, Health, Incident, Overrides, ServerInfo, TrainerReady, TrainerView, Verdict
 from launcher.policy.canaries import CanaryRound
 from launcher.policy.exit_cause import Finding, find_trainer_cause
+from launcher.policy.memory import Lengths
 from launcher.policy.observed import TrainerFacts
 from launcher.supervision_config import HealthConfig
 
@@ -61,6 +54,7 @@ class TrainerLink:
     ) -> None:
         """`lease_s`: for how long a life that was cut off may still step; None where none can be."""
         self.view = NOTHING
+        self.lengths = Lengths()
         self._viewed_at = float("-inf")
         self._actor = actor
         self._ended = ended
@@ -72,7 +66,7 @@ class TrainerLink:
         self._lease_s = lease_s
         self._fenced_until = 0.0
         self._last_words: Finding | None = None
-        self._oom_kills = (oom_kills(),) * 2
+        self._kills = KillWatch()
         self._watched: Life = ("", 0)
         self._is_ordered = False
         self._overdue = ""
@@ -109,8 +103,9 @@ class TrainerLink:
             if self.view.pid and view.node != self.view.node:
                 self.fence()
             self._heard, self._viewed_at, self.view = number, time.monotonic(), view
+            self.lengths = self.lengths.now_said(view.longest_sequence, view.largest_micro_batch)
             if view.is_started:
-                self._oom_kills = (self._oom_kills[1], oom_kills())
+                self._kills.look(view.pid if is_here(view.node) else None)
             self._watch(_life_of(view))
             if view.busy != self._busy:
                 self._busy, self._busy_since = view.busy, self._viewed_at
@@ -213,11 +208,13 @@ class TrainerLink:
     async def _wait_end(self, life: Life) -> None:
         pid = life[1]
         if await process_ended(pid):
-            self._dead = life
-            if (killed := oom_kills() - self._oom_kills[0]) > 0:
-                self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
             if not self._is_ordered:
                 self._ended(f"process {pid} ended")
+            if killed := self._kills.risen():
+                self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
+            else:
+                self._note_end(find_trainer_cause((await killed_for_memory(*life)).splitlines(), None))
+            self._dead = life
             self._changed.set()
 
     # ── acting; each raises LauncherError ──

@@ -50,6 +50,7 @@ class TrainerWatch:
             progress=view.progress,
             waits_for=waits_for(view),
             median_step_s=median(self._step_s) if self._step_s else None,
+            is_at_one_thing=view.phase == "checkpoint" or (view.phase == "publish" and bool(view.loading)),
         )
         evidence = self._evidence
         self._evidence = (

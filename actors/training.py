@@ -220,6 +220,7 @@ class Training:
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
                 longest_sequence=self._data.longest_sequence,
+                largest_micro_batch=self._model.largest_micro_batch,
                 failure=self._failure or self._failure_of_ranks(),
                 rejections=loop.rejections.since_step,
                 weights=self._servers.published,
@@ -262,7 +263,8 @@ class Training:
         return Snapshot(
             status=status,
             servers=self._servers.pool.servers(),
-            reports=tuple(self._records.reports[since:]),
+            reports=self._records.since(since),
+            committed=self._records.committed,
             evals=tuple(loop.evals),
         )
 

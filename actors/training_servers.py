@@ -5,6 +5,7 @@ All of it lives on an asyncio loop on a thread of its own; the methods may be ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -146,14 +147,20 @@ class TrainingServers:
     def admit(self, loop: GrpoLoop, server: ServerInfo) -> float:
         """Give a server traffic if its weights prove to be ours; returns their distance in nats.
 
-        Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for.
+        Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for. ServerError
+        where it has ended: it stays what it is.
         """
         prompt = self._data.golden_prompt
         timeout_s = self._config.rollout.request_timeout
+        if not self.pool.is_living(server):  # who orders this says that it lives; what is heard from now on counts
+            self.set_servers([dataclasses.replace(server, state=ServerState.STALE)])
         try:
             distance = golden_distance(
                 lambda: self._thread.call(
-                    self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s)
+                    self.pool.while_it_lives(
+                        server,
+                        self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s),
+                    )
                 ),
                 lambda tokens: self._own_logprobs(loop, prompt, tokens),
                 limit=golden_limit(self._config),
@@ -161,12 +168,14 @@ class TrainingServers:
             )
         except ServerError as error:
             doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
-            self.set_servers([doubted])
+            with contextlib.suppress(ServerError):  # one that has ended stays what it is
+                self._thread.call(self.pool.update_if_alive(doubted))
             raise
         with loop.weights_lock:  # no step may be published between this look and the admission
             lives = {(known.name, known.generation): known for known in self.pool.servers()}
             known = lives.get((server.name, server.generation), server)
-            self.set_servers([dataclasses.replace(known, state=ServerState.READY, reason="")])
+            ready = dataclasses.replace(known, state=ServerState.READY, reason="")
+            self._thread.call(self.pool.update_if_alive(ready))
         return distance
 
     def _own_logprobs(self, loop: GrpoLoop, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:

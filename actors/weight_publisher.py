@@ -162,7 +162,7 @@ class WeightPublisher:
         self._reading[life] = parcel.version
         await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
         try:
-            await parcel.send(server.url)
+            await self._pool.while_it_lives(server, parcel.send(server.url))
         except ServerError as error:
             if self._pool.is_living(server):
                 await self._pool.mark_stale(server.name, error.message)
@@ -185,11 +185,11 @@ class WeightPublisher:
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
         """Send what was prepared to one server, which stays without traffic until it is admitted.
 
-        Raises WeightsRefused, RequestFailed.
+        Raises ServerError: WeightsRefused, RequestFailed, or that it has ended.
         """
         lineage = self._lineage
         await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
-        await send(server.url)
+        await self._pool.while_it_lives(server, send(server.url))
         await self._pool.confirm(server.name, version, lineage)
         self._late.discard(_life(server))
 

@@ -29,6 +29,7 @@ from launcher.checkpoint_folder import (
     read_checkpoint,
     verify_checkpoint,
 )
+from launcher.checkpoint_listing import Listing, list_folder
 from launcher.durable import make_folder, sync_file, sync_folder
 from launcher.errors import CheckpointError, LauncherError
 from launcher.fingerprint import Fingerprint
@@ -67,6 +68,7 @@ class CheckpointStore:
         self._clock = clock
         self._staged: set[Path] = set()
         self._whole: set[Path] = set()  # committed or verified in this process: need no second hashing
+        self._listing = Listing()
 
     # ── writing ──
 
@@ -176,10 +178,15 @@ class CheckpointStore:
 
     def _set_aside_after(self, global_step: int, why: str) -> tuple[Path, ...]:
         later = [checkpoint.path for checkpoint in self.list() if checkpoint.global_step > global_step]
-        try:
-            return tuple(self._set_aside(path, why) for path in reversed(later))
-        except OSError as error:
-            raise self._not_written(self.root / SET_ASIDE, error) from error
+        moved = []
+        for path in reversed(later):
+            try:
+                moved.append(self._set_aside(path, why))
+            except OSError as error:
+                if path.exists():
+                    raise self._not_written(self.root / SET_ASIDE, error) from error
+                # the Coordinator condemns while the trainer goes back: the other one has put it aside meanwhile
+        return tuple(moved)
 
     def _set_aside(self, path: Path, why: str) -> Path:
         aside = self.root / SET_ASIDE
@@ -198,9 +205,10 @@ class CheckpointStore:
     def list(self) -> tuple[Checkpoint, ...]:
         """All checkpoints, the newest last, as their manifests describe them. Empty where there is no folder yet.
 
-        Damaged ones and AReaL's own are listed too, with their `state` and `problem`.
+        Damaged ones and AReaL's own are listed too, with their `state` and `problem`. Raises CheckpointError where the
+        folder can't be read.
         """
-        return list_folder(self.root)
+        return self._listing.read(self.root, self._clock())
 
     def find(self, global_step: int) -> Checkpoint | None:
         """The committed checkpoint of a step, as listed."""
@@ -302,20 +310,6 @@ def _seal(staged: Path, manifest: Manifest, *, keep: bool) -> None:
     sync_file(staged / MANIFEST_NAME)
     for folder in (*(path for path in staged.rglob("*") if path.is_dir()), staged):
         sync_folder(folder)
-
-
-def list_folder(root: Path) -> tuple[Checkpoint, ...]:
-    try:
-        named = [(CheckpointName.parse(path.name.partition(".")[0]), path) for path in root.iterdir() if path.is_dir()]
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise CheckpointError(f"{root} can't be listed: {error.strerror}", "check cluster.fileroot") from error
-    found = [read_checkpoint(path, name) for name, path in named if name is not None]
-    # A live run prunes while others read: what is gone by now was not damaged.
-    return tuple(
-        sorted((c for c in found if c.path.is_dir()), key=lambda checkpoint: (checkpoint.name, checkpoint.path))
-    )
 
 
 def _surplus_aside(aside: Path, keep_last: int) -> list[Checkpoint]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 import time
 import traceback
@@ -198,7 +199,8 @@ class Launch:
         lasts.
         """
         running = coordinator.run.remote()
-        pulse, lives = Pulse(coordinator.ping.remote), CrashLoop()
+        turns = math.ceil(self._config.health.supervisor_silence_s / POLL_S)
+        pulse, lives = Pulse(coordinator.ping.remote, most_turns=turns), CrashLoop()
         has_told = False
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
@@ -268,7 +270,7 @@ class Launch:
             self._steps_seen = 0
             if not was_new:
                 return
-        self._steps_seen += len(snapshot.reports)
+        self._steps_seen = snapshot.committed
         self._screen.show(snapshot.status, servers=snapshot.servers, reports=snapshot.reports, evals=snapshot.evals)
 
     def _made(self) -> RunActors:

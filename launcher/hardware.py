@@ -20,8 +20,9 @@ from launcher.placement import gpus_needed
 from launcher.rooms import Node, node_name
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
-VMSTAT = Path("/proc/vmstat")
+PROC = Path("/proc")
+OWN_CGROUP = PROC / "self" / "cgroup"
+OOM_KILL = "oom_kill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +113,9 @@ def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[flo
     """(limit, used) in bytes of the tightest memory cgroup around this process; (inf, 0) without one. Cached files,
     which make room for whoever needs it, are not used.
 
-    Version 2 (`memory.max`, any ancestor may be the tightest) and version 1 (`memory.limit_in_bytes`).
+    Version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`); any ancestor may be the tightest.
     """
-    limits = [*_limits_v2(root, own), *_limit_v1(root)]
+    limits = [*_limits_v2(root, own), *_limits_v1(root, own)]
     return min(limits, default=(math.inf, 0.0))
 
 
@@ -130,12 +131,28 @@ def _limits_v2(root: Path, own: Path) -> Iterator[tuple[float, float]]:
         folder = folder.parent
 
 
-def _limit_v1(root: Path) -> Iterator[tuple[float, float]]:
-    folder = root / "memory"
-    limit = _read(folder / "memory.limit_in_bytes")
-    if limit.isdigit():
-        used = float(_read(folder / "memory.usage_in_bytes") or 0)
-        yield float(limit), used - _cached(folder, "total_inactive_file", "total_active_file")
+def _limits_v1(root: Path, own: Path) -> Iterator[tuple[float, float]]:
+    for folder in _folders_v1(root, own):
+        limit = _read(folder / "memory.limit_in_bytes")
+        if limit.isdigit():
+            used = float(_read(folder / "memory.usage_in_bytes") or 0)
+            yield float(limit), used - _cached(folder, "total_inactive_file", "total_active_file")
+
+
+def memory_folders_v1(pid: int) -> Iterator[Path]:
+    """The memory cgroup of a process and those around it; some may not be there."""
+    return _folders_v1(CGROUP_ROOT, PROC / str(pid) / "cgroup")
+
+
+def _folders_v1(root: Path, own: Path) -> Iterator[Path]:
+    """In a container the mounted root is its own, whatever its path says."""
+    lines = (line.split(":", 2) for line in _read(own).splitlines())
+    path = next((words[2] for words in lines if len(words) == 3 and "memory" in words[1].split(",")), "/")
+    mounted = root / "memory"
+    folder = mounted / path.strip("/")
+    while folder.is_relative_to(mounted):
+        yield folder
+        folder = folder.parent
 
 
 def _cached(folder: Path, *names: str) -> float:
@@ -143,12 +160,25 @@ def _cached(folder: Path, *names: str) -> float:
     return sum(_counters(folder / "memory.stat").get(name, 0) for name in names)
 
 
-def oom_kills(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP, vmstat: Path = VMSTAT) -> int:
-    """Processes that the kernel has killed for want of memory so far: in this cgroup, else on the host."""
+def oom_kills(pid: int | None = None, *, root: Path = CGROUP_ROOT, proc: Path = PROC) -> tuple[Path, int]:
+    """How many processes the kernel has killed for want of memory so far, and where that is counted.
+
+    In the cgroup of `pid`, None: this process; else on the host. Two counts compare where they are of the same file:
+    a process may be moved. Version 1 counts a kill in the cgroup of who was killed and in none around it.
+    """
+    own = proc / ("self" if pid is None else str(pid)) / "cgroup"
     lines = _read(own).splitlines()
     path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    counts = (root / path.strip("/") / "memory.events", root / "memory" / "memory.oom_control", vmstat)
-    return next((counted["oom_kill"] for file in counts if "oom_kill" in (counted := _counters(file))), 0)
+    files = [root / path.strip("/") / "memory.events"]
+    files += [folder / "memory.oom_control" for folder in _folders_v1(root, own)]
+    files.append(proc / "vmstat")
+    told = next((file for file in files if OOM_KILL in _counters(file)), files[-1])
+    return told, oom_kills_told_by(told)
+
+
+def oom_kills_told_by(file: Path) -> int:
+    """0 where the file is gone, with its cgroup."""
+    return _counters(file).get(OOM_KILL, 0)
 
 
 def _counters(file: Path) -> dict[str, int]:

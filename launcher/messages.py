@@ -184,7 +184,8 @@ class TrainerView:
     `in_flight`: the requests that each is answering; `loading`: those that the trainer itself is sending weights,
     perhaps beside a step. `is_at_gate`: it waits for the HealthMonitor. `progress`: any number that changes while it
     gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were turned away since the last
-    step. `slow`: servers that live and are slow, with the reason. `node`: that `pid` is of.
+    step. `slow`: servers that live and are slow, with the reason. `node`: that `pid` is of. `largest_micro_batch`:
+    of the batches so far, in tokens, padding included; 0 before the first.
     """
 
     pid: int
@@ -202,6 +203,7 @@ class TrainerView:
     next_step: int = 0
     total_steps: int = 0
     longest_sequence: int = 0
+    largest_micro_batch: int = 0
     failure: LoopFailure | None = None
     rejections: tuple[Rejection, ...] = ()
     weights: PublishedWeights | None = None
@@ -215,12 +217,14 @@ class TrainerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The trainer at one moment, as the driver shows it."""
+    """The trainer at one moment, as the driver shows it. `committed`: steps of this life of it so far, of which
+    `reports` are those that were asked for."""
 
     status: TrainerStatus
     servers: tuple[ServerInfo, ...]
     reports: tuple[StepReport, ...]
     evals: tuple[EvalReport, ...]
+    committed: int = 0
 
 
 class RunWord(enum.StrEnum):

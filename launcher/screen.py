@@ -95,8 +95,9 @@ class Screen:
         self._progress.add(reports)
         for report in reports:
             self._wandb.log(report.metrics_line())
-        for held_out in evals[len(self._evals) :]:
-            self._tell_eval(held_out)
+        for held_out in evals:
+            if held_out not in self._evals:
+                self._tell_eval(held_out)
         self._evals = evals
         self._display.update(self._progress.view(status, servers=servers, evals=evals, now=time.monotonic()))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from launcher.areal import METADATA, RecoverInfo, read_recover_info
 from launcher.areal_rewards import read_areal_rewards
 from launcher.checkpoint_folder import Checkpoint, CheckpointState, check_checkpoint_sizes
-from launcher.checkpoints import SET_ASIDE, list_folder
+from launcher.checkpoint_listing import list_folder
+from launcher.checkpoints import SET_ASIDE
 from launcher.errors import CheckpointError, LauncherError, ModelError
 from launcher.model_files import find_shards
 from launcher.policy.standing import Damage, Judged, Standing, judge

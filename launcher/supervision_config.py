@@ -26,7 +26,10 @@ class HealthConfig:
     trainer_silence_s: float = setting(10.0, "a stopped trainer that doesn't answer for so long is hung", POSITIVE)
     trainer_factor: float = setting(10.0, "median steps without progress after which a trainer is hung", Between(1))
     trainer_min_s: float = setting(60.0, "but not before", POSITIVE)
-    trainer_first_s: float = setting(1800.0, "the same before there is a median", DEADLINE)
+    trainer_first_s: float = setting(
+        1800.0, "the same before there is a median, in a checkpoint, and while servers load weights", DEADLINE
+    )
+    supervisor_silence_s: float = setting(30.0, "a supervisor that answers nobody for so long is replaced", POSITIVE)
     monitor_silence_s: float = setting(600.0, "without a HealthMonitor, however often it is started: halt", DEADLINE)
 
 
@@ -71,6 +74,9 @@ class GateConfig:
     distance_unknown: float = setting(0.1, "largest before a usual one is known, and of older weights", POSITIVE)
     max_reward_jump: float | None = setting(
         0.5, "of the mean reward, as a share of the range of rewards; null: not asked", Between(0, 1)
+    )
+    reward_jump_noise: float = setting(
+        5.0, "and so many standard deviations of a step's mean, as the run has them: small batches vary", NATURAL
     )
     max_share_jump: float | None = setting(
         0.5, "rise of the share of completions cut at the limit, or blank; null: not asked", Between(0, 1)

@@ -26,11 +26,11 @@ from launcher.errors import LauncherError
 from launcher.journal import read_lines, standing_lines
 from launcher.run_paths import RunPaths
 from launcher.run_records import read_records
+from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.outcome import Outcome, outcomes
 from scripts.faults.place import Place
 from scripts.faults.schedule import Fault, storm
-from scripts.faults.switched_reward import FUNCTION, VARIABLE
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 FIRST_STEP_S = 600.0

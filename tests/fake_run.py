@@ -1,4 +1,4 @@
-"""A run as the injector sees it, made of real processes: `python -m tests.fake_run FOLDER [--servers N]`.
+"""A run as the injector sees it, made of real processes: `python -m tests.fake_run FOLDER`, see --help.
 
 A driver that holds the run's lock; below it a raylet, a trainer, a health monitor and a coordinator under their Ray
 titles; guarded servers that do nothing (`tests.fake_tree`, with a child called sglang::scheduler by its command).
@@ -30,15 +30,37 @@ parts[0].wait()
 """
 
 
+TRAINER = """
+import ctypes, mmap, sys, time
+ctypes.CDLL(None).prctl(1, 9)
+log, mib = sys.argv[1], int(sys.argv[2])
+while mib:
+    try:
+        with mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE) as taken:
+            for page in range(0, len(taken), mmap.PAGESIZE):
+                taken[page] = 1
+            time.sleep(0.05)
+    except OSError as error:
+        open(log, "a").write(f"OSError: {error}")
+        sys.exit(1)
+    time.sleep(0.1)
+while True: time.sleep(1000)
+"""
+"""It takes so many MiB again and again, as in steps, and ends where they are refused."""
+
+
 def run_paths(folder: Path) -> RunPaths:
     config = RunConfig(experiment_name="game", trial_name="day")
     config.cluster.fileroot = str(folder)
     return RunPaths.of(config)
 
 
-def titled(title: str, code: str = SLEEP) -> subprocess.Popen[bytes]:
+def titled(title: str, code: str = SLEEP, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [title, "-S", "-c", code], executable=sys.executable, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [title, "-S", "-c", code, *words],
+        executable=sys.executable,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
 
 
@@ -65,13 +87,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--step-mib", type=int, default=0, help="that the trainer takes in each of its steps")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     paths = run_paths(given.folder)
     paths.prepare()
     with RunLock(paths) as lock:
         journal = Journal(paths.events, lock.next_attempt())
-        actors = [titled(name) for name in ("ray::Trainer.run", "ray::HealthMonitorActor", "ray::CoordinatorActor.run")]
+        actors = [titled(name) for name in ("ray::HealthMonitorActor", "ray::CoordinatorActor.run")]
+        actors.append(titled("ray::Trainer.run", TRAINER, str(paths.trainer_log), str(given.step_mib)))
         for index in range(given.servers):
             started = guarded_server(paths, index)
             journal.record("server.ready", subject=f"server-{index}", pid=started["server"])

@@ -26,7 +26,7 @@ from launcher.shelf import read_shelf
 from launcher.supervision_config import RestoreConfig
 from launcher.trials import find_trial
 from scripts.checkpoints import areal_setup
-from tests.unit.checkpoint_makers import EXPERIMENT, TRIAL, USER, name_of, trial_paths
+from tests.unit.trial_names import EXPERIMENT, TRIAL, USER, name_of, trial_paths
 
 REPOSITORY = Path(__file__).parents[1]
 KEEP_LAST, GOOD_AFTER = 2, 3

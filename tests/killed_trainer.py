@@ -91,7 +91,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
         journal=journal,
         attempt=1,
     )
-    step = choose(Shelf(config, paths).facts(set(), healthy_until=-1), None, (), config.restore).global_step
+    step = choose(Shelf(config, paths).facts({}, healthy_until=-1), None, (), config.restore).global_step
     if step == FIRST_WEIGHTS:
         restored = Restored(position=checkpointer.begin_anew(model, queue, first))
     else:

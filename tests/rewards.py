@@ -2,7 +2,7 @@
 
 import hashlib
 
-from scripts.faults import switched_reward
+from scripts.faults import broken_reward
 
 
 def by_text(*, completion, answer, **_):
@@ -17,10 +17,10 @@ def by_text(*, completion, answer, **_):
 def switched(*, completion, answer, prompt_id, **more):
     """`by_text`, or what the switch says (scripts/faults/switched_reward.py). `zero_unless_known`, which is only here:
     0 for what a policy writes, while the known answers go on to get what they must: a policy that collapsed."""
-    said, written = switched_reward.switch()
+    said, written = broken_reward.switch()
     if said is None:
         return by_text(completion=completion, answer=answer)
     if said["do"] == "zero_unless_known":
         return float(completion.strip() == str(answer).strip())
-    value = switched_reward.broken(said, written, prompt_id, completion)
+    value = broken_reward.broken(said, written, prompt_id, completion)
     return by_text(completion=completion, answer=answer) if value is None else value

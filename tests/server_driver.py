@@ -1,7 +1,7 @@
-"""A driver with a Ray cluster and one server actor, as a process that a test can kill: who dies, and what is left.
+"""A driver with a Ray cluster and server actors, as a process that a test can kill: who dies, and what is left.
 
-`python -m tests.server_driver SPEC` (JSON: folder, ray_folder, model_path, entry or null) starts both, prints one line
-of JSON with the pids once the server is READY, and waits. `Driven` is the test's side of it.
+`python -m tests.server_driver SPEC` (JSON: folder, ray_folder, model_path, entry or null, servers) starts them, prints
+one line of JSON with the pids once all servers are READY, and waits. `Driven` is the test's side of it.
 """
 
 import json
@@ -67,24 +67,29 @@ def main() -> None:
     folder = Path(spec["folder"])
     start_ray(folder, Path(spec["ray_folder"]))
     entry = None if spec["entry"] is None else tuple(spec["entry"])
-    server = SGLangServer.remote(*run_config(folder), 0, entry)
-    server.start.remote(generation=0, model_path=spec["model_path"], weight_version=1)
-    info = ray.get(server.wait_ready.remote())
-    raylet = ray.get(ray.remote(raylet_pid).remote())
-    actor = next(p for p in descendants(raylet) if b"SGLangServer" in Path(f"/proc/{p.pid}/cmdline").read_bytes())
-    pids = {"driver": os.getpid(), "raylet": raylet, "actor": actor.pid, "server": info.pid}
-    print(json.dumps({"pids": pids, "url": info.url}), flush=True)
+    config, paths = run_config(folder)
+    actors = [SGLangServer.remote(config, paths, index, entry) for index in range(spec["servers"])]
+    for actor in actors:
+        actor.start.remote(generation=0, model_path=spec["model_path"], weight_version=1)
+    infos = ray.get([actor.wait_ready.remote() for actor in actors])
+    pids = {
+        "driver": os.getpid(),
+        "raylet": ray.get(ray.remote(raylet_pid).remote()),
+        "actor": ray.get(actors[0].__ray_call__.remote(lambda _: os.getpid())),
+    }
+    servers = [{"pid": info.pid, "port": int(info.url.rpartition(":")[2])} for info in infos]
+    print(json.dumps({"pids": pids, "servers": servers}), flush=True)
     threading.Event().wait()
 
 
 class Driven:
     """A driver that runs; at the end of the block, it and all that it started are ended."""
 
-    def __init__(self, folder: Path, *, model_path: str, entry: list[str] | None) -> None:
+    def __init__(self, folder: Path, *, model_path: str, entry: list[str] | None, servers: int = 1) -> None:
         self._folder = folder
         self._ray_folder = tempfile.mkdtemp(prefix="ray-")
         spec = {"folder": str(folder), "ray_folder": self._ray_folder, "model_path": model_path, "entry": entry}
-        self._spec = json.dumps(spec)
+        self._spec = json.dumps(spec | {"servers": servers})
 
     def __enter__(self) -> "Driven":
         self._errors = (self._folder / "driver.err").open("w+")
@@ -103,7 +108,7 @@ class Driven:
             raise AssertionError(Path(self._errors.name).read_text())
         started = json.loads(line)
         self.pids: dict[str, int] = started["pids"]
-        self.port = int(started["url"].rpartition(":")[2])
+        self._servers: list[dict[str, int]] = started["servers"]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,31 +119,31 @@ class Driven:
         self._errors.close()
         shutil.rmtree(self._ray_folder, ignore_errors=True)
 
-    def server_tree(self) -> list[Process]:
-        """The server's processes and its guards: all that bear its environment, or descend from one that does."""
-        top = identify(self.pids["server"])
+    def server_tree(self, index: int) -> list[Process]:
+        """A server's processes and its guards: all that bear its environment, or descend from one that does."""
+        top = identify(self._servers[index]["pid"])
         assert top is not None
         guard = parent(top.pid)
         sentinel = parent(guard)
         found = [identify(sentinel), *descendants(sentinel)]
         return [process for process in found if process is not None]
 
-    def kill(self, victim: str) -> list[Process]:
-        """SIGKILL it; returns what of the server's tree is left after `PROMISE_S`."""
-        tree = self.server_tree()
+    def kill(self, victim: str, index: int) -> list[Process]:
+        """SIGKILL it; returns what of the server's tree is left after `PROMISE_S`. "actor" is the first server's."""
+        tree = self.server_tree(index)
         assert len(tree) >= 5, "sentinel, guard, server and at least two more"
         os.kill(self.pids[victim], signal.SIGKILL)
         wait_ended(tree, PROMISE_S)
         return [process for process in tree if identify(process.pid) == process]
 
-    def shared_memory(self) -> set[Path]:
-        """The files that its scheduler shares, which a killed process leaves behind."""
-        return {file for process in self.server_tree() for file in open_files(process.pid, SHARED_MEMORY)}
+    def shared_memory(self, index: int) -> set[Path]:
+        """The files that a server's scheduler shares, which a killed process leaves behind."""
+        return {file for process in self.server_tree(index) for file in open_files(process.pid, SHARED_MEMORY)}
 
-    def port_is_free(self) -> bool:
+    def port_is_free(self, index: int) -> bool:
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            return trial.connect_ex(("127.0.0.1", self.port)) != 0
+            return trial.connect_ex(("127.0.0.1", self._servers[index]["port"])) != 0
 
 
 def parent(pid: int) -> int:

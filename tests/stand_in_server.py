@@ -40,6 +40,7 @@ from aiohttp import web
 
 from actors.server_door import VARIABLE, opens
 from launcher.run_keys import ServerKeys
+from tests.truthful_model import TruthfulModel
 
 CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
 
@@ -78,7 +79,7 @@ class StandIn:
         self.site: web.TCPSite | None = None
         self.keys = ServerKeys.read_file(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
         self.truthful = arguments.truthful
-        self.model = load_model(self.model_path) if self.truthful else None
+        self.model = TruthfulModel(Path(self.model_path)) if self.truthful else None
 
     # ── SGLang's endpoints ──
 
@@ -136,7 +137,7 @@ class StandIn:
         length = draw.randint(max(1, min(parameters["min_new_tokens"], longest)), longest)
         tokens = [draw.randrange(2, self.vocab_size) for _ in range(length)]
         if self.model is not None:
-            return tokens, logprobs_of(self.model, prompt, tokens)
+            return tokens, self.model.logprobs(prompt, tokens)
         return tokens, [-3 * draw.random() for _ in tokens]
 
     def answer(self, tokens, logprobs, finish, version) -> dict:
@@ -197,7 +198,7 @@ class StandIn:
             return web.json_response({"success": False, "message": "no config.json"}, status=400)
         self.model_path = body["model_path"]
         if self.truthful:
-            self.model = load_model(self.model_path)
+            self.model = TruthfulModel(Path(self.model_path))
         return self.updated(body)
 
     async def update_from_tensor(self, request: web.Request) -> web.Response:
@@ -314,24 +315,6 @@ class StandIn:
 
 def event(answer: dict) -> bytes:
     return b"data: " + json.dumps(answer).encode() + b"\n\n"
-
-
-def load_model(path: str):
-    """Torch is imported only here: a stand-in without a model starts ten times as fast."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-
-
-def logprobs_of(model, prompt, tokens) -> list[float]:
-    import torch
-
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits
-    predicting = torch.log_softmax(logits[0, len(prompt) - 1 : -1], dim=-1)
-    return predicting.gather(-1, torch.tensor(tokens)[:, None])[:, 0].tolist()
 
 
 def vocab_size(model_path: Path) -> int:

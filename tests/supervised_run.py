@@ -7,6 +7,7 @@ trainer and the small model are real; only SGLang is a stand-in, whose log-probs
 
 import contextlib
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from launcher.config import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.journal import read_lines
 from launcher.run_now import read_now
 from launcher.run_paths import RunPaths
-from scripts.faults import switched_reward
+from scripts.faults import broken_reward
 
 ASSETS = Path(__file__).parents[1] / "assets" / "arithmetic"
 STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
@@ -62,7 +63,7 @@ def main() -> None:
     for word in sys.argv[6:]:
         key, _, value = word.partition("=")
         part, _, name = key.rpartition(".")
-        setattr(getattr(config, part) if part else config, name, yaml.safe_load(value))
+        setattr(operator.attrgetter(part)(config) if part else config, name, yaml.safe_load(value))
     run = detached.run if config.cluster.detached else driver.run
     if os.environ.get(REAL_SERVERS):
         config.sglang.max_total_tokens, config.sglang.threads = 20000, 1
@@ -102,7 +103,7 @@ class SupervisedRun:
         with self._console.open("wb") as console:  # a pipe that nobody reads would stop the run when it is full
             self.process = subprocess.Popen(
                 self._command,
-                env={**self._environment, MARK: self._mark, switched_reward.VARIABLE: str(self.switch)},
+                env={**self._environment, MARK: self._mark, broken_reward.VARIABLE: str(self.switch)},
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -212,6 +213,15 @@ class SupervisedRun:
         assert self.process.returncode == 130, f"{self.said()}\n{self.tail()}"
         self.steps = self.steps_done()
         return self.said()
+
+    def lose_ray(self, vital: str) -> None:
+        """Kill Ray's own process of that name: the run ends in a word, and leaves nobody."""
+        (process,) = [process for process in self.family() if process.name() == vital]
+        process.kill()
+        self.process.wait(60)
+        assert self.process.returncode == 3, self.said()
+        assert f"Ray's own process {vital} ended" in self.said()
+        self.wait_gone()
 
     def wait_gone(self, seconds: float = 10.0) -> None:
         """Until nobody of the run lives. Fails with their commands."""

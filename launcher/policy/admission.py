@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from launcher.config import RunConfig
 from launcher.messages import Cause
 from launcher.policy.canaries import CanaryScore
+from launcher.policy.change_point import estimate_noise
+from launcher.policy.reward import RewardPoint
 from launcher.rollouts import RolloutBatch, mean_of
 from launcher.supervision_config import GateConfig
 
@@ -118,14 +121,37 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """The last steps of the run, as medians; `reward_range`: from the least to the greatest single reward in them.
-    `distance` is None before the first step whose distance is known."""
+    """The last steps of the run, as medians; `reward_range`: from the least to the greatest single reward in them;
+    `reward_noise`: standard deviation of one step's mean reward. `distance` is None before the first step whose
+    distance is known."""
 
     mean_reward: float
     reward_range: float
+    reward_noise: float
     truncated_share: float
     blank_share: float
     distance: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        points: Sequence[RewardPoint],
+        *,
+        truncated: Sequence[float],
+        blank: Sequence[float],
+        distances: Sequence[float],
+    ) -> Usual:
+        """Of the same steps, one entry each; NaN where it isn't known. At least one step."""
+        known_distances = [by for by in distances if math.isfinite(by)]
+        known_truncated = [share for share in truncated if math.isfinite(share)]
+        return cls(
+            mean_reward=median(point.mean for point in points),
+            reward_range=max(point.high for point in points) - min(point.low for point in points),
+            reward_noise=estimate_noise([point.mean for point in points]),
+            truncated_share=median(known_truncated) if known_truncated else 1.0,
+            blank_share=median(blank) if blank else 0.0,
+            distance=median(known_distances) if known_distances else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +279,9 @@ def _distance_limit(report: BatchReport, gate: Gate, usual: Usual | None) -> flo
 def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fault]:
     faults = []
     if report.mean_reward is not None and settings.max_reward_jump is not None:
-        jump = abs(report.mean_reward - usual.mean_reward) / (usual.reward_range or 1.0)
-        if jump > settings.max_reward_jump:
+        jump = abs(report.mean_reward - usual.mean_reward)
+        chance = settings.reward_jump_noise * usual.reward_noise  # of 8 rollouts, all fail by chance now and then
+        if jump > max(settings.max_reward_jump * (usual.reward_range or 1.0), chance):
             reason = f"mean reward {report.mean_reward:.3g}, usually {usual.mean_reward:.3g} (gate.max_reward_jump)"
             faults.append(Fault(reason=reason, cause=Cause.REWARD_COLLAPSE))
     shares = (

@@ -52,7 +52,7 @@ def find_fall(
     return Fall(onset=_walk_back(means, best), before=best.before, after=best.after, noise=noise, score=best.score)
 
 
-def estimate_noise(means: Sequence[float], floor: float) -> float:
+def estimate_noise(means: Sequence[float], floor: float = 0.0) -> float:
     """Standard deviation of one step's mean: for normal noise E|x − y| = 2σ/√π, whatever the (slow) trend."""
     if len(means) < 2:
         return floor

@@ -4,7 +4,8 @@
     server, pool      max_concurrent_rollouts halved → (pool up, where there is room for it)
     pool too small    mem_fraction_static up, max_total_tokens doubled on the CPU: start-up needs the opposite
     server, host      max_total_tokens halved → max_concurrent_rollouts halved
-    trainer           max_tokens_per_mb halved down to the longest sequence → gradient_checkpointing
+    trainer           max_tokens_per_mb halved, or the largest micro-batch that there was, down to the longest sequence
+                      → gradient_checkpointing
                       → mem_fraction_static down, where a server shares the GPU
     only if allowed   max_new_tokens halved, n_samples halved: they change what is learned
 
@@ -16,7 +17,7 @@ is left, and the run says so instead of swinging.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.config import RunConfig
@@ -58,10 +59,27 @@ AT_ITS_START = frozenset({MEM_FRACTION, POOL_TOKENS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """What the trainer has said of its data, in tokens: the longest sequence, prompt and completion, and the largest
+    micro-batch so far, padding included. 0: not known."""
+
+    longest_sequence: int = 0
+    largest_micro_batch: int = 0
+
+    def now_said(self, longest_sequence: int, largest_micro_batch: int) -> Lengths:
+        """A process that is empty, as after one that ended, knows neither: what was known stays."""
+        return Lengths(
+            longest_sequence=longest_sequence or self.longest_sequence,
+            largest_micro_batch=largest_micro_batch or self.largest_micro_batch,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
     """The settings in force that memory depends on.
 
     `on_gpu`: servers run on one. `shares_gpu`: with the trainer. `longest_sequence`: prompt and completion, tokens.
+    `largest_micro_batch`: that the trainer has made, tokens, 0 where it has made none; seen, and no setting.
     """
 
     mem_fraction_static: float
@@ -74,6 +92,7 @@ class MemorySettings:
     longest_sequence: int
     on_gpu: bool
     shares_gpu: bool
+    largest_micro_batch: int = field(default=0, compare=False)
 
     def changed(self, overrides: Overrides) -> MemorySettings:
         """These settings with a rung taken."""
@@ -81,7 +100,15 @@ class MemorySettings:
         return replace(self, **fields)
 
     @classmethod
-    def of(cls, config: RunConfig, *, longest_sequence: int, on_gpu: bool, shares_gpu: bool) -> MemorySettings:
+    def of(
+        cls,
+        config: RunConfig,
+        *,
+        longest_sequence: int,
+        largest_micro_batch: int = 0,
+        on_gpu: bool,
+        shares_gpu: bool,
+    ) -> MemorySettings:
         return cls(
             mem_fraction_static=config.sglang.mem_fraction_static,
             max_total_tokens=config.sglang.max_total_tokens,
@@ -91,6 +118,7 @@ class MemorySettings:
             max_new_tokens=config.gconfig.max_new_tokens,
             n_samples=config.gconfig.n_samples,
             longest_sequence=longest_sequence,
+            largest_micro_batch=largest_micro_batch,
             on_gpu=on_gpu,
             shares_gpu=shares_gpu,
         )
@@ -213,8 +241,10 @@ def _concurrency_down(m: MemorySettings, config: MemoryConfig) -> Changes:
 
 
 def _trainer_down(m: MemorySettings) -> Changes:
-    half = max(m.max_tokens_per_mb // 2, m.longest_sequence)
-    if half < m.max_tokens_per_mb:
+    # Half of a limit that no micro-batch has reached would change nothing, and cost a restart.
+    laid_out = min(m.max_tokens_per_mb, m.largest_micro_batch or m.max_tokens_per_mb)
+    half = max(laid_out // 2, m.longest_sequence)
+    if half < laid_out:
         yield MICRO_BATCH, half
     if not m.gradient_checkpointing:
         yield CHECKPOINTING, True

@@ -136,13 +136,13 @@ def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[Attempt]) ->
     """Attempts at a rung. Retries begin anew after each larger repair, of whatever cause: it made a new situation."""
     if rung is Rung.RETRY:
         small = itertools.takewhile(
-            lambda a: a.rung is Rung.RETRY, (a for a in reversed(recent) if _touches(a, subject))
+            lambda a: a.rung is Rung.RETRY, (a for a in reversed(recent) if touches(a, subject))
         )
         return sum(attempt.cause is cause for attempt in small)
-    return sum(a.rung is rung and a.cause is cause and _touches(a, subject) for a in recent)
+    return sum(a.rung is rung and a.cause is cause and touches(a, subject) for a in recent)
 
 
-def _touches(attempt: Attempt, subject: str) -> bool:
+def touches(attempt: Attempt, subject: str) -> bool:
     """What is done for one at a shared rung is done for all."""
     return attempt.subject == subject or attempt.rung in SHARED_RUNGS
 

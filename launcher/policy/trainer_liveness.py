@@ -21,6 +21,8 @@ class TrainerLook:
     last answer; `ping_waits`: another has been asked for. `progress`: any number that changes while it gets on
     (phases entered, completions received, micro-batches done). `waits_for`: what it waits for by order or for want
     of a server, "" where it has work; meanwhile it owes no progress. `median_step_s`: of its own steps.
+    `is_at_one_thing`: a checkpoint, or weights on their way to servers, which no step before may have had and which
+    shows no progress until it is done.
     """
 
     at: float
@@ -32,6 +34,7 @@ class TrainerLook:
     progress: int = 0
     waits_for: str = ""
     median_step_s: float | None = None
+    is_at_one_thing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ def judge_trainer(evidence: TrainerEvidence | None, settings: HealthConfig, now:
         return Verdict(health=Health.DEAD, reason=f"exited with {look.exit_code}", cause=Cause.TRAINER_CRASH)
     if now - look.at > settings.proof_s:
         return Verdict(health=Health.UNKNOWN, reason=f"not looked at for {now - look.at:.1f} s")
-    limit_s = progress_limit_s(look.median_step_s, settings)
+    limit_s = progress_limit_s(None if look.is_at_one_thing else look.median_step_s, settings)
     is_stopped = evidence.stopped_s >= settings.trainer_silence_s
     is_mute = evidence.unanswered_s >= settings.trainer_silence_s
     seen = {
@@ -89,7 +92,7 @@ def judge_trainer(evidence: TrainerEvidence | None, settings: HealthConfig, now:
 
 
 def progress_limit_s(median_step_s: float | None, settings: HealthConfig) -> float:
-    """For how long a trainer with work may show no progress."""
+    """For how long a trainer with work may show no progress. None: its steps say nothing of what it is at."""
     if median_step_s is None:
         return settings.trainer_first_s
     return max(settings.trainer_min_s, settings.trainer_factor * median_step_s)

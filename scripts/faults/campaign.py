@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from launcher.durable import make_folder
 from launcher.journal import append_line
 from launcher.run_paths import RunPaths
+from scripts.faults.case import Case, Figures
 from scripts.faults.copies import ENDS_SERVER, ENDS_TRAINER, Copies, last_copy
 from scripts.faults.files import whole_checkpoints
 from scripts.faults.find import NotLive, RunProcesses, look
 from scripts.faults.following import Following
-from scripts.faults.hands import HANDS, Case, Figures
+from scripts.faults.hands import HANDS
 from scripts.faults.place import Place
 from scripts.faults.schedule import Choice, Fault, Moment, decide, in_order, is_due
 from scripts.faults.signals import Missed

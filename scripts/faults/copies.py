@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENDS_TRAINER = frozenset({"T1", "T2", "D1", "N1", "M2"})
+ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "D1", "N1", "M2"})
 ENDS_SERVER = frozenset({"C1", "C2", "C3", "D1"})
 
 

@@ -8,28 +8,24 @@ is stopped "until it is replaced" is not.
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from actors.process_tree import Process, identify
+from actors.process_tree import Process
 from actors.process_tree import send as send_signal
-from launcher.errors import StorageError
-from launcher.run_keys import ServerKeys
-from launcher.run_paths import RunPaths
 from scripts.faults import files, interposer, server_api, signals
+from scripts.faults.broken_reward import fired
+from scripts.faults.case import Case, Figures, lives
 from scripts.faults.fault_proxy import Spoil
-from scripts.faults.find import RunProcesses, Server, title
-from scripts.faults.kinds import ANY, PARTS, Value
+from scripts.faults.find import Server, title
+from scripts.faults.kinds import ANY
 from scripts.faults.moments import catch
 from scripts.faults.place import Place
 from scripts.faults.signals import Missed
+from scripts.faults.starving import by_cgroup, by_limit, starve_trainer
 from scripts.faults.switch import DEEDS, find_switch, switched_on
-from scripts.faults.switched_reward import fired
 
-Figures = dict[str, object]
 MIB = 2**20
 LOOK_S = 0.05
 PUBLISH_LOOK_S = 0.005
@@ -38,62 +34,6 @@ RANDOM_MOMENT_S = 3.0
 RECOVERY_BEGINS_S = 2.0
 """D1 kills its server so long at most after the trainer."""
 DRIVER_SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What a fault is brought about with. `ready` are the indices of the servers that are READY."""
-
-    paths: RunPaths
-    found: RunProcesses
-    options: Mapping[str, Value]
-    ready: Sequence[int]
-    draw: random.Random
-    within_s: float
-    sleep: Callable[[float], None] = time.sleep
-
-    @property
-    def keys(self) -> ServerKeys:
-        """What the run's servers ask for. Raises Missed."""
-        try:
-            return ServerKeys.read(self.paths.keys)
-        except StorageError as error:
-            raise Missed(error.message, error.hint) from error
-
-    def number(self, option: str) -> float:
-        return float(self.options[option])
-
-    def word(self, option: str) -> str:
-        return str(self.options[option])
-
-    def server(self) -> Server:
-        """The one that is asked for, or a READY one drawn. Raises Missed."""
-        wanted = int(self.number("server")) if "server" in self.options else -1
-        candidates = [server for server in self.found.servers if server.index in self.ready]
-        if wanted >= 0:
-            candidates = [server for server in candidates if server.index == wanted]
-        if not candidates:
-            raise Missed(f"server {'of any index' if wanted < 0 else wanted} is not READY", f"READY: {self.ready}")
-        return self.draw.choice(candidates)
-
-    def trainer(self) -> Process:
-        if self.found.trainer is None:
-            raise Missed("the trainer has no process now", "wait until it has been restarted")
-        return self.found.trainer
-
-    def some_part(self, server: Server) -> tuple[str, tuple[Process, ...]]:
-        """The part of a server that is asked for, or one drawn of those that it has. Raises Missed."""
-        wanted = self.word("part")
-        there = {part: processes for part in PARTS if (processes := server.part(part))}
-        if wanted == ANY:
-            wanted = self.draw.choice(sorted(there))
-        if wanted not in there:
-            raise Missed(f"{server.name} has no process {wanted!r}", f"it has {', '.join(there)}")
-        return wanted, there[wanted]
-
-    def scheduler(self, server: Server) -> tuple[Process, ...]:
-        """What makes the tokens: the scheduler, or where a server has none of that name, all of it."""
-        return server.part("scheduler") or server.tree
 
 
 def crash_server(case: Case) -> Figures:
@@ -123,15 +63,11 @@ def starve_server(case: Case) -> Figures:
     limit = signals.limit_memory(process, int(case.number("headroom_mib") * MIB))
     until = time.monotonic() + case.number("seconds")
     sent = server_api.keep_busy(
-        server.url, case.keys, tokens=64, together=16, prompt=128, until=until, alive=lambda: _lives(process)
+        server.url, case.keys, tokens=64, together=16, prompt=128, until=until, alive=lambda: lives(process)
     )
-    if _lives(process):
+    if lives(process):
         raise Missed(f"{server.name} lived on under its limit of {limit} bytes", "give it less: headroom_mib=0")
     return {"target": server.name, "pids": [process.pid], "limit_bytes": limit, "requests": sent}
-
-
-def _lives(process: Process) -> bool:
-    return identify(process.pid) == process
 
 
 def slow_server(case: Case) -> Figures:
@@ -310,7 +246,7 @@ def long_generations(case: Case) -> Figures:
         together=int(case.number("together")),
         prompt=8,
         until=until,
-        alive=lambda: _lives(server.http),
+        alive=lambda: lives(server.http),
     )
     return {"target": server.name, "requests": sent}
 
@@ -329,6 +265,8 @@ HANDS: Mapping[str, Callable[[Case], Figures]] = {
     "T3": switch_reward("T3"),
     "T4": damage_checkpoint,
     "T5": fill_disk,
+    "T6": starve_trainer(by_limit),
+    "T7": starve_trainer(by_cgroup),
     "S1": switch_reward("S1"),
     "S2": switch_reward("S2"),
     "S3": switch_reward("S3"),

@@ -63,6 +63,11 @@ def part(*more: str) -> Option:
 
 UNTIL_REPLACED = seconds(FOR_EVER, "then it goes on; 0: stopped until it is replaced", FOR_EVER)
 
+STARVED = {
+    "share": Option(default=0.5, meaning="of what a step takes, it is left", least=0.01),
+    "seconds": seconds(60.0, "for so long it may live on"),
+}
+
 KINDS: Mapping[str, Kind] = {
     kind.id: kind
     for kind in (
@@ -165,6 +170,18 @@ KINDS: Mapping[str, Kind] = {
                 "free_kib": Option(default=64.0, meaning="that stay free"),
                 "seconds": seconds(60.0, "then it is removed"),
             },
+        ),
+        Kind(
+            id="T6",
+            what="trainer out of memory: RLIMIT_DATA of its process, below what its next step needs",
+            role="trainer",
+            options=STARVED,
+        ),
+        Kind(
+            id="T7",
+            what="trainer killed for memory: by the kernel, in a cgroup with less room than its next step needs",
+            role="trainer",
+            options=STARVED,
         ),
         Kind(id="S1", what="rewards always 0", needs="switch", options={"seconds": seconds(60.0, "for so long")}),
         Kind(

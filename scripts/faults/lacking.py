@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths
-from scripts.faults import files, interposer
+from scripts.faults import files, interposer, starving
 from scripts.faults.find import RunProcesses
 from scripts.faults.switch import find_switch
 
@@ -17,6 +17,8 @@ def lacking(kind: str, paths: RunPaths, found: RunProcesses) -> None:
         interposer.check_interposed(paths)
     if kind == "T5":
         files.check_small_disk(paths.default_checkpoints)
+    if kind in {"T6", "T7"}:
+        starving.check_starving(kind, found)
     if kind == "M1" and not found.supervisors:
         raise UsageError("neither HealthMonitor nor Coordinator is below this run's driver", "M1 needs one of them")
     if kind == "N1" and not found.raylets:

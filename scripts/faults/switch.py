@@ -12,8 +12,8 @@ import yaml
 from launcher.durable import replace_file
 from launcher.errors import UsageError
 from launcher.run_paths import RunPaths
+from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.find import RunProcesses, environment
-from scripts.faults.switched_reward import FUNCTION, VARIABLE
 
 DEEDS = {"S1": "zero", "S2": "share", "T3": "huge", "X-reward": "stall"}
 """What each kind asks for; S3 says itself which it is."""

@@ -87,7 +87,7 @@ def _kills(subject: Subject) -> Finding:
     return judge_kills(
         KillsSeen(
             kills=_kernel_kills(),
-            count=oom_kills(),
+            count=oom_kills()[1],
             since=view.started_at,
             until=time.time() if subject.is_live is not False else view.ended_at,
             own_pids=view.pids | frozenset(_own_pids(subject)),

@@ -23,7 +23,7 @@ def lost_nodes(run) -> set[str]:
 
 @pytest.mark.parametrize(
     ("ranks", "losses", "steps"),
-    [(2, 1, 120), pytest.param(2, 3, 250, marks=pytest.mark.long), pytest.param(1, 3, 450, marks=pytest.mark.long)],
+    [(2, 1, 80), pytest.param(2, 3, 250, marks=pytest.mark.long), pytest.param(1, 3, 450, marks=pytest.mark.long)],
 )
 def test_each_worker_node_is_lost_in_turn_and_the_run_finishes(tmp_path, ranks, losses, steps, request):
     draw = random.Random(5)

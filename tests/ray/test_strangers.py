@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,12 +134,18 @@ def test_3_a_job_without_the_token(dashboard):
 
 
 def test_4_an_actor_call_without_the_token(victim):
+    """All at once: a stranger waits for Ray's retries."""
     call = {"address": victim.gcs, "name": COORDINATOR, "namespace": victim.paths.namespace}
-    only_the_owner_gets_through("actor_call", call | {"token": victim.token}, call)
-    gcs = {"address": victim.gcs}
-    only_the_owner_gets_through("cluster_state", gcs | {"token": victim.token}, gcs)
-    only_the_owner_gets_through("cluster_state", gcs | {"token": victim.token}, gcs | {"token": "0" * 64})
-    only_the_owner_gets_through("unix_sockets", {"folder": str(victim.session)}, {"folder": str(victim.session)})
+    gcs, sockets = {"address": victim.gcs}, {"folder": str(victim.session)}
+    attacks = (
+        ("actor_call", call | {"token": victim.token}, call),
+        ("cluster_state", gcs | {"token": victim.token}, gcs),
+        ("cluster_state", gcs | {"token": victim.token}, gcs | {"token": "0" * 64}),
+        ("unix_sockets", sockets, sockets),
+    )
+    with ThreadPoolExecutor() as pool:
+        for made in [pool.submit(only_the_owner_gets_through, *attack) for attack in attacks]:
+            made.result()
 
 
 class Bomb:

@@ -1,69 +1,94 @@
-"""Who is killed, and what must go on: real driver, Coordinator and trainer, stand-in servers."""
+"""Who is killed, what must go on, and what people get to know of it: real driver, Coordinator and trainer, stand-in
+servers. One run for all tests here, in their order, since the start of each costs more than what is done to it."""
+
+import contextlib
+import json
+import os
+import signal
 
 import pytest
 
-from launcher.memory_states import MemoryStates
 from tests.supervised_run import SupervisedRun
+from tests.unit.test_alerts import DEADLINE_S, webhook
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_servers_and_supervisors_are_killed_and_the_trainer_is_not_touched(tmp_path):
-    with SupervisedRun(tmp_path, steps=900, servers=2) as run:
+@pytest.fixture(scope="module")
+def told():
+    """A webhook's url, and what it got."""
+    with contextlib.contextmanager(webhook.__wrapped__)() as (url, got, _):
+        yield url, got
+
+
+@pytest.fixture(scope="module")
+def run(told, tmp_path_factory):
+    with SupervisedRun(tmp_path_factory.mktemp("run"), steps=2000, servers=2, webhook=told[0]) as run:
         run.wait_until(lambda: len(run.server_pids()) == 2, "both serve")
-        first = run.server_pids()
-        run.kill(first["server-1"])
-        run.wait_until(lambda: run.server_pids()["server-1"] != first["server-1"], "server-1 is replaced")
-        second = run.server_pids()
-        assert second["server-0"] == first["server-0"]
-
-        steps = run.steps_done()
-        run.kill(run.coordinator_pids()[-1])
-        run.wait_until(lambda: run.events("coordinator.adopted"), "the Coordinator is back")
-        run.wait_steps(steps + 2)
-        run.kill(run.monitor_pids()[-1])
-        run.wait_until(lambda: len(run.monitor_pids()) == 2, "the HealthMonitor is back")
-        run.wait_steps(run.steps_done() + 2)
-        assert run.server_pids() == second, "who watches may die without anybody else dying of it"
-
-        run.kill(*second.values())
-        run.wait_until(lambda: not set(run.server_pids().values()) & set(second.values()), "both are replaced")
-        run.stop()
-        run.check_ledger()
-        assert len(run.trainer_pids()) == 1
-        assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"
-        died = run.events("server.died")
-        assert sorted(event["pid"] for event in died) == sorted([first["server-1"], *second.values()])
+        yield run
 
 
-def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(tmp_path):
-    with SupervisedRun(tmp_path, steps=16, servers=1) as run:
-        run.wait_steps(7)
-        server = run.server_pids()
-        run.kill(run.trainer_pids()[-1])
-        run.wait_until(lambda: run.events("trainer.restarted"), "the trainer is back")
-        run.wait_steps(10)
-        assert run.server_pids() == server
-        assert len(set(run.trainer_pids())) == 2
-        run.kill(run.process.pid)
-        run.process.wait()
-    with SupervisedRun(tmp_path, steps=16, servers=1) as resumed:
-        resumed.finish()
-        resumed.check_ledger()
-        assert [line["global_step"] for line in resumed.ledger()] == list(range(16)), "no step was taken back"
-        first, second, third = (event["global_step"] for event in resumed.events("trainer.restored"))
-        assert (first, second >= 6, third >= 9) == (-1, True, True)
-        assert "taken back" not in resumed.paths.summary.read_text()
-        assert not MemoryStates(resumed.paths).root.exists()
+def test_a_crash_and_a_hang_are_told_once_each_though_the_coordinator_is_killed_meanwhile(run, told):
+    first = run.server_pids()
+    run.kill(first["server-1"])
+    run.wait_until(lambda: run.events("incident.began", "server-1"), "it has begun")
+    run.kill(run.coordinator_pids()[-1])
+    run.wait_until(lambda: run.events("incident.ended", "server-1"), "it has ended")
+    assert run.server_pids()["server-0"] == first["server-0"]
+    os.kill(first["server-0"], signal.SIGSTOP)
+    run.wait_until(lambda: run.events("incident.ended", "server-0"), "the hang has ended")
+    assert run.incidents() == {
+        1: ("server_crash", "server-1", True),
+        2: ("server_hang", "server-0", True),
+    }
+    messages = [told[1].get(timeout=DEADLINE_S) for _ in range(4)]
+    assert sorted((m["incident"], m["state"]) for m in messages) == [
+        (number, state) for number in (1, 2) for state in ("began", "ended")
+    ]
+    for died in run.events("server.died"):
+        assert died["incident"] == 1
+    for number, subject in ((1, "server-1"), (2, "server-0")):
+        incident = json.loads((run.paths.incident(number) / "incident.json").read_text())
+        assert (incident["subject"], incident["is_mended"]) == (subject, True)
+        assert any(action.startswith(f"{subject}: server.restarted") for action in incident["actions"])
+        assert (run.paths.incident(number) / f"{subject}.log.tail").exists()
+    assert (run.paths.incident(2) / "stacks" / "server-0.txt").stat().st_size
+    lines = [line for line in run.said().splitlines() if "incident " in line]
+    assert [("incident 1: server-1 crashed" in lines[0]), ("incident 1 is over after" in lines[1])] == [True, True]
 
 
-@pytest.mark.parametrize("vital", ["raylet", "gcs_server"])
-def test_without_rays_own_processes_the_run_ends_in_a_word_and_leaves_nobody(tmp_path, vital):
-    with SupervisedRun(tmp_path, steps=900, servers=1) as run:
-        run.wait_steps(2)
-        (process,) = [process for process in run.family() if process.name() == vital]
-        process.kill()
-        run.process.wait(60)
-        assert run.process.returncode == 3, run.said()
-        assert f"Ray's own process {vital} ended" in run.said()
-        run.wait_gone()
+def test_servers_and_supervisors_are_killed_and_the_trainer_is_not_touched(run):
+    run.wait_steps(run.steps_done() + 1)
+    servers, dead = run.server_pids(), [event["pid"] for event in run.events("server.died")]
+    coordinators, monitors = run.coordinator_pids(), run.monitor_pids()
+    run.kill(coordinators[-1])
+    run.wait_until(lambda: len(run.coordinator_pids()) > len(coordinators), "the Coordinator is back")
+    run.wait_steps(run.steps_done() + 2)
+    run.kill(monitors[-1])
+    run.wait_until(lambda: len(run.monitor_pids()) > len(monitors), "the HealthMonitor is back")
+    run.wait_steps(run.steps_done() + 2)
+    assert run.server_pids() == servers, "who watches may die without anybody else dying of it"
+
+    run.kill(*servers.values())
+    run.wait_until(lambda: not set(run.server_pids().values()) & set(servers.values()), "both are replaced")
+    run.wait_until(lambda: all(is_over for _, _, is_over in run.incidents().values()), "all is mended")
+    assert len(run.trainer_pids()) == 1
+    died = [event["pid"] for event in run.events("server.died")]
+    assert sorted(died) == sorted([*dead, *servers.values()])
+
+
+def test_without_its_raylet_it_ends_in_a_word_and_leaves_nobody(run, told):
+    incidents = run.incidents()
+    messages = [told[1].get(timeout=DEADLINE_S) for _ in range(2 * (len(incidents) - 2))]
+    assert sorted((m["incident"], m["state"]) for m in messages) == [
+        (number, state) for number in range(3, len(incidents) + 1) for state in ("began", "ended")
+    ]
+    run.lose_ray("raylet")
+    said = run.said()
+    assert "A worker died or was killed" not in said, "Ray's own words are in ray.log"
+    assert "all mended: " in said
+    assert told[1].empty()
+    assert not run.events("server.loading_failed"), "weights that are ordered are those of the moment of sending"
+    run.steps = run.steps_done()
+    run.check_ledger()
+    assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"

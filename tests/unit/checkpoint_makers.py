@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 from actors.policy_model import PolicyModel
 from actors.position import Position
 from actors.prompt_queue import PromptQueue
-from launcher.checkpoints import CheckpointName, CheckpointStore
+from launcher.checkpoints import CheckpointStore
 from launcher.manifest import Manifest, record_files
-from launcher.run_paths import RunPaths, login_name
 from tests.unit.tiny_models import actor, make_groups, make_model, reference
+from tests.unit.trial_names import EXPERIMENT, STEPS_PER_EPOCH, TRIAL, USER, name_of, trial_paths
 
-EXPERIMENT, TRIAL, USER = "exp", "t1", login_name()
-STEPS_PER_EPOCH = 80
+__all__ = ["EXPERIMENT", "TRIAL", "USER", "name_of", "trial_paths"]  # others take them from here
 
 
 def learned(folder, kind="qwen2", *, dtype="float32", seed=0, **settings):
@@ -31,10 +30,6 @@ def learned(folder, kind="qwen2", *, dtype="float32", seed=0, **settings):
     model.compute_gradients(make_groups(seed=seed))
     model.commit()
     return model
-
-
-def name_of(step, per_epoch=STEPS_PER_EPOCH):
-    return CheckpointName(epoch=step // per_epoch, epoch_step=step % per_epoch, global_step=step)
 
 
 def save(store, model, step, *, reward=0.5, experiment=EXPERIMENT, trial=TRIAL, keep=False, batch_size=16):
@@ -59,10 +54,6 @@ def save(store, model, step, *, reward=0.5, experiment=EXPERIMENT, trial=TRIAL, 
             health={"reward_mean": reward, "verdict": "HEALTHY"},
             keep=keep,
         )
-
-
-def trial_paths(root):
-    return RunPaths(fileroot=root, user=USER, experiment_name=EXPERIMENT, trial_name=TRIAL)
 
 
 def make_trial(root, model, steps):

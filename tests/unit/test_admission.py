@@ -10,6 +10,7 @@ from launcher.policy.admission import BatchReport, Gate, Usual, admit
 from launcher.policy.canaries import CanaryScore
 from launcher.supervision_config import GateConfig
 from tests.replay import Replay, prompts
+from tests.unit.reward_runs import HEALTHY
 
 EXACT = Gate(settings=GateConfig(), is_exact=True, versions_behind=0)
 ROUNDED = dataclasses.replace(EXACT, is_exact=False)
@@ -29,7 +30,9 @@ SOUND = BatchReport(
     high_reward=1.0,
     logprob_distance=1.3e-7,
 )
-USUAL = Usual(mean_reward=0.5, reward_range=1.0, truncated_share=0.05, blank_share=0.01, distance=7e-4)
+USUAL = Usual(
+    mean_reward=0.5, reward_range=1.0, reward_noise=0.05, truncated_share=0.05, blank_share=0.01, distance=7e-4
+)
 
 
 def changed(**change):
@@ -103,6 +106,7 @@ def test_each_fault_is_caught_by_its_rule(change, gate, usual, named):
         ({"mean_reward": 0.26}, EXACT, USUAL),  # a harder batch: pass rate -0.1, and twice its noise
         ({"mean_reward": 0.0}, EXACT, None),  # the first batch of a model that can't do it yet
         ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.1)),
+        ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.6, reward_noise=0.17)),  # of 8 rollouts
         ({"truncated": 128}, EXACT, None),  # a base model that never ends
         ({"truncated": 128}, EXACT, dataclasses.replace(USUAL, truncated_share=0.7)),  # ten times longer generations
         ({"truncated": 0, "blank": 0}, EXACT, dataclasses.replace(USUAL, truncated_share=1.0)),  # it learned to end
@@ -126,6 +130,26 @@ def test_each_rule_is_what_catches_its_fault_and_can_be_switched_off(off, change
     without = dataclasses.replace(gate, settings=GateConfig(**off))
     assert not admit(changed(**change), gate, usual=usual).admitted
     assert admit(changed(**change), without, usual=usual).admitted
+
+
+def jumps(points, gate):
+    """How many steps of a healthy run the gate would turn away for their mean reward."""
+    settings = gate.settings
+    turned_away = 0
+    for at in range(settings.usual_min_steps, len(points)):
+        usual = Usual.of(points[max(0, at - settings.usual_steps) : at], truncated=[], blank=[], distances=[])
+        turned_away += not admit(changed(mean_reward=points[at].mean), gate, usual=usual).admitted
+    return turned_away
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_loses_hardly_a_batch_to_chance(name):
+    assert jumps(HEALTHY[name].points(4000, name), EXACT) <= 1
+
+
+def test_without_its_noise_a_run_of_small_batches_would():
+    deaf = dataclasses.replace(EXACT, settings=GateConfig(reward_jump_noise=0.0))
+    assert jumps(HEALTHY["plateau at 0.5 with 8 rollouts"].points(4000, 1), deaf) > 4
 
 
 def test_a_change_that_stays_is_let_through_after_two_batches_but_what_is_certain_never_is():

@@ -152,6 +152,18 @@ def test_what_a_restore_threw_away_makes_room_for_the_same_steps(store):
     assert len(list((store.root / "set_aside").iterdir())) == 4
 
 
+def test_what_another_process_has_put_aside_meanwhile_is_no_failure(store, tmp_path, monkeypatch):
+    """The Coordinator condemns while the trainer goes back: a restore that failed for it would accuse a sound step."""
+    for step in (1, 2, 3):
+        save(store, step)
+    listed = store.list()
+    CheckpointStore(store.root).condemn_after(2)
+    monkeypatch.setattr(store, "list", lambda: listed)  # as it was before
+    assert [path.name.partition(".")[0] for path in store.set_aside_after(1)] == [str(name_of(2))]
+    aside = sorted(path.name.partition(".")[2] for path in (store.root / "set_aside").iterdir())
+    assert aside == ["condemned-1", "superseded-1"]
+
+
 def test_only_what_was_staged_here_for_that_step_can_be_committed(store, tmp_path):
     staged = store.stage(name_of(4))
     fill(staged)

@@ -9,6 +9,7 @@ import pytest
 
 from actors.health_monitor import HealthMonitor
 from actors.monitor_view import Watched
+from actors.server_tree import ServerTree
 from actors.sglang_client import SGLangClient
 from launcher.config import RunConfig
 from launcher.journal import Journal, append_line, read_lines
@@ -276,6 +277,40 @@ def test_a_hang_is_seen_journaled_once_and_forgotten_with_the_next_life(world, t
     assert none.servers == ()
     assert len(world.events("health.dead")) == 1
     assert world.events("health.dead")[0]["at"] > 0
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyError("a defect")])
+def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(world, tmp_path, monkeypatch, error):
+    """Its watch had ended unheard, and no hang of that life was ever seen."""
+    look_at, fails = ServerTree.look, []
+
+    def look_or_fail(tree):
+        if fails:
+            raise fails.pop()
+        return look_at(tree)
+
+    monkeypatch.setattr(ServerTree, "look", look_or_fail)
+
+    async def work(monitor):
+        targets = [Watched(server=server(process.pid, url))]
+        await until(monitor, targets, Health.HEALTHY)
+        monitor.admit(batch(0, weight_versions=(7,)))
+        doubt = monitor.view().servers[0].doubt
+        for _ in range(2):
+            fails.append(error)
+            while fails or not monitor._running["server-0"].done():
+                await asyncio.sleep(QUICK.look_interval_s)
+            await until(monitor, targets, Health.HEALTHY)
+        await fault(url, kind="slow", times=None, seconds=600)
+        os.kill(monitor.pids()["server-0"]["scheduler"], signal.SIGSTOP)
+        return doubt, await until(monitor, targets, Health.DEAD)
+
+    with stand_in_server.running("--weight-version", "0") as url, tree(tmp_path) as process:
+        doubt, dead = use(world, work)
+    assert dead.verdict.cause is Cause.SERVER_HANG
+    assert doubt and dead.doubt == doubt  # it is the same life, with the same weights
+    (told,) = world.events("health.blind")
+    assert repr(error) in told["reason"]
 
 
 def test_the_monitor_answers_while_a_server_hangs(world, tmp_path):

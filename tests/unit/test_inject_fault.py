@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,14 @@ DEADLINE_S = 30.0
 class Game:
     """A fake run, and the injector's command on it."""
 
-    def __init__(self, folder: Path, servers: int) -> None:
+    def __init__(self, folder: Path, servers: int, step_mib: int = 0) -> None:
         self.paths = run_paths(folder)
         self.folder = folder
         self._run = subprocess.Popen(
-            [sys.executable, "-m", "tests.fake_run", str(folder), "--servers", str(servers)],
+            [
+                *(sys.executable, "-m", "tests.fake_run", str(folder)),
+                *("--servers", str(servers), "--step-mib", str(step_mib)),
+            ],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -50,6 +54,22 @@ class Game:
 
     def inject(self, *words: str) -> int:
         return main([*words, "--fileroot", str(self.folder), "--within", "0.3"])
+
+    def inject_while_it_steps(self, *words: str) -> int:
+        """A step takes 0.3 s, in which a hungry trainer takes its memory at least once."""
+        ended = threading.Event()
+
+        def steps() -> None:
+            while not ended.wait(0.3):
+                self.step()
+
+        stepping = threading.Thread(target=steps)
+        stepping.start()
+        try:
+            return main([*words, "--fileroot", str(self.folder), "--within", "20"])
+        finally:
+            ended.set()
+            stepping.join()
 
     def record(self) -> list[dict]:
         return list(read_lines(Place.of(self.paths).record))

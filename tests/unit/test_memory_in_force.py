@@ -11,7 +11,7 @@ from launcher.memory_book import MemoryBook
 from launcher.messages import Health, ServerState, Verdict
 from launcher.policy.actions import RestartServer
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory import CONCURRENCY, MICRO_BATCH, POOL_TOKENS
+from launcher.policy.memory import CONCURRENCY, MICRO_BATCH, POOL_TOKENS, Lengths
 from launcher.policy.observed import ServerFacts
 
 HERE = Hardware(gpus=(), cpus=2, memory=24 * 2**30, memory_free=2**30)
@@ -37,7 +37,7 @@ class Attempt:
 
     def give_way(self, name, rung, where=RanOut.SERVER_HOST):
         self.history.begun(RestartServer(name=name, reason="", overrides=rung))
-        self.ladder.ran_out(name, where, 40, rung)
+        self.ladder.ran_out(name, where, Lengths(longest_sequence=40), rung)
 
     def names(self):
         return [event["event"] for event in read_lines(self.events)] if self.events.exists() else []
@@ -54,7 +54,7 @@ def test_memory_ran_out_under_the_settings_of_the_life_that_ended(tmp_path):
     attempt.give_way("server-0", {POOL_TOKENS: 10000})
     (tried,) = attempt.history.tried
     assert tried.settings.max_total_tokens == 20000, "not the ones that were just chosen"
-    assert attempt.ladder.settings(40).max_total_tokens == 10000
+    assert attempt.ladder.settings(Lengths(longest_sequence=40)).max_total_tokens == 10000
     attempt.come_back()
     assert attempt.history.tried == [tried]
     assert attempt.history.started_with == {"server-0": {}}
@@ -126,3 +126,11 @@ def test_the_limit_of_rollouts_is_there_for_whoever_runs(tmp_path):
     assert attempt.ladder.concurrency is None
     attempt.give_way("server-0", {CONCURRENCY: 8})
     assert attempt.ladder.concurrency == 8
+
+
+def test_where_the_trainer_never_said_how_long_its_sequences_are_the_context_bounds_them(tmp_path):
+    """Else an empty process, which follows one that was killed, would let the ladder go below the longest sequence."""
+    attempt = Attempt(tmp_path)
+    attempt.config.sglang.context_length = 256
+    assert attempt.ladder.settings(Lengths()).longest_sequence == 256
+    assert attempt.ladder.settings(Lengths(longest_sequence=40)).longest_sequence == 40

@@ -17,6 +17,7 @@ from launcher.policy.memory import (
     NEW_TOKENS,
     POOL_TOKENS,
     SAMPLES,
+    Lengths,
     MemorySettings,
     Tried,
     next_rung,
@@ -177,6 +178,29 @@ def test_whatever_runs_out_in_whatever_order_the_ladder_ends(faults, in_force, c
         seen.append(in_force)
     assert in_force.max_tokens_per_mb >= in_force.longest_sequence
     assert in_force.n_samples >= 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "rungs"),
+    [
+        (0, [(MICRO_BATCH, 2048), (MICRO_BATCH, 1500), (CHECKPOINTING, True)]),  # it has not made one yet
+        (3800, [(MICRO_BATCH, 1900), (MICRO_BATCH, 1500), (CHECKPOINTING, True)]),
+        (9000, [(MICRO_BATCH, 2048), (MICRO_BATCH, 1500), (CHECKPOINTING, True)]),  # made before a rung was taken
+        (1200, [(CHECKPOINTING, True)]),  # one sequence each already
+    ],
+)
+def test_a_rung_is_a_smaller_micro_batch_than_there_was(largest, rungs):
+    in_force = dataclasses.replace(CPU, largest_micro_batch=largest, max_total_tokens=None)
+    assert descend(RanOut.TRAINER_HOST, in_force) == rungs
+
+
+def test_what_was_seen_is_no_setting():
+    seen = dataclasses.replace(CPU, largest_micro_batch=900)
+    assert seen == CPU
+    lengths = Lengths(longest_sequence=40).now_said(0, 900)
+    assert lengths.now_said(0, 0) == Lengths(longest_sequence=40, largest_micro_batch=900), (
+        "an empty process knows none"
+    )
 
 
 def test_the_settings_in_force_are_read_from_the_configuration():

@@ -79,7 +79,7 @@ class Run:
         return None if state is None else state.global_step
 
     def facts(self):
-        return [(f.global_step, f.in_memory) for f in Shelf(self.config, self.paths).facts(set(), healthy_until=-1)]
+        return [(f.global_step, f.in_memory) for f in Shelf(self.config, self.paths).facts({}, healthy_until=-1)]
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
     run.keep(21)
     assert run.facts() == [(19, False), (20, True), (21, True)]
     shelf = Shelf(run.config, run.paths)
-    assert shelf.newest_model(set()).global_step == 19
+    assert shelf.newest_model({}).global_step == 19
     assert shelf.condemn_after(20) == ()
     assert run.facts() == [(19, False), (20, True)]
     assert shelf.condemn_after(18) == ("epoch0epochstep19globalstep19.condemned-1",)

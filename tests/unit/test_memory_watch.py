@@ -3,8 +3,10 @@
 import time
 
 from actors.memory_watch import MemoryWatch
+from launcher import kill_watch
 from launcher.hardware import cgroup_memory, memory_in_use, oom_kills
 from launcher.journal import Journal, read_lines
+from launcher.kill_watch import KillWatch
 from launcher.supervision_config import MemoryConfig
 
 MIB = 2**20
@@ -71,12 +73,47 @@ def test_cached_files_are_not_in_use(tmp_path):
     assert cgroup_memory(tmp_path, own) == (1000.0, 200.0)
 
 
+def host(folder, own: str) -> dict:
+    """A machine without cgroups, on which the process 5 is where `own` says."""
+    (folder / "proc" / "5").mkdir(parents=True)
+    (folder / "proc" / "5" / "cgroup").write_text(own)
+    return {"root": folder / "cgroups", "proc": folder / "proc"}
+
+
+def counted(file, text: str):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
 def test_kills_for_want_of_memory_are_counted_where_they_are_told(tmp_path):
-    own, vmstat = tmp_path / "cgroup", tmp_path / "vmstat"
-    own.write_text("0::/run\n")
-    assert oom_kills(tmp_path, own, vmstat) == 0
-    vmstat.write_text("nr_free_pages 5\noom_kill 7\n")
-    assert oom_kills(tmp_path, own, vmstat) == 7
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
-    assert oom_kills(tmp_path, own, vmstat) == 1, "the cgroup's own count comes first"
+    where = host(tmp_path, "0::/run\n")
+    assert oom_kills(5, **where) == (tmp_path / "proc" / "vmstat", 0)
+    on_host = counted(tmp_path / "proc" / "vmstat", "nr_free_pages 5\noom_kill 7\n")
+    assert oom_kills(5, **where) == (on_host, 7)
+    own = counted(tmp_path / "cgroups/run/memory.events", "low 0\noom 2\noom_kill 1\n")
+    assert oom_kills(5, **where) == (own, 1), "the cgroup's own count comes first"
+
+
+def test_version_1_counts_a_kill_in_the_cgroup_of_who_was_killed_alone(tmp_path):
+    where = host(tmp_path, "7:cpu:/\n4:memory:/jobs/mine\n0::/\n")
+    mounted = counted(tmp_path / "cgroups/memory/memory.oom_control", "oom_kill_disable 0\noom_kill 0\n")
+    assert oom_kills(5, **where) == (mounted, 0), "a container sees its own as the root"
+    own = counted(tmp_path / "cgroups/memory/jobs/mine/memory.oom_control", "under_oom 0\noom_kill 3\n")
+    assert oom_kills(5, **where) == (own, 3)
+
+
+def test_a_rise_is_told_over_two_looks_and_never_between_two_cgroups(monkeypatch):
+    told = {"a": 3, "b": 9}
+    where = ["a"]
+    monkeypatch.setattr(kill_watch, "oom_kills", lambda pid=None: (where[0], told[where[0]]))
+    monkeypatch.setattr(kill_watch, "oom_kills_told_by", told.get)
+    kills = KillWatch()
+    told["a"] = 4
+    kills.look(5)
+    assert kills.risen() == 1, "the look may come between the kill and the news of it"
+    where[0] = "b"
+    kills.look(5)
+    assert kills.risen() == 0, "the process was moved: nobody was killed there"
+    told["b"] = 10
+    assert kills.risen() == 1

@@ -21,13 +21,15 @@ SOUND = MonitorView(
 )
 INCIDENT = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=3)
 TURNS = 200
+ANSWER_S, LOOKS = 0.002, 15
+HUNG_S = LOOKS * ANSWER_S
 
 
 @pytest.fixture
 def ended(monkeypatch):
     """The actors that were ended; nobody waits for real."""
     ended = []
-    monkeypatch.setattr(monitor_link, "ANSWER_S", 0.002)
+    monkeypatch.setattr(monitor_link, "ANSWER_S", ANSWER_S)
     monkeypatch.setattr(monitor_link, "LOOK_S", 0.0)
     monkeypatch.setattr(monitor_link.ray, "kill", lambda actor, no_restart: ended.append(no_restart))
     return ended
@@ -37,7 +39,9 @@ def look(watch, until, **links):
     """A link to a monitor whose `watch` is given, until `until(link)` holds or for many turns."""
 
     async def inside():
-        link = MonitorLink(FakeActor(watch=watch), targets=list, changed=asyncio.Event(), **links)
+        link = MonitorLink(
+            FakeActor(watch=watch), targets=list, changed=asyncio.Event(), **{"hung_after_s": HUNG_S} | links
+        )
         link.begin_looking()
         for _ in range(TURNS):
             if until(link):
@@ -79,14 +83,13 @@ def test_one_that_was_late_now_and_then_is_left_alone(ended):
         asked.append(1)
         return SOUND if len(asked) % 5 == 0 else never()
 
-    look(watch, lambda link: len(asked) > 4 * monitor_link.HUNG_LOOKS)
+    look(watch, lambda link: len(asked) > 4 * LOOKS)
     assert ended == []
 
 
-def test_without_the_count_it_would_be_waited_for_for_ever(ended, monkeypatch):
-    monkeypatch.setattr(monitor_link, "HUNG_LOOKS", 10**9)
+def test_without_the_count_it_would_be_waited_for_for_ever(ended):
     answers = [SOUND]
-    look(lambda targets: answers.pop() if answers else never(), lambda link: ended)
+    look(lambda targets: answers.pop() if answers else never(), lambda link: ended, hung_after_s=1e9)
     assert ended == []
 
 
@@ -95,7 +98,9 @@ def test_its_word_grows_old(monkeypatch):
 
     async def inside():
         view = dataclasses.replace(SOUND, incident=INCIDENT)
-        link = MonitorLink(FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event())
+        link = MonitorLink(
+            FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event(), hung_after_s=HUNG_S
+        )
         await link._look()
         fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
         monkeypatch.setattr(monitor_link, "FRESH_S", -1.0)
@@ -108,7 +113,9 @@ def test_its_word_grows_old(monkeypatch):
 
 def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):
     async def inside():
-        link = MonitorLink(FakeActor(watch=SOUND), targets=lambda: {}["a defect"], changed=asyncio.Event())
+        link = MonitorLink(
+            FakeActor(watch=SOUND), targets=lambda: {}["a defect"], changed=asyncio.Event(), hung_after_s=1.0
+        )
         link.begin_looking()
         for _ in range(TURNS):
             assert link.incident is None

@@ -247,6 +247,11 @@ def test_the_tightest_cgroup_counts(tmp_path):
     (tmp_path / "memory/memory.limit_in_bytes").write_text("1000\n")
     (tmp_path / "memory/memory.usage_in_bytes").write_text("100\n")
     assert cgroup_memory(tmp_path, own) == (1000.0, 100.0)
+    (tmp_path / "memory/job").mkdir()
+    (tmp_path / "memory/job/memory.limit_in_bytes").write_text("700\n")
+    (tmp_path / "memory/job/memory.usage_in_bytes").write_text("60\n")
+    own.write_text("4:memory:/job\n0::/outer/inner\n")
+    assert cgroup_memory(tmp_path, own) == (700.0, 60.0)
 
 
 # ── the view ──

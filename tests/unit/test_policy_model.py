@@ -156,7 +156,9 @@ def test_micro_batches_do_not_change_the_result(folder, ref_folder, aggregation)
 def test_the_distance_is_known_of_each_server_alone(folder, tokens):
     model = policy(folder, mb_spec=MicroBatchConfig(max_tokens_per_mb=tokens))
     groups = from_servers(make_groups())
+    assert model.largest_micro_batch == 0
     stats = model.compute_gradients(groups)
+    assert (0 < model.largest_micro_batch <= 16) == (tokens == 16)
     by_server = stats.logprob_distance.by_server
     assert set(by_server) == {"near", "far"}
     counts = Counter[str]()

@@ -182,7 +182,7 @@ def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
     states = MemoryStates(trial.paths)
     assert [state.global_step for state in states.standing(trial.store.list())] == [8, 9]
     go_back(trial, 3)
-    facts = Shelf(trial.config, trial.paths).facts(set(), healthy_until=-1)
+    facts = Shelf(trial.config, trial.paths).facts({}, healthy_until=-1)
     assert choose(facts, None, (), trial.config.restore).global_step == 3
     assert states.newest_whole(trial.store.list()) is None
 

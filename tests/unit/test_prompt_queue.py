@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors import prompt_queue
 from actors.prompt_queue import PromptQueue
 from launcher.errors import CheckpointError
 
@@ -293,3 +294,13 @@ class EveryPromptOncePerEpoch(RuleBasedStateMachine):
 
 TestEveryPromptOncePerEpoch = EveryPromptOncePerEpoch.TestCase
 TestEveryPromptOncePerEpoch.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_what_a_state_costs_does_not_grow_with_the_data_set(monkeypatch):
+    """It is taken after each step. The ids of a million prompts took most of a second to sort and hash each time."""
+    hashed = []
+    digest = prompt_queue._digest
+    queue = PromptQueue([f"p{i}" for i in range(100)], seed=1, shuffle=True)
+    monkeypatch.setattr(prompt_queue, "_digest", lambda *parts: hashed.append(len(parts)) or digest(*parts))
+    states = [queue.state_dict() for _ in range(5)]
+    assert hashed == [102] and states == [states[0]] * 5

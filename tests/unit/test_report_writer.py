@@ -7,7 +7,7 @@ import pytest
 
 from launcher.config import RunConfig
 from launcher.journal import Journal, append_line
-from launcher.messages import Outcome, RunWord
+from launcher.messages import EvalReport, Outcome, RunWord, TrainerStatus
 from launcher.report import writer
 from launcher.report.story import StoryReader
 from launcher.report.writer import ReportWriter
@@ -129,3 +129,17 @@ def test_new_lines_alone_are_read_again(paths):
         file.write(json.dumps({"global_step": 1}))
     assert reader.refresh() == 0  # it is still being written
     assert reader.refresh(has_ended=True) == 1
+
+
+def test_each_evaluation_is_told_once_also_when_old_ones_are_left_out(tmp_path, capsys):
+    status = TrainerStatus(
+        phase="rollout", next_step=1, total_steps=9, steps_per_epoch=9, policy_version=1, pid=1, seconds_in_phase=0.0
+    )
+    evals = [EvalReport(policy_version=version, prompts=1, sampled=0.5, greedy=0.5) for version in range(5)]
+    config, paths = small_run(tmp_path)
+    with Screen(config, paths) as screen:
+        screen.begin(1)
+        for shown in (evals[:2], evals[:3], [evals[0], *evals[2:4]], [evals[0], *evals[3:5]], evals[:1]):
+            screen.show(status, servers=(), reports=(), evals=tuple(shown))
+    said = capsys.readouterr().out
+    assert [said.count(f"held-out accuracy at policy_version {version}:") for version in range(5)] == [1] * 5

@@ -7,6 +7,7 @@ import dataclasses
 import aiohttp
 import pytest
 
+from actors import server_pool
 from actors.prompt_queue import PromptQueue
 from actors.reward_pool import Score
 from actors.rollout import RolloutEngine
@@ -344,6 +345,32 @@ def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attem
     ):
         moved, batch = asyncio.run(scenario(slow, quick))
     assert moved > 0
+    assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
+    assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
+
+
+@pytest.mark.parametrize("word", [{"state": ServerState.DEAD}, {"generation": 1, "state": ServerState.STALE}])
+def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(monkeypatch, word):
+    """No connection breaks where the machine lost its power: the round waited for rollout.request_timeout, two hours
+    in the presets for a GPU, though the loss of the node was known after seconds."""
+    monkeypatch.setattr(server_pool, "LET_GO_S", 0.05)
+    hours = dataclasses.replace(QUICK, request_timeout=7200.0)
+
+    async def scenario(slow, quick):
+        items = prompts(6)
+        async with engine([slow, quick], config=hours) as (rollouts, pool):
+            collecting = asyncio.create_task(collect(rollouts, queue_of(items), items, 6))
+            async with asyncio.timeout(60):
+                while pool.in_flight()["server-0"] == 0:
+                    await asyncio.sleep(0.01)
+                await pool.update([dataclasses.replace(pool.servers()[0], **word)])
+                return await collecting
+
+    with (
+        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
+        stand_in_server.running("--weight-version", "0") as quick,
+    ):
+        batch = asyncio.run(scenario(slow, quick))
     assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
     assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from actors.server_pool import Moved, ServerPool
-from launcher.errors import RolloutError
+from launcher.errors import RolloutError, ServerError
 from launcher.messages import ServerInfo, ServerState
 
 HOLD_S = 5.0
@@ -259,3 +259,60 @@ def test_what_a_leaving_server_does_not_end_in_time_moves():
         return moved, cancelled, [one.name for one in servers.servers()]
 
     assert asyncio.run(scenario()) == (1, [True], ["server-1"])
+
+
+# ── a life that is over ──
+
+
+def test_what_a_process_that_was_ended_breaks_off_by_itself_is_waited_for():
+    """What has come of an answer until then counts; a request that was taken away from it would lose that."""
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server()])
+        breaks = asyncio.Event()
+
+        async def ask():
+            async with servers.lease(0) as leased_one:
+                await servers.unless_moved(leased_one, breaks.wait())
+                return "what has come"
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        await servers.update([server(state=ServerState.DEAD)])
+        await asyncio.sleep(0.01)
+        assert not asking.done()
+        breaks.set()
+        return await asking
+
+    assert asyncio.run(scenario()) == "what has come"
+
+
+@pytest.mark.parametrize("word", [server(state=ServerState.DEAD), server(generation=1, state=ServerState.STALE)])
+def test_nobody_waits_for_a_life_that_is_over_nor_brings_it_back(word):
+    async def scenario():
+        servers = pool()
+        await servers.update([server(state=ServerState.STALE)])
+        asking = asyncio.create_task(servers.while_it_lives(server(), asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        await servers.update([word])
+        async with asyncio.timeout(HOLD_S):
+            with pytest.raises(ServerError, match="ended before it answered"):
+                await asking
+        with pytest.raises(ServerError, match="ended meanwhile"):
+            await servers.update_if_alive(server())
+        return servers.servers()
+
+    assert asyncio.run(scenario()) == (word,)
+
+
+def test_a_life_that_nobody_has_told_of_yet_is_not_over():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(state=ServerState.DEAD)])
+        fresh = server(generation=1)
+        assert await servers.while_it_lives(fresh, asyncio.sleep(0, "an answer")) == "an answer"
+        await servers.update_if_alive(fresh)
+        return servers.servers()
+
+    assert asyncio.run(scenario()) == (server(generation=1),)

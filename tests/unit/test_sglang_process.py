@@ -124,6 +124,23 @@ def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
     )
 
 
+def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
+    """Its actor went on calling it READY: whoever waited for its end heard of the disk instead."""
+    server = make()
+
+    async def work():
+        await start(server)
+        ready = await server.wait_ready()
+        log = tmp_path / "llm_server-0.log"
+        log.rename(tmp_path / "elsewhere")
+        log.mkdir()
+        os.kill(ready.pid, signal.SIGKILL)
+        assert (await server.wait_exit()).exit_code == -9
+        assert server.info().state is ServerState.DEAD
+
+    run(server, work)
+
+
 def test_a_second_life_beside_a_living_one_is_refused(make):
     server = make()
 

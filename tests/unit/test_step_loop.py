@@ -10,15 +10,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from actors import position
 from actors.checkpointing import Checkpointer
 from actors.policy_model import PolicyModel
 from actors.prompt_queue import PromptQueue
 from actors.step_loop import GrpoLoop, Stopped, no_gate
 from launcher import memory_states
 from launcher.checkpoints import CheckpointStore
-from launcher.config import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RefConfig, RunConfig
+from launcher.config import (
+    ActorConfig,
+    DatasetConfig,
+    EvaluatorConfig,
+    GenerationConfig,
+    RecoverConfig,
+    RefConfig,
+    RunConfig,
+)
 from launcher.errors import RolloutError, TrainerError
 from launcher.journal import Journal, read_lines
+from launcher.messages import EvalReport
 from launcher.policy.admission import Admission
 from launcher.run_paths import RunPaths
 from tests.replay import Replay, prompts
@@ -295,3 +305,21 @@ def test_the_position_is_plain_json(tmp_path):
     state = json.loads((trial.store.list()[-1].path / "position.json").read_text())
     assert state["position"]["next_step"] == 5
     assert state["queue"]["epoch"] == 1
+
+
+def test_of_many_evaluations_the_first_and_the_newest_go_along(tmp_path, monkeypatch):
+    """Each state after a step and each look at the trainer carries them: 10,000 cost 0.1 s a step."""
+    monkeypatch.setattr(position, "EVALS_KEPT", 3)
+    trial = Trial(
+        tmp_path, steps=6, evaluator=EvaluatorConfig(freq_steps=1), rollouts=Evaluated(prompts(N_PROMPTS), SAMPLES)
+    )
+    assert trial.run()
+    assert [one.policy_version for one in trial.loop.evals] == [0, 5, 6]
+    assert len(trial.events("eval.done")) == 7
+    again = Trial(tmp_path, steps=6, resume=True)
+    assert [one.policy_version for one in again.loop.evals] == [0, 5, 6]
+
+
+class Evaluated(Replay):
+    def evaluate(self, weight_version):
+        return EvalReport(policy_version=weight_version, prompts=1, sampled=0.5, greedy=0.5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.grpo import group_advantages
-from scripts.faults import switched_reward
+from scripts.faults import broken_reward, switched_reward
 
 GROUP = 8
 PROMPTS = 40
@@ -16,7 +16,7 @@ PROMPTS = 40
 @pytest.fixture
 def turn(tmp_path, monkeypatch):
     switch = tmp_path / "switch.json"
-    monkeypatch.setenv(switched_reward.VARIABLE, str(switch))
+    monkeypatch.setenv(broken_reward.VARIABLE, str(switch))
 
     def write(do, share):
         switch.write_text(json.dumps({"do": do, "share": share, "seed": 1}))
@@ -49,7 +49,7 @@ def test_huge_rewards_are_finite_and_the_advantages_of_their_group_are_not(turn)
         else:
             assert rewards == [0.0, 1.0] * (GROUP // 2)
     assert 0 < poisoned < PROMPTS / 2
-    assert switched_reward.fired(switch) == poisoned * GROUP
+    assert broken_reward.fired(switch) == poisoned * GROUP
 
 
 @pytest.mark.parametrize(("do", "reward"), [("zero", 0.0), ("one", 1.0)])
@@ -60,5 +60,5 @@ def test_a_constant_reward_is_the_same_for_right_and_wrong(turn, do, reward):
 
 def test_an_unknown_deed_is_an_error_not_a_reward(turn):
     turn("dance", 1.0)
-    with pytest.raises(switched_reward.Switched, match="dance"):
+    with pytest.raises(broken_reward.Switched, match="dance"):
         score(3, 0)

@@ -1,8 +1,12 @@
 """A trainer that hangs is found; one that waits, works hard or saves a large checkpoint is left alone."""
 
+import dataclasses
+
 import pytest
 
-from launcher.messages import Cause, Health
+from actors import nodes
+from actors.trainer_watch import TrainerWatch
+from launcher.messages import Cause, Health, TrainerView
 from launcher.policy import trainer_liveness
 from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
 from launcher.supervision_config import HealthConfig
@@ -76,7 +80,7 @@ def test_a_hang_is_found(fault, within_s):
     "trap",
     [
         {"waits": True},  # the servers are gone: not the trainer's fault
-        {"mute": True},  # a checkpoint is written with the interpreter held, and its counter moves
+        {"mute": True},  # it works with the interpreter held, and its counter moves
         {"unwatched_s": 100.0},  # the monitor paused
         {"idle": True, "median": None},  # the first step compiles
     ],
@@ -109,3 +113,59 @@ def test_without_evidence_the_trainer_is_unknown():
     fresh = TrainerEvidence(look=TrainerLook(at=5.0, state="R"))
     assert judge_trainer(fresh, SETTINGS, 5.0).health is Health.UNKNOWN
     assert judge_trainer(fresh, SETTINGS, 50.0).reason == "not looked at for 45.0 s"
+
+
+# ── as it is seen by its views ──
+
+
+@pytest.fixture(autouse=True)
+def on_node(monkeypatch):
+    monkeypatch.setattr(nodes, "this_node", lambda: "mine")
+
+
+class Watch:
+    """A trainer of quick steps, of another node, so that its views alone tell; `at` what it then is for long."""
+
+    def __init__(self):
+        self.now, self.entered, self.step = 0.0, 0, 0
+        self.watch = TrainerWatch(SETTINGS, clock=lambda: self.now)
+        for _ in range(10):
+            for phase in ("rollout", "train", "publish"):
+                self.enters(phase)
+                self.at(phase, MEDIAN_S / 3)
+            self.step += 1
+
+    def enters(self, phase):
+        self.entered += 1
+
+    def at(self, phase, seconds, **seen):
+        """The first time at which it was called dead, None: never."""
+        until = self.now + seconds
+        began = self.now
+        while self.now < until:
+            self.now += SETTINGS.look_interval_s
+            view = TrainerView(
+                pid=7, node="other", is_started=True, is_loaded=True, is_allowed=True, is_running=True, phase=phase
+            )
+            view = dataclasses.replace(view, next_step=self.step, progress=self.entered, **seen)
+            self.watch.look(view, heard_at=self.now, is_asked=False)
+            if self.watch.verdict().health is Health.DEAD:
+                return self.now - began
+        return None
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "publish"])
+def test_a_checkpoint_or_a_weight_load_far_longer_than_any_step_kills_nobody_and_has_an_end(phase):
+    """Nothing shows progress until it is done: a checkpoint of many steps' length ended the trainer each time."""
+    watch = Watch()
+    watch.enters(phase)
+    loading = {"loading": ("server-0",)} if phase == "publish" else {}
+    assert watch.at(phase, 10 * LIMIT_S, **loading) is None
+    assert watch.at(phase, 2 * SETTINGS.trainer_first_s, **loading) is not None
+
+
+@pytest.mark.parametrize("phase", ["train", "publish"])
+def test_any_other_stand_still_is_met_after_the_runs_own_steps(phase):
+    watch = Watch()
+    watch.enters(phase)
+    assert watch.at(phase, 2 * LIMIT_S) == pytest.approx(LIMIT_S, abs=2 * SETTINGS.look_interval_s)

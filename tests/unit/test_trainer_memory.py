@@ -7,9 +7,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors import trainer_link
 from actors.trainer_link import TrainerLink
+from launcher import kill_watch
 from launcher.errors import LauncherError
 from launcher.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory import Lengths
 from launcher.supervision_config import HealthConfig
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
@@ -95,7 +97,8 @@ def test_a_process_that_ray_ended_for_want_of_memory():
 def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills, ran_out):
     before, after = kills
     count = [before]
-    monkeypatch.setattr(trainer_link, "oom_kills", lambda: count[0])
+    monkeypatch.setattr(kill_watch, "oom_kills", lambda pid=None: ("vmstat", count[0]))
+    monkeypatch.setattr(kill_watch, "oom_kills_told_by", lambda file: count[0])
 
     async def ended(pid):
         count[0] = after
@@ -110,3 +113,45 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills,
     assert facts.verdict.health is Health.DEAD
     assert facts.ran_out is ran_out
     assert facts.verdict.cause is (Cause.TRAINER_OOM if ran_out else Cause.TRAINER_CRASH)
+
+
+def test_what_it_said_of_its_data_outlives_its_process():
+    async def scenario():
+        actor = Actor(view=TrainerView(pid=1, is_started=True, longest_sequence=42, largest_micro_batch=5376))
+        trainer = link(actor)
+        await trainer.refresh()
+        actor.view = Call(TrainerView(pid=2))
+        await trainer.refresh()
+        await trainer.close()
+        return trainer.view.pid, trainer.lengths
+
+    assert asyncio.run(scenario()) == (2, Lengths(longest_sequence=42, largest_micro_batch=5376))
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("1 worker(s) were killed due to the node running low on memory. Memory on the node was", Cause.TRAINER_OOM),
+        ("", Cause.TRAINER_CRASH),
+    ],
+)
+def test_a_process_of_which_ray_says_only_elsewhere_that_it_ended_it_for_memory(monkeypatch, said, cause):
+    """An actor that may restart: its caller hears of a restart, and the reason is in Ray's store."""
+    asked = []
+
+    async def ended(pid):
+        return True
+
+    async def words(node, pid):
+        asked.append((node, pid))
+        return said
+
+    monkeypatch.setattr(trainer_link, "process_ended", ended)
+    monkeypatch.setattr(trainer_link, "killed_for_memory", words)
+
+    async def wait(trainer):
+        await trainer._wait_end(("", 1))
+
+    facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait)
+    assert (facts.verdict.health, facts.verdict.cause) == (Health.DEAD, cause)
+    assert ("", 1) in asked

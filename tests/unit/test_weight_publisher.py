@@ -13,7 +13,7 @@ from actors.server_pool import ServerPool
 from actors.sglang_client import SGLangClient
 from actors.weight_folders import WeightFolders
 from actors.weight_publisher import WeightPublisher
-from launcher.errors import WeightsRefused
+from launcher.errors import ServerError, WeightsRefused
 from launcher.messages import ServerInfo, ServerState
 from tests import stand_in_server
 from tests.unit.test_rollout import fault
@@ -207,5 +207,60 @@ def test_what_a_life_that_is_over_was_sent_says_nothing_of_the_next(servers, tmp
             await pool.update([dataclasses.replace(pool.servers()[0], generation=1, state=ServerState.READY)])
             await until(lambda: publisher.loading() == ())
             assert word(pool)[0] == (ServerState.READY, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_publish_does_not_wait_for_a_server_whose_machine_is_gone(servers, tmp_path):
+    """Nothing breaks its connection; alone in the fleet it held the step for the whole deadline."""
+
+    async def scenario():
+        async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=7200) as (
+            publisher,
+            pool,
+        ):
+            await fault(servers[0], STALLS)
+            publishing = asyncio.create_task(publisher.publish(1))
+            await until(lambda: publisher.loading() == ("server-0",))
+            dead = dataclasses.replace(pool.servers()[0], state=ServerState.DEAD)
+            await pool.update([dead])
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(WeightsRefused, match="no server took"):
+                    await publishing
+            assert pool.servers() == (dead,)
+
+    asyncio.run(scenario())
+
+
+def test_whoever_sends_weights_to_one_server_does_not_wait_for_a_life_that_is_over(servers, tmp_path):
+    async def scenario():
+        folders = WeightFolders(tmp_path / "w", export)
+        async with publishing_to(servers[:1], folders, timeout_s=7200) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            alive = pool.servers()[0]
+            sending = asyncio.create_task(publisher.send_to(alive, await publisher.prepare(1), 1))
+            await until(lambda: pool.servers()[0].state is ServerState.STALE)
+            dead = dataclasses.replace(alive, state=ServerState.DEAD)
+            await pool.update([dead])
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(ServerError, match="ended"):
+                    await sending
+            assert pool.servers() == (dead,)
+            await pool.update([dataclasses.replace(dead, generation=1, state=ServerState.STALE)])
+            with pytest.raises(ServerError, match="ended"):  # a late order
+                await publisher.send_to(alive, await publisher.prepare(1), 1)
+            assert pool.servers()[0].generation == 1
+
+    asyncio.run(scenario())
+
+
+def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
+    async def scenario():
+        folders = WeightFolders(tmp_path / "w", export)
+        async with publishing_to(servers[:1], folders, timeout_s=DEADLINE_S) as (publisher, pool):
+            alive = pool.servers()[0]
+            await pool.update([dataclasses.replace(alive, state=ServerState.DEAD)])
+            await publisher.send_to(alive, await publisher.prepare(1), 1)
+            assert word(pool) == [(ServerState.STALE, 1)]
 
     asyncio.run(scenario())

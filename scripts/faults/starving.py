@@ -1,0 +1,255 @@
+"""Take memory away from a live trainer, so that a step of it finds too little (T6, T7).
+
+How much is too little is measured first, over one whole step: what the trainer holds between two steps, and at the most
+within one. The limit is put between the two, while it stands between steps, so that the step fails and not a thread
+of a checkpoint. What a process has freed and kept is no help to it then, nor is it taken away: a step that finds room
+there needs nothing anew, and such a trainer is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.process_tree import PROC, Process, open_pidfd
+from launcher.errors import UsageError
+from launcher.hardware import memory_folders_v1, oom_kills_told_by
+from launcher.messages import Cause
+from launcher.policy.exit_cause import find_trainer_cause
+from scripts.faults.case import Case, Figures, lives
+from scripts.faults.find import RunProcesses
+from scripts.faults.following import Following
+from scripts.faults.signals import Missed
+
+MIB = 2**20
+LEAST = 16 * MIB
+"""Less than that is as much as a thread's stack or two: what would fail first is anybody's guess."""
+LOOK_S = 0.01
+NOTICED_S = 3.0
+"""After a move to another cgroup: the run looks each second where the kernel counts its kills."""
+NEAR_LEAST = 0.1
+REMOVED_S = 5.0
+GPU_FILES = "/dev/nvidia"
+HOW_ON_A_GPU = "a run with actor.device=cpu has its steps' memory on the host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What a process held over one step, at the least and at the most, bytes."""
+
+    least: int
+    most: int
+
+    @property
+    def taken(self) -> int:
+        return self.most - self.least
+
+
+Limit = Callable[[int], int]
+"""Let it have no more than so many bytes beyond what it holds now; the limit, bytes. Raises Missed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """`counts`: the line of /proc/PID/status that it limits. `hold`: the process can be limited within it, and is not
+    any more behind it. `proof(kills, logged)`: what shows that it ended of that, "" where nothing does, from what the
+    trainer has logged since and how many the kernel has killed in its cgroup, if it has one of its own."""
+
+    counts: str
+    hold: Callable[[Process, list[int]], AbstractContextManager[Limit]]
+    proof: Callable[[int, list[str]], str]
+
+
+def starve_trainer(way: Way) -> Callable[[Case], Figures]:
+    def hand(case: Case) -> Figures:
+        trainer, kills = case.trainer(), [0]
+        span = _over_one_step(case, trainer, way.counts)
+        if span.taken < LEAST:
+            raise Missed(
+                f"a step takes {span.taken / MIB:.0f} MiB more than the trainer holds before it: the rest it finds in "
+                "what it has freed and kept",
+                "start the run with MALLOC_MMAP_THRESHOLD_=131072 in its environment, so that it gives back what it "
+                "frees, or with larger batches and actor.mb_spec.max_tokens_per_mb",
+            )
+        room = int(span.taken * case.number("share"))
+        logged_before = _size(case.paths.trainer_log)
+        with way.hold(trainer, kills) as limit:
+            above = _stand_between_steps(case, trainer, way.counts, span)
+            limit_bytes = limit(room - above)
+            until = time.monotonic() + case.number("seconds")
+            while lives(trainer) and time.monotonic() < until:
+                case.sleep(LOOK_S)
+            if lives(trainer):
+                raise Missed(f"the trainer lived on with {room / MIB:.0f} MiB for a step", "give it less: share=0.2")
+        proof = way.proof(kills[0], _since(case.paths.trainer_log, logged_before))
+        if not proof:
+            raise Missed("the trainer ended under its limit, but not of it", f"see {case.paths.trainer_log}")
+        figures = {"limit_bytes": limit_bytes, "room_bytes": room, "step_bytes": span.taken}
+        return {"target": "trainer", "pids": [trainer.pid], "proof": proof, **figures}
+
+    return hand
+
+
+def _over_one_step(case: Case, trainer: Process, counts: str) -> Span:
+    """From one committed step to the next."""
+    following = Following(case.paths)
+    following.look()
+    begins = following.steps + 1
+    deadline = time.monotonic() + case.within_s
+    seen: list[int] = []
+    while following.steps <= begins:
+        if time.monotonic() > deadline or not lives(trainer):
+            raise Missed("the trainer has not gone through a whole step in time", "give it longer with --within")
+        if following.steps == begins:
+            seen.append(_held(trainer, counts))
+        case.sleep(LOOK_S)
+        following.look()
+    return Span(least=min(seen), most=max(seen))
+
+
+def _stand_between_steps(case: Case, trainer: Process, counts: str, span: Span) -> int:
+    """Wait until it holds about the least again; how much it holds above that, bytes."""
+    deadline = time.monotonic() + case.within_s
+    while (above := _held(trainer, counts) - span.least) > NEAR_LEAST * span.taken:
+        if time.monotonic() > deadline or not lives(trainer):
+            raise Missed("the trainer did not come back to what it held between two steps", "try again")
+        case.sleep(LOOK_S)
+    return above
+
+
+def _held(process: Process, counts: str) -> int:
+    """Raises Missed where it has ended."""
+    try:
+        words = (PROC / str(process.pid) / "status").read_text().split()
+        return int(words[words.index(f"{counts}:") + 1]) * 1024
+    except (OSError, ValueError) as error:
+        raise Missed(f"process {process.pid} has ended", "try again") from error
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _since(file: Path, offset: int) -> list[str]:
+    if not file.exists():
+        return []
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        return opened.read().decode(errors="replace").splitlines()
+
+
+# ── T6: what it may write to, heap and mappings, as prlimit(2) counts it ──
+
+
+@contextlib.contextmanager
+def _hold_by_limit(process: Process, kills: list[int]) -> Iterator[Limit]:
+    descriptor = open_pidfd(process)  # held open: while it is, the pid can't become another's
+    if descriptor is None:
+        raise Missed(f"process {process.pid} has ended", "try again")
+    try:
+        before = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+
+        def limit(room: int) -> int:
+            at_most = _held(process, "VmData") + room
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (at_most, before[1]))
+            return at_most
+
+        try:
+            yield limit
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, before)
+    except (ProcessLookupError, PermissionError) as error:
+        raise Missed(f"the memory of process {process.pid} can't be limited: {error}", "as the same user?") from error
+    finally:
+        os.close(descriptor)
+
+
+def _it_said_so(kills: int, logged: list[str]) -> str:
+    found = find_trainer_cause(logged, None)
+    return found.line if found.cause is Cause.TRAINER_OOM else ""
+
+
+by_limit = Way(counts="VmData", hold=_hold_by_limit, proof=_it_said_so)
+
+
+# ── T7: a memory cgroup (version 1) for it alone, in which the kernel kills ──
+
+
+@contextlib.contextmanager
+def _hold_by_cgroup(process: Process, kills: list[int]) -> Iterator[Limit]:
+    """Pages that it had before stay where they were counted: this cgroup counts what it takes from now on."""
+    around = memory_cgroup(process)
+    own = around / f"grpo-starved-{process.pid}"
+
+    def limit(room: int) -> int:
+        at_most = int((own / "memory.usage_in_bytes").read_text()) + room
+        (own / "memory.limit_in_bytes").write_text(str(at_most))
+        return at_most
+
+    try:
+        own.mkdir()
+        (own / "cgroup.procs").write_text(str(process.pid))
+        time.sleep(NOTICED_S)
+        yield limit
+    except OSError as error:
+        raise Missed(f"{own} can't be used: {error.strerror}", "only root may make a cgroup") from error
+    finally:
+        kills[0] = oom_kills_told_by(own / "memory.oom_control")
+        _remove(own, around)
+
+
+def memory_cgroup(process: Process) -> Path:
+    """Raises UsageError."""
+    found = next((f for f in memory_folders_v1(process.pid) if (f / "memory.oom_control").exists()), None)
+    if found is None or not os.access(found, os.W_OK):
+        why = "there is no memory cgroup of version 1" if found is None else f"{found} may not be written to"
+        raise UsageError(f"T7 makes a memory cgroup, and {why}", "T6 needs none")
+    return found
+
+
+def _remove(own: Path, around: Path) -> None:
+    """Who still lives goes back to where it was. Raises Missed."""
+    deadline = time.monotonic() + REMOVED_S
+    while own.exists():
+        with contextlib.suppress(OSError):  # the kernel's files don't take what they don't know any more
+            (own / "memory.limit_in_bytes").write_text("-1")
+            for pid in (own / "cgroup.procs").read_text().split():
+                (around / "cgroup.procs").write_text(pid)
+        with contextlib.suppress(OSError):  # busy while what was killed in it is being cleared away
+            own.rmdir()
+        if time.monotonic() > deadline:
+            raise Missed(f"{own} can't be removed", "rmdir it when it is empty")
+        time.sleep(LOOK_S)
+
+
+def _the_kernel_says_so(kills: int, logged: list[str]) -> str:
+    return f"the kernel killed it for memory (oom_kill {kills})" if kills else ""
+
+
+by_cgroup = Way(counts="VmRSS", hold=_hold_by_cgroup, proof=_the_kernel_says_so)
+
+
+def check_starving(kind: str, found: RunProcesses) -> None:
+    """Raises UsageError where this trainer's memory can't be taken away in that way."""
+    if found.trainer is None:
+        return
+    if on_a_gpu(found.trainer):
+        raise UsageError(f"{kind}: the trainer is on a GPU, whose memory can't be limited from outside", HOW_ON_A_GPU)
+    if kind == "T7":
+        memory_cgroup(found.trainer)
+
+
+def on_a_gpu(process: Process) -> bool:
+    """It holds a device of NVIDIA's open."""
+    for entry in (PROC / str(process.pid) / "fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(entry.readlink()).startswith(GPU_FILES):
+                return True
+    return False

@@ -1,0 +1,73 @@
+"""The same command again: after the trainer, the driver and Ray itself were killed, and after setup_recovery. One run,
+whose first life is broken as often as it can be before it is asked to go back."""
+
+import pytest
+
+from actors.run_series import RunSeries
+from launcher.checkpoints import CheckpointStore
+from launcher.memory_states import MemoryStates
+from scripts import list_checkpoints, setup_recovery
+from tests.supervised_run import SupervisedRun
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS, BACK_TO = 22, 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+def names(paths):
+    return [
+        "--fileroot",
+        str(paths.fileroot),
+        "--experiment-name",
+        paths.experiment_name,
+        "--trial-name",
+        paths.trial_name,
+    ]
+
+
+def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(folder):
+    with SupervisedRun(folder, steps=STEPS, servers=1) as run:
+        run.wait_steps(7)
+        server = run.server_pids()
+        run.kill(run.trainer_pids()[-1])
+        run.wait_until(lambda: run.events("trainer.restarted"), "the trainer is back")
+        run.wait_steps(10)
+        assert run.server_pids() == server
+        assert len(set(run.trainer_pids())) == 2
+        run.kill(run.process.pid)
+        run.process.wait()
+    with SupervisedRun(folder, steps=STEPS, servers=1) as resumed:
+        resumed.wait_until(lambda: len(resumed.events("trainer.restored")) == 3, "it goes on")
+        first, second, third = (event["global_step"] for event in resumed.events("trainer.restored"))
+        assert (first, second >= 6, third >= 9) == (-1, True, True)
+        resumed.lose_ray("gcs_server")
+    with SupervisedRun(folder, steps=STEPS, servers=1) as finished:
+        finished.finish()
+        finished.check_ledger()
+        assert [line["global_step"] for line in finished.ledger()] == list(range(STEPS)), "no step was taken back"
+        assert "taken back" not in finished.paths.summary.read_text()
+        assert not MemoryStates(finished.paths).root.exists()
+
+
+def test_a_finished_run_goes_back_and_on(folder, capsys):
+    again = SupervisedRun(folder, steps=STEPS, servers=1)
+    assert list_checkpoints.main(names(again.paths)) == 0
+    assert f"the last good checkpoint is of step {BACK_TO}" in capsys.readouterr().out
+    assert setup_recovery.main([*names(again.paths), "--good"]) == 0
+    before = len(again.ledger())
+    with again:
+        assert f"going on from epoch0epochstep{BACK_TO}globalstep{BACK_TO}, as it was set up" in again.finish()
+        again.check_ledger()
+        repeated = [line["global_step"] for line in again.ledger()[before:]]
+        assert repeated == list(range(BACK_TO + 1, STEPS))
+        assert [event["global_step"] for event in again.events("recovery.taken")] == [BACK_TO]
+        assert again.events("trainer.restored")[-1]["global_step"] == BACK_TO
+        assert RunSeries(again.paths).next_step == STEPS
+        assert not again.paths.recover_checkpoint.exists()
+        newest = CheckpointStore(again.paths.default_checkpoints).latest_whole()
+        assert newest.checkpoint.global_step == STEPS - 1 and newest.skipped == ()
