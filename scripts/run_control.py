@@ -97,8 +97,8 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
     if given.timeout and not _within(given.timeout, lambda: last_end(paths) is not None or reached()):
         print(_why_late(paths, given.timeout), file=sys.stderr)
         return LATE
-    if given.what != "stop" and (ended_meanwhile := _how_it_ended(paths)):
-        print(f"not done: {_name(paths)} has ended{ended_meanwhile}", file=sys.stderr)
+    if given.what != "stop" and last_end(paths) is not None:
+        print(f"not done: {_name(paths)} has ended{_how_it_ended(paths)}", file=sys.stderr)
         return LATE
     fleet = f", with {', '.join(_serving(paths))}" if given.what == "scale" else ""
     print(f"{_name(paths)} is {state_of(paths)[0]}{fleet}")
@@ -183,7 +183,7 @@ def _show(paths: RunPaths, *, is_live: bool, as_json: bool) -> None:
         }
         print_json(said, indent=1)
     elif now is None or not is_live:
-        print(f"{_name(paths)} is not going on{_how_it_ended(paths)}")
+        print(f"{_name(paths)} is not going on{_how_it_ended(paths)}\n  → {_what_next(paths)}")
     else:
         how = "detached" if now.is_detached else "with its driver"
         print(f"{_name(paths)} is {state_of(paths)[0]}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
@@ -203,7 +203,9 @@ def _line(paths: RunPaths, now: Now) -> str:
 
 def _how_it_ended(paths: RunPaths) -> str:
     end = last_end(paths)
-    return "" if end is None else f": {ENDS[str(end['event'])]}, {end.get('reason') or 'no reason given'}"
+    if end is not None:
+        return f": {ENDS[str(end['event'])]}, {end.get('reason') or 'no reason given'}"
+    return ": its driver is gone and wrote no last word" if paths.events.exists() else ""
 
 
 def _what_next(paths: RunPaths) -> str:

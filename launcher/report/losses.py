@@ -89,6 +89,8 @@ def _bad_steps(steps: Sequence[StepLine], incidents: Sequence[IncidentFacts]) ->
     for one in incidents:
         if one.cause not in ("reward_collapse", "verifier_broken"):
             continue  # a batch of wrong weights or numbers is turned away at the gate, before any step on it
+        if one.is_mended and one.batches_rejected and not one.steps_back:
+            continue  # its batch was turned away too, and the run found nothing to take back: those after it are sound
         if one.onset_step is None:
             return None
         first = one.onset_step

@@ -91,6 +91,23 @@ def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
     assert facts(story).losses.semantic is None  # nobody knows where that one began
 
 
+def test_steps_after_a_batch_that_was_turned_away_are_sound():
+    """The batch of step 3 was dropped, another took its place: the page said that 2 steps were trained on bad data."""
+    told = {"incident": 1, "cause": "reward_collapse"}
+    story = Story()
+    started(story)
+    for number in range(5):
+        step(story, number, 20 + 10 * number)
+    event(story, "incident.began", 61, **told, subject="policy", onset_step=3, at=61.0)
+    assert facts(story).losses.bad_steps == 2, "nobody knows yet"
+    event(story, "incident.joined", 61, **told, subject="batch")
+    event(story, "incident.ended", 62, **told, is_mended=True, reason="training goes on", batches_rejected=1)
+    event(story, "run.finished", 100, reason="done")
+    losses = facts(story).losses
+    assert losses.bad_steps == 0
+    assert losses.semantic == losses.ettr
+
+
 def test_a_restore_takes_steps_back_before_the_first_is_repeated():
     story = Story()
     started(story)

@@ -167,6 +167,9 @@ def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys
     said = capsys.readouterr().err
     assert "python -m scripts.resume_training --experiment-name e --trial-name t --fileroot" in said
     assert "--user me" in said
+    assert control(paths, "status") == 1
+    said = capsys.readouterr().out
+    assert "is not going on: its driver is gone and wrote no last word" in said and "resume_training" in said
 
 
 def test_a_run_is_named_by_its_folder_by_a_name_with_a_slash_or_not_at_all(paths, journal, capsys, monkeypatch):
