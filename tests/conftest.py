@@ -2,6 +2,7 @@
 
 --kills N          so many, in the tests of tests/chaos that draw by chance
 --long             tests marked `long` too: the same as others that are run each time, with more or longer faults
+--minutes N        how long tests/chaos/test_soak.py leaves a run alone
 --real-servers     the real SGLang in tests/chaos/test_lost_nodes.py, in place of stand-ins
 """
 
@@ -11,6 +12,7 @@ import pytest
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=None, help="of the tests in tests/chaos, in place of a few")
     parser.addoption("--long", action="store_true", help="tests marked `long` too")
+    parser.addoption("--minutes", type=float, default=5.0, help="of tests/chaos/test_soak.py")
     parser.addoption("--real-servers", action="store_true", help="the real SGLang in tests/chaos/test_lost_nodes.py")
 
 
