@@ -76,6 +76,7 @@ class RunEyes:
             ended=self._trainer_ended,
             changed=self.changed,
             health=config.health,
+            log=paths.trainer_log,
             lease_s=lease_of(config),
         )
         self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)

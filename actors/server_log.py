@@ -1,4 +1,5 @@
-"""What a server's log says of its end: the few lines that decide, out of thousands. Words are SGLang 0.5.17's."""
+"""What a log says of the end of who wrote it: the few lines that decide, out of thousands. Words are SGLang 0.5.17's,
+and Python's own, which the trainer shares."""
 
 from __future__ import annotations
 
@@ -44,6 +45,14 @@ def tail(log: Path, since: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def size_of(log: Path) -> int:
+    """Bytes; 0 of a log that isn't there, or can't be looked at now."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
 
 
 def last_line(text: str) -> str:

@@ -6,9 +6,9 @@ A process that ends is heard of by its pidfd, in milliseconds; Ray then starts a
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,7 +19,8 @@ from actors.lease import MARGIN_S
 from actors.loop_trouble import NOT_OF_THE_PROCESS, LoopTrouble, cause_of
 from actors.nodes import is_here
 from actors.process_end import process_ended
-from actors.ray_kills import killed_for_memory
+from actors.server_log import size_of
+from actors.trainer_end import why_it_ended
 from actors.trainer_watch import TrainerWatch
 from launcher.errors import LauncherError, TrainerError
 from launcher.kill_watch import KillWatch
@@ -50,15 +51,20 @@ class TrainerLink:
         ended: Callable[[str], None],
         changed: asyncio.Event,
         health: HealthConfig,
+        log: Path,
         lease_s: float | None = None,
     ) -> None:
-        """`lease_s`: for how long a life that was cut off may still step; None where none can be."""
+        """`log`: what it wrote; a process that found no memory may say so there and nowhere else.
+
+        `lease_s`: for how long a life that was cut off may still step; None where none can be.
+        """
         self.view = NOTHING
         self.lengths = Lengths()
         self._viewed_at = float("-inf")
         self._actor = actor
         self._ended = ended
         self._changed = changed
+        self._log, self._log_read = log, 0
         self._load_s = health.trainer_first_s
         self._look_s = health.look_interval_s
         self._life = TrainerWatch(health)
@@ -94,7 +100,7 @@ class TrainerLink:
     async def refresh(self) -> None:
         """Ask the actor. An answer that comes after that to a later question is dropped."""
         self._asked += 1
-        number = self._asked
+        number, written = self._asked, size_of(self._log)
         try:
             view: TrainerView = await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer")
         except LauncherError:
@@ -106,6 +112,8 @@ class TrainerLink:
             self.lengths = self.lengths.now_said(view.longest_sequence, view.largest_micro_batch)
             if view.is_started:
                 self._kills.look(view.pid if is_here(view.node) else None)
+            if view.failure is None:
+                self._log_read = written
             self._watch(_life_of(view))
             if view.busy != self._busy:
                 self._busy, self._busy_since = view.busy, self._viewed_at
@@ -210,10 +218,8 @@ class TrainerLink:
         if await process_ended(pid):
             if not self._is_ordered:
                 self._ended(f"process {pid} ended")
-            if killed := self._kills.risen():
-                self._note_end(find_trainer_cause([], -signal.SIGKILL, oom_kills=killed))
-            else:
-                self._note_end(find_trainer_cause((await killed_for_memory(*life)).splitlines(), None))
+            killed, since = self._kills.risen(), self._log_read
+            self._note_end(await why_it_ended(*life, oom_kills=killed, log=self._log, since=since))
             self._dead = life
             self._changed.set()
 

@@ -20,7 +20,8 @@ ENDLESS = 10**6
 LOOK_S = 15.0
 WARM_STEPS = 300
 """Until then libraries are loaded, pools filled and the last so many of everything kept."""
-MIB_A_THOUSAND_STEPS = 10.0
+MORE_MIB, MIB_A_THOUSAND_STEPS = 16.0, 5.0
+"""An allocator's to and fro, and what may be kept of each step. A leak of one batch a step is a hundred times that."""
 MORE_FILES = 16
 OURS = ("driver", "Trainer", "HealthMonitor", "Coordinator", "SGLangServer")
 VICTIMS = ("stand-in", "stand-in", "HealthMonitor", "Coordinator", "Trainer")
@@ -89,10 +90,10 @@ def grown(lives):
         steps = last.step - first.step
         if steps < WARM_STEPS:
             continue
-        rate = (last.rss - first.rss) / steps * 1000
-        is_much = rate > MIB_A_THOUSAND_STEPS or last.files - first.files > MORE_FILES
+        allowed = MORE_MIB + MIB_A_THOUSAND_STEPS * steps / 1000
+        is_much = last.rss - first.rss > allowed or last.files - first.files > MORE_FILES
         yield (
-            f"{role} ({pid}), steps {first.step} to {last.step}: {first.rss:.0f} → {last.rss:.0f} MiB, {rate:+.1f} a "
-            f"thousand steps; {first.files} → {last.files} descriptors, {first.threads} → {last.threads} threads"
+            f"{role} ({pid}), steps {first.step} to {last.step}: {first.rss:.0f} → {last.rss:.0f} MiB, "
+            f"{first.files} → {last.files} descriptors, {first.threads} → {last.threads} threads"
             f"{': too much' if is_much else ''}"
         )

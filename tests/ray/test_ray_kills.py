@@ -16,8 +16,9 @@ from launcher.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from tests.ray_kill_run import Trainer, end_of, pid_of
 
-NEVER_ENOUGH = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "50"}
-"""Of a cluster of its own, whose actor alone is ended for it."""
+NEVER_ENOUGH = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "4000"}
+"""Of a cluster of its own, whose actor alone is ended for it: each four seconds, so that it lives long enough to be
+waited for, on a slow machine too."""
 
 pytestmark = pytest.mark.timeout(240)
 

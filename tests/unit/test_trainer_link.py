@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from launcher.supervision_config import HealthConfig
 from tests.unit.fake_actors import FakeActor, never
 
 EMPTY = TrainerView(pid=1)
+NO_LOG = Path("no such log")
 LOADED = TrainerView(pid=1, is_started=True, is_loaded=True)
 
 
@@ -28,7 +30,7 @@ class World:
     def link(self, **settings):
         settings = {"trainer_first_s": 0.05, **settings}
         health = HealthConfig(**settings)
-        return TrainerLink(self.actor, ended=self.ended.append, changed=asyncio.Event(), health=health)
+        return TrainerLink(self.actor, ended=self.ended.append, changed=asyncio.Event(), health=health, log=NO_LOG)
 
     def play(self, scenario, **settings):
         async def inside():

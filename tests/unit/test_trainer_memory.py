@@ -1,11 +1,12 @@
 """Where a trainer's memory ran out: while it steps, while it loads, or so that the kernel or Ray ended it."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors import trainer_link
+from actors import trainer_end, trainer_link
 from actors.trainer_link import TrainerLink
 from launcher import kill_watch
 from launcher.errors import LauncherError
@@ -38,13 +39,13 @@ class Actor:
             setattr(self, name, Call(value))
 
 
-def link(actor):
-    return TrainerLink(actor, ended=lambda reason: None, changed=asyncio.Event(), health=HealthConfig())
+def link(actor, log=Path("no such log")):
+    return TrainerLink(actor, ended=lambda reason: None, changed=asyncio.Event(), health=HealthConfig(), log=log)
 
 
-def facts_after(actor, work=None):
+def facts_after(actor, work=None, **settings):
     async def scenario():
-        trainer = link(actor)
+        trainer = link(actor, **settings)
         await trainer.refresh()
         if work is not None:
             await work(trainer)
@@ -115,6 +116,28 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills,
     assert facts.verdict.cause is (Cause.TRAINER_OOM if ran_out else Cause.TRAINER_CRASH)
 
 
+@pytest.mark.parametrize("when", ["before it was found sound", "since"])
+def test_a_process_that_found_no_memory_to_say_so_but_in_its_log(monkeypatch, tmp_path, when):
+    """A thread of Ray's meets the same want of memory, and ends the process before anybody is told of the step."""
+    log = tmp_path / "trainer.log"
+    words = f"2026-11-21 15:11:43 trainer ERROR: the step loop ended with an error\nRuntimeError: {ALLOCATOR}\n"
+    log.write_text("step 2\n" + (words if when != "since" else ""))
+
+    async def ended(pid):
+        return True
+
+    monkeypatch.setattr(trainer_link, "process_ended", ended)
+
+    async def wait(trainer):
+        with log.open("a") as file:
+            file.write(words if when == "since" else "step 3\n")
+        await trainer._wait_end(("", 1))
+
+    facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait, log=log)
+    assert facts.verdict.health is Health.DEAD
+    assert facts.verdict.cause is (Cause.TRAINER_OOM if when == "since" else Cause.TRAINER_CRASH)
+
+
 def test_what_it_said_of_its_data_outlives_its_process():
     async def scenario():
         actor = Actor(view=TrainerView(pid=1, is_started=True, longest_sequence=42, largest_micro_batch=5376))
@@ -147,7 +170,7 @@ def test_a_process_of_which_ray_says_only_elsewhere_that_it_ended_it_for_memory(
         return said
 
     monkeypatch.setattr(trainer_link, "process_ended", ended)
-    monkeypatch.setattr(trainer_link, "killed_for_memory", words)
+    monkeypatch.setattr(trainer_end, "killed_for_memory", words)
 
     async def wait(trainer):
         await trainer._wait_end(("", 1))
