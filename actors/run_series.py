@@ -32,7 +32,8 @@ class StepSeen:
 
 
 class RunSeries:
-    """`refresh` reads what is new; the rest is what stands as of then."""
+    """`refresh` reads what is new; the rest is what stands as of then. `restored_step`: to which the last damage was
+    gone back from; None where there was none."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._metrics = Tail(paths.metrics)
@@ -64,14 +65,20 @@ class RunSeries:
         """Steps after `step` stand no more."""
         while self.steps and self.steps[-1].point.step > step:
             self.steps.pop()
-        self.restored_step = step
 
     def _take_event(self, event: Mapping[str, object]) -> None:
         name, step = event.get("event"), event.get("global_step")
         if name in RESTORED and isinstance(step, int):
             self.restored(step)
+        elif name == "repair.begun":
+            self._take_repair(event.get("onset_step"), event.get("restored_step"))
         elif name in CANARY_EVENTS:
             self.accusing_canary = event if name == "canary.wrong" else None
+
+    def _take_repair(self, onset_step: object, restored_step: object) -> None:
+        """Only what went back from an onset is on probation: that a process crashed says nothing of the policy."""
+        if isinstance(onset_step, int) and isinstance(restored_step, int):
+            self.restored_step = restored_step
 
     def _take_step(self, line: Mapping[str, object]) -> None:
         step = line.get("global_step")
