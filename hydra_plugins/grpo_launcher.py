@@ -3,6 +3,6 @@
 `hydra_plugins` is a namespace that all of Hydra's plugins share: this folder must have no `__init__.py`.
 """
 
-from launcher.sweep.hydra_plugin import TrialLauncher, TrialSweeper
+from launcher.config.hydra_plugin import TrialLauncher, TrialSweeper
 
 __all__ = ["TrialLauncher", "TrialSweeper"]

@@ -1,8 +1,8 @@
 """`python -m launcher conf=<preset> [key=value …]`: compose → RunConfig, once → checks → pre-flight → driver.
 
 Hydra's own command line stays as its users know it (`--cfg job`, `--help`, `-m`, `--info`, completion). What it
-refuses is said as one message of ours, with exit code 2 (`launcher.explain`); HYDRA_FULL_ERROR=1 shows its traceback.
-The driver, and with it Ray and torch, is imported only when a run really starts.
+refuses is said as one message of ours, with exit code 2 (`launcher.config.hydra_messages`); HYDRA_FULL_ERROR=1 shows
+its traceback. The driver, and with it Ray and torch, is imported only when a run really starts.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
-from launcher.any_terminal import speak_anywhere
-from launcher.checks import check, find_notes
-from launcher.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
-from launcher.config import RunConfig
-from launcher.errors import LauncherError
-from launcher.explain import explain
-from launcher.hardware import Hardware, find_hardware, planned_hardware
-from launcher.messages import EXIT_CODES, RunWord
-from launcher.missing_files import find_shape
-from launcher.plan import make_plan
-from launcher.plan_view import plan_console, show
-from launcher.preflight import find_missing, preflight
-from launcher.sweep import hydra_plugin
-from launcher.sweep.command import ReadTrial, candidates_of, run_sweep
-from launcher.sweep.hydra_plugin import Compose
+from launcher.base.errors import LauncherError
+from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.config import hydra_plugin
+from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
+from launcher.config.hydra_messages import explain
+from launcher.config.hydra_plugin import Compose
+from launcher.config.schema import RunConfig
+from launcher.reporting.terminal_text import speak_anywhere
+from launcher.resources.config_checks import check, find_notes
+from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
+from launcher.resources.missing_files import find_shape
+from launcher.resources.plan_view import plan_console, show
+from launcher.resources.preflight import find_missing, preflight
+from launcher.resources.run_plan import make_plan
+from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASHED = 1
@@ -139,12 +139,12 @@ def launch(config: RunConfig) -> int:
     plan = make_plan(config, hardware, shape)
     preflight(config, hardware, plan)
     show(config, plan, plan_console())
+    from launcher.driver import run  # brings Ray along, which a dry run does without
+
     if config.cluster.detached:
-        from launcher import detached
+        from launcher.cli import detached
 
-        return detached.run(config)
-    from launcher.driver import run
-
+        return detached.run(config, run)
     return run(config)
 
 

@@ -22,31 +22,30 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.cluster import VitalProcesses, ray_cluster
-from actors.dataset import load_records
-from actors.joined_cluster import HeadWatch, make_ready
-from actors.placed import Placed
-from actors.pulse import CrashLoop, Pulse
-from actors.reward_pool import RewardPool
-from actors.run_actors import RunActors
-from launcher import run_requests
-from launcher.config import RunConfig
-from launcher.errors import LauncherError, RunError
-from launcher.event_lines import EventTail, alert_of, tell
-from launcher.hardware import find_hardware
-from launcher.interrupts import Interrupts, NoInterrupts
-from launcher.journal import Journal
-from launcher.memory_book import MemoryBook
-from launcher.memory_states import MemoryStates
-from launcher.messages import EXIT_CODES, Outcome, RunWord, Snapshot
-from launcher.prepared import find_prepared, take
-from launcher.resume import already_finished, resume_point
-from launcher.run_keys import ServerKeys
-from launcher.run_now import NowFile
-from launcher.run_paths import RunLock, RunPaths
-from launcher.screen import Screen
-from launcher.unattended import KEEPER, Unattended, same_command
-from launcher.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
+from actors.cluster.heartbeat import CrashLoop, Pulse
+from actors.cluster.joined_cluster import HeadWatch, make_ready
+from actors.cluster.placement_group import Placed
+from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
+from actors.reward.data_check import check_data
+from actors.supervision.run_actors import RunActors
+from launcher.base.errors import LauncherError, RunError
+from launcher.base.messages import EXIT_CODES, Outcome, RunWord, Snapshot
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.pending_restore import find_prepared, take
+from launcher.checkpoints.resume_decision import already_finished, resume_point
+from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
+from launcher.cli.interrupts import Interrupts, NoInterrupts
+from launcher.cli.run_screen import Screen
+from launcher.cli.unattended import KEEPER, Unattended, same_command
+from launcher.config.schema import RunConfig
+from launcher.reporting.current_status import NowFile
+from launcher.reporting.event_lines import EventTail, alert_of, tell
+from launcher.resources.hardware import find_hardware
+from launcher.resources.memory_history import MemoryBook
+from launcher.run_files import control_requests
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunLock, RunPaths
 
 POLL_S = 0.25
 STOP_TIMEOUT_S = 5.0
@@ -75,7 +74,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
         resume = None if prepared is not None else resume_point(config, paths)
         ServerKeys.make(paths.keys)
         if unattended is None or not unattended.is_again:
-            run_requests.forget(paths)
+            control_requests.forget(paths)
         attempt = lock.next_attempt()
         screen.begin(attempt)
         journal = Journal(paths.events, attempt, time.time)
@@ -98,15 +97,6 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
             MemoryStates(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code
-
-
-def check_data(config: RunConfig) -> None:
-    """Read every record, and score one answer: whatever is wrong with them costs seconds now and a cluster later."""
-    records = load_records(config.train_dataset, key="train_dataset")
-    if config.valid_dataset is not None:
-        load_records(config.valid_dataset, key="valid_dataset")
-    with RewardPool(config.reward) as pool:
-        pool.check(records[0])
 
 
 class Launch:

@@ -20,10 +20,10 @@ if __package__ in (None, ""):  # python scripts/check_health.py
 from rich.table import Table
 from rich.text import Text
 
-from launcher.any_terminal import PipedConsole, as_far_as_it_is_read
-from launcher.errors import UsageError
-from launcher.health.finding import Finding, Verdict, first_line, is_healthy
-from launcher.run_paths import RunPaths
+from launcher.base.errors import UsageError
+from launcher.diagnosis.health.finding import Finding, Verdict, first_line, is_healthy
+from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
+from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended, print_json
 from scripts.health.look_disk import check_checkpoints, check_disk
 from scripts.health.look_logs import check_logs

@@ -18,15 +18,15 @@ if __package__ in (None, ""):  # started by its path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from launcher.any_terminal import PipedConsole, as_far_as_it_is_read
-from launcher.diagnosis.as_json import to_dict
-from launcher.diagnosis.as_page import to_page
-from launcher.diagnosis.as_text import render
-from launcher.diagnosis.inputs import find_inputs, read_inputs
-from launcher.diagnosis.run_folders import look_around
-from launcher.diagnosis.verdict import Diagnosis, diagnose
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths, login_name
+from launcher.base.errors import UsageError
+from launcher.diagnosis.judging.verdict import Diagnosis, diagnose
+from launcher.diagnosis.output.as_json import to_dict
+from launcher.diagnosis.output.as_page import to_page
+from launcher.diagnosis.output.as_text import render
+from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
+from launcher.diagnosis.reading.run_folders import look_around
+from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
+from launcher.run_files.run_paths import RunPaths, login_name
 from scripts.checkpoints.arguments import typed_name
 from scripts.ending import ended, print_json
 

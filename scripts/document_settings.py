@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
-from launcher.compose import REPOSITORY, presets
-from launcher.config import RunConfig
-from launcher.settings import MISSING, Setting, settings_of
+from launcher.config.compose import REPOSITORY, presets
+from launcher.config.schema import RunConfig
+from launcher.config.settings import MISSING, Setting, settings_of
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 
 HEAD = """# Configuration
 
-Every setting with its type, default and meaning. This page is written from `launcher/config.py` by
+Every setting with its type, default and meaning. This page is written from `launcher/config/schema.py` by
 `python -m scripts.document_settings`.
 
 ```

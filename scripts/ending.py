@@ -7,8 +7,8 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 
-from launcher.any_terminal import as_far_as_it_is_read, speak_anywhere, takes_all_letters
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
+from launcher.reporting.terminal_text import as_far_as_it_is_read, speak_anywhere, takes_all_letters
 
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 

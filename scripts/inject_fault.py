@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths, login_name
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths, login_name
 from scripts.checkpoints.arguments import seconds
 from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules

@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launcher.any_terminal import PipedConsole, as_far_as_it_is_read
-from launcher.checkpoints import CheckpointStore
-from launcher.memory_states import MemoryStates
-from launcher.policy.standing import Standing
-from launcher.prepared import read_record
-from launcher.shelf import Entry, Shelf, read_shelf
-from launcher.trials import Trial
-from launcher.verification import verify
+from launcher.checkpoints.checkpoint_catalog import Entry, Shelf, read_shelf
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.pending_restore import read_record
+from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.verification import verify
+from launcher.policy.checkpoint_status import Standing
+from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
 from scripts.checkpoints.sight import age, entry_facts, say_damage, shelf_facts, table

@@ -13,8 +13,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from actors.cluster import RAY_ENVIRONMENT
-from launcher.run_keys import make_ray_token
+from actors.cluster.ray_cluster import RAY_ENVIRONMENT
+from launcher.run_files.run_keys import make_ray_token
 from scripts.ending import DONE, ended
 
 

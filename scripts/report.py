@@ -13,10 +13,10 @@ from pathlib import Path
 if __package__ in (None, ""):  # python scripts/report.py
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from launcher.errors import UsageError
-from launcher.report.facts import RunFacts
-from launcher.report.writer import write_report
-from launcher.run_paths import RunPaths
+from launcher.base.errors import UsageError
+from launcher.html_report.report_writer import write_report
+from launcher.html_report.run_facts import RunFacts
+from launcher.run_files.run_paths import RunPaths
 from scripts.ending import DONE, ended, print_json
 from scripts.faults.find import NotLive, find_driver
 from scripts.run_choice import add_run_arguments, chosen_run

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import CheckpointError, ConfigError
-from launcher.fingerprint import Difference
-from launcher.shelf import Shelf, read_shelf
-from launcher.trials import Trial
+from launcher.base.errors import CheckpointError, ConfigError
+from launcher.checkpoints.checkpoint_catalog import Shelf, read_shelf
+from launcher.checkpoints.trial_folders import Trial
+from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.command import Command, recorded_command
 from scripts.checkpoints.going_on import Beginning, beginning, differences_of

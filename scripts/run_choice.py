@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths, login_name
-from launcher.trials import folders_in, some_of
+from launcher.base.errors import UsageError
+from launcher.checkpoints.trial_folders import folders_in, some_of
+from launcher.run_files.run_paths import RunPaths, login_name
 from scripts.checkpoints.arguments import typed_name
 from scripts.faults.find import live_runs
 

@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.any_terminal import as_far_as_it_is_read
-from launcher.attach import ENDS, attach, last_end, progress_of
-from launcher.errors import UsageError
-from launcher.journal import read_lines
-from launcher.messages import RunWord, ServerState
-from launcher.panel import duration, render_line
-from launcher.run_now import Now, read_now
-from launcher.run_paths import RunPaths, login_name, names_of
-from launcher.run_requests import Request, Wish, ask, wanted
+from launcher.base.errors import UsageError
+from launcher.base.messages import RunWord, ServerState
+from launcher.cli.attach import ENDS, attach, last_end, progress_of
+from launcher.reporting.current_status import Now, read_now
+from launcher.reporting.terminal_panel import duration, render_line
+from launcher.reporting.terminal_text import as_far_as_it_is_read
+from launcher.run_files.control_requests import Request, Wish, ask, wanted
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from scripts.checkpoints.arguments import seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run

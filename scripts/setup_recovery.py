@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher import prepared
-from launcher.errors import CheckpointError, UsageError
-from launcher.run_paths import RunLock
-from launcher.shelf import Shelf, read_shelf
-from launcher.trials import Trial
+from launcher.base.errors import CheckpointError, UsageError
+from launcher.checkpoints import pending_restore
+from launcher.checkpoints.checkpoint_catalog import Shelf, read_shelf
+from launcher.checkpoints.trial_folders import Trial
+from launcher.run_files.run_paths import RunLock
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.areal_lock import areal_held
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
@@ -134,7 +134,7 @@ def set_up(shelf: Shelf, chosen: Chosen) -> dict[str, object]:
     if trial.is_ours:
         damage = shelf.past.damage
         first = None if damage is None or entry.global_step >= damage.first_step else damage.first_step
-        record = prepared.prepare(trial.paths, entry.checkpoint, forced=chosen.forced, first_damaged=first)
+        record = pending_restore.prepare(trial.paths, entry.checkpoint, forced=chosen.forced, first_damaged=first)
         more = {"recover_checkpoint": str(trial.paths.recover_checkpoint), "how": record.how, "has_optimizer": True}
     else:
         made = areal_setup.prepare(shelf, entry, forced=chosen.forced)
@@ -171,7 +171,7 @@ def _undo(given: argparse.Namespace) -> int:
         raise UsageError("--undo takes no --force", "leave it out")
     trial = trial_of(given)
     with held(trial, NAME):
-        left = prepared.undo(trial.paths) if trial.is_ours else areal_setup.undo(trial)
+        left = pending_restore.undo(trial.paths) if trial.is_ours else areal_setup.undo(trial)
     if given.json:
         print_json({"format": "grpo-setup/1", "undone": True, "now": left})
     else:

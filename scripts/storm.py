@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from launcher.audit import Audit, audit
-from launcher.compose import REPOSITORY, compose
-from launcher.errors import LauncherError
-from launcher.journal import read_lines, standing_lines
-from launcher.run_paths import RunPaths
-from launcher.run_records import read_records
+from launcher.base.errors import LauncherError
+from launcher.config.compose import REPOSITORY, compose
+from launcher.reporting.ledger_audit import Audit, audit
+from launcher.reporting.run_records import read_records
+from launcher.run_files.journal import read_lines, standing_lines
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.outcome import Outcome, outcomes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.messages import Overrides, RunWord
+from launcher.base.messages import Overrides, RunWord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

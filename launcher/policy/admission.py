@@ -6,7 +6,7 @@ say why a batch was turned away. The rules are of two kinds:
     certain   no sound run breaks them: a reward or a token is missing, a number is not finite, the weights are others
     compared  a sound run breaks them seldom: far from what is usual, which may also be a change of the policy itself.
               They turn away `compared_rejections` batches in a row at most; a change that stays is for
-              launcher/policy/reward.py to judge
+              launcher/policy/reward_health.py to judge
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from launcher.config import RunConfig
-from launcher.messages import Cause
-from launcher.policy.canaries import CanaryScore
+from launcher.base.messages import Cause
+from launcher.base.rollouts import RolloutBatch, mean_of
+from launcher.config.schema import RunConfig
+from launcher.config.supervision import GateConfig
+from launcher.policy.canary_policy import CanaryScore
 from launcher.policy.change_point import estimate_noise
-from launcher.policy.reward import RewardPoint
-from launcher.rollouts import RolloutBatch, mean_of
-from launcher.supervision_config import GateConfig
+from launcher.policy.reward_health import RewardPoint
 
 SHARE_FACTOR = 2.0
 """How much farther than the whole batch one server's share of it may be: fewer tokens, more noise."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.supervision_config import RewardHealthConfig
+from launcher.config.supervision import RewardHealthConfig
 
 SMOOTHED_OVER = 3
 BELOW_BASELINE = 0.5  # standard deviations

@@ -2,7 +2,7 @@
 
 The words are SGLang's (0.5.17: mem_cache/allocation.py, model_executor/pool_configurator.py, managers/*), torch's,
 Ray's and the kernel's own. Where memory ran out decides what has to give way, and at start-up and at run time the
-remedies are opposite (launcher/policy/memory.py).
+remedies are opposite (launcher/policy/memory_backoff.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.messages import Cause
+from launcher.base.messages import Cause
 
 
 class RanOut(enum.StrEnum):

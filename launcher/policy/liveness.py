@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.messages import Cause, Health, Verdict
-from launcher.policy.watching import ServerEvidence, Task
-from launcher.supervision_config import HealthConfig
+from launcher.base.messages import Cause, Health, Verdict
+from launcher.config.supervision import HealthConfig
+from launcher.policy.observation_history import ServerEvidence, Task
 
 VOTES_FOR_A_HANG = 2
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.supervision_config import MemoryConfig
+from launcher.config.supervision import MemoryConfig
 
 MIN_SAMPLES = 8
 RISING_SHARE = 0.8

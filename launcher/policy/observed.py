@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.messages import Incident, RunWord, ServerState, Verdict
+from launcher.base.messages import Incident, RunWord, ServerState, Verdict
 from launcher.policy.actions import Action
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory import MemorySettings, Tried
-from launcher.policy.restart import Attempt
+from launcher.policy.memory_backoff import MemorySettings, Tried
+from launcher.policy.restart_budget import Attempt
 from launcher.policy.restore import CheckpointFacts
 from launcher.policy.run_state import RunState
 
@@ -68,8 +68,8 @@ class Observed:
     """One look at the whole run.
 
     `checkpoints`: those that this run may go back to. `incident`: found among the steps that stand
-    (launcher/policy/reward.py, or the trainer's report of non-finite numbers). `under_way`: actions ordered and not
-    yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
+    (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers). `under_way`: actions ordered and
+    not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
     `ending`: the word with which the run is being shut down. `is_stopped`: nothing of it is left running.
     `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `joining`, `leaving`: servers that were

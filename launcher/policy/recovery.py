@@ -8,22 +8,22 @@
 
 Each plan holds only what can be done from here; what follows from its success is in the next plan, made from the
 next look. So the same look gives the same plan, an action that failed is simply due again (its budget in
-launcher/policy/restart.py), and faults during a repair need no cases of their own.
+launcher/policy/restart_budget.py), and faults during a repair need no cases of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.config import RunConfig
-from launcher.messages import Cause, Health, RunWord, ServerState
+from launcher.base.messages import Cause, Health, RunWord, ServerState
+from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
-from launcher.policy.mend_fleet import mend_fleet
-from launcher.policy.mend_servers import is_current, is_dead, is_homeless, mend_servers
-from launcher.policy.mend_trainer import damage_stands, mend_trainer
 from launcher.policy.observed import Observed, Plan
-from launcher.policy.plan_draft import Draft
-from launcher.policy.restart import Attempt
+from launcher.policy.plan_builder import Draft
+from launcher.policy.reconcile_fleet import mend_fleet
+from launcher.policy.reconcile_servers import is_current, is_dead, is_homeless, mend_servers
+from launcher.policy.reconcile_trainer import damage_stands, mend_trainer
+from launcher.policy.restart_budget import Attempt
 from launcher.policy.run_state import ENDS, RunState, transition
 
 

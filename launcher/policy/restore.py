@@ -17,9 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.messages import Cause, Incident
-from launcher.policy.restart import Attempt, Rung
-from launcher.supervision_config import RestoreConfig
+from launcher.base.messages import Cause, Incident
+from launcher.config.supervision import RestoreConfig
+from launcher.policy.restart_budget import Attempt, Rung
 
 FIRST_WEIGHTS = -1
 """The step of the weights that the run began with: always whole, always from before any onset."""

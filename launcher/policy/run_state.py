@@ -14,8 +14,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from launcher.errors import StateError
-from launcher.messages import RunWord
+from launcher.base.errors import StateError
+from launcher.base.messages import RunWord
 
 
 class RunState(enum.StrEnum):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launcher.messages import Cause, Health, Verdict
-from launcher.policy.watching import LONGEST_GAP, STOPPED
-from launcher.supervision_config import HealthConfig
+from launcher.base.messages import Cause, Health, Verdict
+from launcher.config.supervision import HealthConfig
+from launcher.policy.observation_history import LONGEST_GAP, STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class TrainerLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerEvidence:
-    """One life of the trainer so far; seconds count as in launcher/policy/watching.py."""
+    """One life of the trainer so far; seconds count as in launcher/policy/observation_history.py."""
 
     look: TrainerLook
     stopped_s: float = 0.0

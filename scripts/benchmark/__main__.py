@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.compose import compose
-from launcher.config import RunConfig
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
 from scripts.benchmark.experiment import PRESET, run_experiment
 
 THREADS = tuple(f"sglang.threads={server} actor.threads={trainer}" for server in (1, 2) for trainer in (2, 1))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launcher.compose import REPOSITORY
+from launcher.config.compose import REPOSITORY
 from scripts.benchmark.made_logs import Made, RunMaker
 
 MEGABYTE = 1e6

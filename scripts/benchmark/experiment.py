@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from launcher.compose import REPOSITORY, compose
-from launcher.run_paths import RunPaths
+from launcher.config.compose import REPOSITORY, compose
+from launcher.run_files.run_paths import RunPaths
 
 PRESET = "conf=arithmetic_cpu"
 MARK = "GRPO_BENCHMARK_RUN"

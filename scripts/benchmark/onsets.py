@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from launcher.diagnosis.onset import find_falls
+from launcher.diagnosis.judging.onset import find_falls
 from scripts.benchmark.ratios import quantile
 
 Level = Callable[[int], float]

@@ -7,16 +7,16 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from actors.live_rollouts import LoopThread
-from actors.policy_model import PolicyModel, torch_dtype
-from actors.server_pool import ServerPool
-from actors.sglang_client import SGLangClient
-from actors.weight_folders import WeightFolders
-from actors.weight_publisher import WeightPublisher
-from launcher.config import RunConfig
-from launcher.memory_states import MEMORY_BACKED
-from launcher.messages import ServerInfo
-from launcher.run_keys import ServerKeys
+from actors.model.policy_model import PolicyModel, torch_dtype
+from actors.rollout.live_rollouts import LoopThread
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import SGLangClient
+from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.messages import ServerInfo
+from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import ServerKeys
 from scripts.benchmark.ratios import paired_ratio, spread
 from scripts.benchmark.server import running_server
 

@@ -21,17 +21,17 @@ from statistics import median
 import uvloop
 from transformers import AutoTokenizer
 
-from actors.dataset import build_prompts, load_records
-from actors.live_rollouts import LiveRollouts, LoopThread
-from actors.prompt_queue import PromptQueue
-from actors.reward_pool import RewardPool
-from actors.rollout import RolloutEngine
-from actors.server_pool import ServerPool
-from actors.sglang_client import Sampling, SGLangClient
-from launcher.config import RunConfig
-from launcher.messages import ServerInfo
-from launcher.rollouts import Prompt
-from launcher.run_keys import ServerKeys
+from actors.data.dataset import build_prompts, load_records
+from actors.data.prompt_queue import PromptQueue
+from actors.reward.reward_pool import RewardPool
+from actors.rollout.live_rollouts import LiveRollouts, LoopThread
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import Sampling, SGLangClient
+from launcher.base.messages import ServerInfo
+from launcher.base.rollouts import Prompt
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import ServerKeys
 from scripts.benchmark.plain_clients import AiohttpClient, Client, RawClient
 from scripts.benchmark.ratios import Block, paired_ratio, spread
 from scripts.benchmark.server import cpu_seconds, running_server

@@ -29,24 +29,24 @@ import torch
 import uvloop
 from transformers import AutoTokenizer
 
-from actors.live_rollouts import LiveRollouts, LoopThread
-from actors.prompt_queue import PromptQueue
-from actors.reward_pool import RewardPool
-from actors.rollout import RolloutEngine
-from actors.server_pool import ServerPool
-from actors.sglang_client import Sampling, SGLangClient
-from actors.weight_publisher import WeightPublisher
-from launcher.config import RunConfig
-from launcher.messages import ServerInfo, ServerState
-from launcher.rollouts import Prompt
-from launcher.run_keys import ServerKeys
+from actors.data.prompt_queue import PromptQueue
+from actors.reward.reward_pool import RewardPool
+from actors.rollout.live_rollouts import LiveRollouts, LoopThread
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import Sampling, SGLangClient
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.rollouts import Prompt
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import ServerKeys
 from scripts.benchmark.plain_clients import AiohttpClient
 from scripts.benchmark.ratios import Block, paired_ratio, spread
 from scripts.benchmark.rollout import Batch, flusher, prompts_of
 from scripts.benchmark.server import running_server
 
 DIRECT, HALVES, OURS, JOINING = "direct", "halves", "ours", "joining"
-STAND_IN = (sys.executable, "-m", "tests.stand_in_server", "--seconds-per-token", "0.01")
+STAND_IN = (sys.executable, "-m", "tests.programs.stand_in_server", "--seconds-per-token", "0.01")
 DRAIN_S = 60.0
 
 

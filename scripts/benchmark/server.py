@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 
-from actors.live_rollouts import LoopThread
-from actors.server_life import ServerSpec
-from actors.sglang_server import SGLangProcess
-from launcher.config import RunConfig
-from launcher.messages import ServerInfo
-from launcher.run_keys import ServerKeys
+from actors.rollout.live_rollouts import LoopThread
+from actors.serving.server_incarnation import ServerSpec
+from actors.serving.sglang_server import SGLangProcess
+from launcher.base.messages import ServerInfo
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import ServerKeys
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from launcher.journal import read_lines
+from launcher.run_files.journal import read_lines
 from scripts.benchmark.experiment import Run, cpu_seconds_of, run_experiment
 from scripts.benchmark.ratios import spread
 

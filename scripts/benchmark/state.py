@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from actors.stored_tensors import overwrite_tensors
-from launcher.memory_states import MEMORY_BACKED, SLOTS
+from actors.model.stored_tensors import overwrite_tensors
+from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED, SLOTS
 from scripts.benchmark.ratios import spread
 
 TENSORS = 72

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from launcher.journal import read_lines
-from launcher.run_paths import RunPaths
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.ratios import spread
 
 Line = Mapping[str, object]

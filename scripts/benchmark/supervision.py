@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-from launcher.journal import read_lines
+from launcher.run_files.journal import read_lines
 from scripts.benchmark.experiment import run_experiment
 from scripts.benchmark.ratios import CONFIDENCE, DRAWS, Ratio, quantile, spread
 from scripts.benchmark.switched_run import DONE, Schedule, environment

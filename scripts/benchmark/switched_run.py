@@ -23,16 +23,16 @@ from dataclasses import asdict, dataclass
 import psutil
 import ray
 
-from actors.step_loop import GrpoLoop, no_gate
-from actors.trainer import Trainer
+from actors.training.step_loop import GrpoLoop, no_gate
+from actors.training.trainer import Trainer
 from launcher import driver
-from launcher.compose import compose
-from launcher.config import RunConfig
-from launcher.journal import append_line
-from launcher.messages import Overrides, StepReport, TrainerReady
+from launcher.base.messages import Overrides, StepReport, TrainerReady
+from launcher.base.rollouts import RolloutBatch
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
-from launcher.rollouts import RolloutBatch
-from launcher.run_paths import RunPaths
+from launcher.run_files.journal import append_line
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import look
 
 SCHEDULE = "GRPO_BENCHMARK_SUPERVISION"

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.errors import StorageError
-from launcher.trials import Trial
+from launcher.base.errors import StorageError
+from launcher.checkpoints.trial_folders import Trial
 
 
 @contextlib.contextmanager

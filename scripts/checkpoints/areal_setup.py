@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.areal import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
-from launcher.areal_rewards import read_steps_per_epoch
-from launcher.checkpoint_folder import CheckpointName
-from launcher.durable import replace_file, sync_folder
-from launcher.errors import CheckpointError, StorageError
-from launcher.folder_swap import copy_file
-from launcher.journal import encode
-from launcher.policy.standing import Standing
-from launcher.shelf import Entry, Shelf
-from launcher.trials import Trial
+from launcher.base.durable import replace_file, sync_folder
+from launcher.base.errors import CheckpointError, StorageError
+from launcher.base.folder_swap import copy_file
+from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
+from launcher.checkpoints.areal_rewards import read_steps_per_epoch
+from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.checkpoints.checkpoint_folder import CheckpointName
+from launcher.checkpoints.trial_folders import Trial
+from launcher.policy.checkpoint_status import Standing
+from launcher.run_files.journal import encode
 from scripts.checkpoints.dcp import write_dcp
 
 RECORD = "recovery.json"

@@ -6,8 +6,8 @@ import argparse
 import math
 from pathlib import Path
 
-from launcher.run_paths import login_name
-from launcher.trials import Trial, find_trial
+from launcher.checkpoints.trial_folders import Trial, find_trial
+from launcher.run_files.run_paths import login_name
 
 NOTHING_FITS = 1
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint_folder import CheckpointName, read_checkpoint
-from launcher.errors import CheckpointError, StorageError
-from launcher.policy.standing import Standing
-from launcher.run_paths import names_of
-from launcher.shelf import Entry, Shelf
+from launcher.base.errors import CheckpointError, StorageError
+from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
+from launcher.policy.checkpoint_status import Standing
+from launcher.run_files.run_paths import names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.journal import read_lines
-from launcher.trials import Trial
+from launcher.checkpoints.trial_folders import Trial
+from launcher.run_files.journal import read_lines
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 
 LAUNCH = ("python", "-m", "launcher")

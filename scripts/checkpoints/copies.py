@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from launcher.errors import UsageError
-from launcher.remote_store import RemoteCheckpoint, RemoteStore
-from launcher.remote_url import problem_of
+from launcher.base.errors import UsageError
+from launcher.base.remote_url import problem_of
+from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
 
 
 def read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint, ...]]:

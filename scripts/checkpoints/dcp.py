@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.durable import sync_file, sync_folder
-from launcher.errors import CheckpointError
-from launcher.model_files import find_shards
-from launcher.model_tensors import HEAD
+from launcher.base.durable import sync_file, sync_folder
+from launcher.base.errors import CheckpointError
+from launcher.checkpoints.model_files import find_shards
+from launcher.checkpoints.model_tensors import HEAD
 
 if TYPE_CHECKING:
     from torch import Tensor

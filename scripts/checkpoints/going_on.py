@@ -11,17 +11,17 @@ from typing import Any
 
 import yaml
 
-from launcher.checkpoints import CheckpointStore
-from launcher.compose import compose
-from launcher.config import RunConfig
-from launcher.errors import CheckpointError, ConfigError
-from launcher.fingerprint import MEANINGS, Difference, Fingerprint, config_fingerprint, fingerprint_differences
-from launcher.memory_states import MemoryStates
-from launcher.policy.standing import Standing
-from launcher.prepared import find_prepared
-from launcher.resume import already_finished
-from launcher.run_paths import RunPaths
-from launcher.shelf import Entry, Shelf
+from launcher.base.errors import CheckpointError, ConfigError
+from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.pending_restore import find_prepared
+from launcher.checkpoints.resume_decision import already_finished
+from launcher.config.compose import compose
+from launcher.config.fingerprint import MEANINGS, Difference, Fingerprint, config_fingerprint, fingerprint_differences
+from launcher.config.schema import RunConfig
+from launcher.policy.checkpoint_status import Standing
+from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.choosing import Chosen, choose
 from scripts.checkpoints.command import Command

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from launcher.policy.standing import Damage, Standing
-from launcher.shelf import Entry, Shelf
+from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.policy.checkpoint_status import Damage, Standing
 
 COLOURS = {
     Standing.GOOD: "green",

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launcher.durable import make_folder
-from launcher.journal import append_line
-from launcher.run_paths import RunPaths
+from launcher.base.durable import make_folder
+from launcher.run_files.journal import append_line
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.case import Case, Figures
 from scripts.faults.copies import ENDS_SERVER, ENDS_TRAINER, Copies, last_copy
 from scripts.faults.files import whole_checkpoints

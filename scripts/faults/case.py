@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.process_tree import Process, identify
-from launcher.errors import StorageError
-from launcher.run_keys import ServerKeys
-from launcher.run_paths import RunPaths
+from actors.processes.process_tree import Process, identify
+from launcher.base.errors import StorageError
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import RunProcesses, Server
 from scripts.faults.kinds import ANY, PARTS, Value
 from scripts.faults.signals import Missed

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.checkpoints import Checkpoint, CheckpointState, CheckpointStore
-from launcher.errors import CheckpointError, UsageError
-from launcher.manifest import MANIFEST_NAME, list_files
-from launcher.run_paths import RunPaths
+from launcher.base.errors import CheckpointError, UsageError
+from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
+from launcher.checkpoints.manifest import MANIFEST_NAME, list_files
+from launcher.run_files.run_paths import RunPaths
 
 SMALL_DISK_BYTES = 2 * 2**30
 CHUNK = 2**20

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.process_tree import PROC, Process, children, descendants, identify, name
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths
+from actors.processes.process_tree import PROC, Process, children, descendants, identify, name
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths
 
-GUARD = "actors.process_guard"
+GUARD = "actors.processes.process_guard"
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
 TITLE = re.compile(r"ray::(\w+)")
@@ -231,7 +231,7 @@ def _all() -> Iterator[Process]:
 
 
 def weights_folder(paths: RunPaths) -> Path:
-    """Where the trainer publishes weights as folders v<n>, as launcher/memory_states.py names it."""
+    """Where the trainer publishes weights as folders v<n> (launcher/checkpoints/in_memory_checkpoints.py)."""
     digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
     root = MEMORY_BACKED if os.access(MEMORY_BACKED, os.W_OK) else paths.logs
     return root / f"grpo-weights-{digest}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.run_paths import RunPaths
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import RunProcesses, started_at
 
 

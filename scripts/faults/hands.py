@@ -12,8 +12,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from actors.process_tree import Process
-from actors.process_tree import send as send_signal
+from actors.processes.process_tree import Process
+from actors.processes.process_tree import send as send_signal
 from scripts.faults import files, interposer, server_api, signals
 from scripts.faults.broken_reward import fired
 from scripts.faults.case import Case, Figures, lives

@@ -23,10 +23,10 @@ from typing import Self
 
 import yaml
 
-from actors.process_tree import Process
-from launcher.durable import make_folder, replace_file
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths
+from actors.processes.process_tree import Process
+from launcher.base.durable import make_folder, replace_file
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.fault_proxy import FaultProxy, Spoil
 from scripts.faults.find import Server, find_servers
 from scripts.faults.place import Place

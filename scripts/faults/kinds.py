@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.errors import UsageError
+from launcher.base.errors import UsageError
 
 Value = str | float
 FOR_EVER = 0.0

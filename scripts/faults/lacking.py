@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults import files, interposer, starving
 from scripts.faults.find import RunProcesses
 from scripts.faults.switch import find_switch

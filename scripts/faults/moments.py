@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.process_tree import Process, identify
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths
+from actors.processes.process_tree import Process, identify
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import weights_folder
 from scripts.faults.signals import Missed, go_on, kill, stop
 

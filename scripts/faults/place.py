@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.run_paths import RunPaths
+from launcher.run_files.run_paths import RunPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

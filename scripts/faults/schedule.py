@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.errors import UsageError
+from launcher.base.errors import UsageError
 from scripts.faults.kinds import KINDS, Kind, Value
 
 _FAULT = re.compile(

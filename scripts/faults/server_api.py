@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from launcher.durable import make_folder
-from launcher.errors import UsageError
-from launcher.run_keys import ServerKeys
-from launcher.run_paths import RunPaths
+from launcher.base.durable import make_folder
+from launcher.base.errors import UsageError
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import weights_folder
 from scripts.faults.signals import Missed
 

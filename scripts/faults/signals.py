@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from actors.process_tree import PROC, Process, identify, open_pidfd, send, wait_ended
-from launcher.errors import RunError
+from actors.processes.process_tree import PROC, Process, identify, open_pidfd, send, wait_ended
+from launcher.base.errors import RunError
 from scripts.faults.find import state
 
 ENDS_WITHIN_S = 10.0

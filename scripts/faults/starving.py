@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.process_tree import PROC, Process, open_pidfd
-from launcher.errors import UsageError
-from launcher.hardware import memory_folders_v1, oom_kills_told_by
-from launcher.messages import Cause
+from actors.processes.process_tree import PROC, Process, open_pidfd
+from launcher.base.errors import UsageError
+from launcher.base.messages import Cause
 from launcher.policy.exit_cause import find_trainer_cause
+from launcher.resources.hardware import memory_folders_v1, oom_kills_told_by
 from scripts.faults.case import Case, Figures, lives
 from scripts.faults.find import RunProcesses
 from scripts.faults.following import Following

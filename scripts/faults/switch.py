@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from launcher.durable import replace_file
-from launcher.errors import UsageError
-from launcher.run_paths import RunPaths
+from launcher.base.durable import replace_file
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.find import RunProcesses, environment
 

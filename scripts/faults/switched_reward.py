@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.reward import gsm8k_reward
+from actors.reward.gsm8k import gsm8k_reward
 from scripts.faults.broken_reward import broken, switch
 
 

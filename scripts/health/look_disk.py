@@ -7,15 +7,15 @@ import shutil
 import time
 from pathlib import Path
 
-from launcher.checkpoint_folder import check_checkpoint_sizes
-from launcher.checkpoints import STAGING, Checkpoint, CheckpointState, CheckpointStore
-from launcher.errors import CheckpointError, LauncherError
-from launcher.health.finding import Finding, Verdict
-from launcher.health.judge_machine import GIB, judge_room
-from launcher.policy.standing import Standing
-from launcher.run_paths import RunPaths
-from launcher.shelf import read_shelf
-from launcher.trials import find_trial
+from launcher.base.errors import CheckpointError, LauncherError
+from launcher.checkpoints.checkpoint_catalog import read_shelf
+from launcher.checkpoints.checkpoint_folder import check_checkpoint_sizes
+from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
+from launcher.checkpoints.trial_folders import find_trial
+from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.judge_machine import GIB, judge_room
+from launcher.policy.checkpoint_status import Standing
+from launcher.run_files.run_paths import RunPaths
 from scripts.health.look_run import Subject
 
 LAST = 3

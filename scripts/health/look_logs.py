@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.health.finding import Finding
-from launcher.health.judge_logs import ErrorsSeen, judge_errors
+from launcher.diagnosis.health.finding import Finding
+from launcher.diagnosis.health.judge_logs import ErrorsSeen, judge_errors
 from scripts.health.look_run import Subject
 
 LOG_BYTES = 32 * 2**20

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from actors.process_tree import descendants
-from launcher.hardware import find_hardware, memory_in_use, oom_kills
-from launcher.health.finding import Finding, Verdict
-from launcher.health.judge_machine import GIB, KillsSeen, judge_kills, judge_memory
+from actors.processes.process_tree import descendants
+from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.judge_machine import GIB, KillsSeen, judge_kills, judge_memory
+from launcher.resources.hardware import find_hardware, memory_in_use, oom_kills
 from scripts.health.look_run import Subject
 
 KERNEL_LOG = Path("/dev/kmsg")

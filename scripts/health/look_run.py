@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from launcher.health.finding import Finding, Verdict
-from launcher.health.judge_run import RunSeen, judge_run
-from launcher.run_paths import RunPaths
+from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.judge_run import RunSeen, judge_run
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import NotLive, RunProcesses, find_driver, find_servers, look
 from scripts.health.view import RunView, read_steps
 

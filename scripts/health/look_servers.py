@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from actors.generation_probe import PROMPT, SAMPLING
-from actors.sglang_client import SGLangClient
-from launcher.errors import RequestFailed
-from launcher.health.finding import Finding, Verdict
-from launcher.health.judge_server import ServerSeen, judge_server
-from launcher.report.story import whole
-from launcher.run_keys import ServerKeys
-from launcher.run_paths import RunPaths
+from actors.monitoring.generation_probe import PROMPT, SAMPLING
+from actors.serving.sglang_client import SGLangClient
+from launcher.base.errors import RequestFailed
+from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.judge_server import ServerSeen, judge_server
+from launcher.html_report.run_reader import whole
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import Server, state
 from scripts.health.look_run import Subject
 from scripts.health.view import ServerSaid, trainer_version

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from launcher.errors import LauncherError
-from launcher.health.finding import Finding, Verdict
+from launcher.base.errors import LauncherError
+from launcher.diagnosis.health.finding import Finding, Verdict
 
 Check = Callable[[], list[Finding]]
 

@@ -10,11 +10,11 @@ from statistics import median
 
 import yaml
 
-from launcher.event_lines import what_happened
-from launcher.journal import read_lines
-from launcher.report.story import figure, moment, whole
-from launcher.run_paths import RunPaths
-from launcher.tail import Tail
+from launcher.html_report.run_reader import figure, moment, whole
+from launcher.reporting.event_lines import what_happened
+from launcher.run_files.journal import read_lines
+from launcher.run_files.line_tail import Tail
+from launcher.run_files.run_paths import RunPaths
 
 TAIL_BYTES = 2 * 2**20
 LAST_STEPS = 10

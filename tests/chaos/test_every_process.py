@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -53,9 +53,9 @@ def role_of(process):
     words = process.cmdline()
     text = " ".join(words)
     for name, sign in {
-        "driver": "tests.supervised_run",
-        "stand-in": "tests.stand_in_server",
-        "guard": "actors.process_guard",
+        "driver": "tests.programs.supervised_run",
+        "stand-in": "tests.programs.stand_in_server",
+        "guard": "actors.processes.process_guard",
         "reward worker": "reward_worker",
         "gcs": "gcs_server",
         "raylet": "raylet/raylet",

@@ -9,16 +9,16 @@ from collections import Counter
 import pytest
 import yaml
 
-from launcher.areal import read_recover_info
-from launcher.checkpoints import CheckpointStore
-from launcher.policy.standing import Standing
-from launcher.prepared import KEPT_UNDOS, read_record
-from launcher.shelf import read_shelf
-from launcher.trials import find_trial
-from launcher.verification import verify
+from launcher.checkpoints.areal_folders import read_recover_info
+from launcher.checkpoints.checkpoint_catalog import read_shelf
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.pending_restore import KEPT_UNDOS, read_record
+from launcher.checkpoints.trial_folders import find_trial
+from launcher.checkpoints.verification import verify
+from launcher.policy.checkpoint_status import Standing
 from scripts.checkpoints import areal_setup
-from tests.killed_shelf import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
-from tests.unit.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
+from tests.programs.killed_shelf import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
 
 MOST_LEFT = KEPT_UNDOS + 6
 """Beside checkpoints: default/, recover_checkpoint/, what may be taken back, and what the last kill left staged."""

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launcher.checkpoints import CheckpointStore
-from launcher.memory_states import MemoryStates
-from tests.killed_trainer import MOMENTS, Trainers
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from tests.programs.killed_trainer import MOMENTS, Trainers
 
 FEW = 12
 FINISHED = 0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.raylets import Raylets
-from tests.supervised_run import DEADLINE_S, SupervisedRun
+from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
+from tests.support.raylets import Raylets
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 

@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from launcher.journal import read_lines
-from launcher.run_requests import Request, Wish, ask
-from tests.raylets import Raylets
-from tests.supervised_run import REAL_SERVERS, SupervisedRun
+from launcher.run_files.control_requests import Request, Wish, ask
+from launcher.run_files.journal import read_lines
+from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
+from tests.support.raylets import Raylets
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -14,9 +14,9 @@ import time
 import psutil
 import pytest
 
-from tests.network_cut import TwoNetworks, is_possible
-from tests.raylets import Raylets
-from tests.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun
+from tests.support.network_cut import TwoNetworks, is_possible
+from tests.support.raylets import Raylets
 
 pytestmark = [
     pytest.mark.timeout(900),

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.chaos.test_every_process import role_of
-from tests.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = [pytest.mark.timeout(0), pytest.mark.long]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.checkpoints import CheckpointStore
-from launcher.journal import read_lines, standing_lines
-from launcher.run_paths import RunPaths, login_name
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.run_files.journal import read_lines, standing_lines
+from launcher.run_files.run_paths import RunPaths, login_name
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server_driver import Driven
+from tests.programs.server_driver import Driven
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -19,15 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from actors.process_tree import descendants, identify, name, open_files
-from actors.server_life import SHARED_MEMORY, ServerSpec
-from actors.sglang_client import RequestFailed, Sampling, SGLangClient
-from actors.sglang_server import SGLangProcess
-from launcher.config import GenerationConfig, SGLangConfig
-from launcher.errors import ServerError, WeightsRefused
-from launcher.messages import ServerState
-from launcher.rollouts import Completion
-from launcher.run_keys import ServerKeys
+from actors.processes.process_tree import descendants, identify, name, open_files
+from actors.serving.server_incarnation import SHARED_MEMORY, ServerSpec
+from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from actors.serving.sglang_server import SGLangProcess
+from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.messages import ServerState
+from launcher.base.rollouts import Completion
+from launcher.config.schema import GenerationConfig, SGLangConfig
+from launcher.run_files.run_keys import ServerKeys
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

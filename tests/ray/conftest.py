@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from tests.server_driver import start_ray
+from tests.programs.server_driver import start_ray
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@ whose first life is broken as often as it can be before it is asked to go back."
 
 import pytest
 
-from actors.run_series import RunSeries
-from launcher.checkpoints import CheckpointStore
-from launcher.memory_states import MemoryStates
+from actors.monitoring.reward_series import RunSeries
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
 from scripts import list_checkpoints, setup_recovery
-from tests.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 

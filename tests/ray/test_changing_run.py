@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from scripts import run_control
-from tests.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 

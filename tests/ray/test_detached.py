@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from launcher.run_now import read_now
-from tests.raylets import Raylets
-from tests.supervised_run import DEADLINE_S, SupervisedRun
+from launcher.reporting.current_status import read_now
+from tests.programs.supervised_run import DEADLINE_S, SupervisedRun
+from tests.support.raylets import Raylets
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.supervised_run import SupervisedRun
+from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.policy.memory import POOL_TOKENS
-from tests.memory_run import MemoryRun
+from launcher.policy.memory_backoff import POOL_TOKENS
+from tests.programs.memory_run import MemoryRun
 
 pytestmark = pytest.mark.timeout(600)
 

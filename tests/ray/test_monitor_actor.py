@@ -8,13 +8,13 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors.health_monitor_actor import HealthMonitorActor
-from actors.monitor_view import Watched
-from actors.process_tree import identify
-from actors.sglang_server import SGLangServer
-from launcher.messages import Cause, Health, ServerState
-from tests.server_driver import STAND_IN, run_config
-from tests.unit.test_health_monitor import batch
+from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.monitoring.monitor_view import Watched
+from actors.processes.process_tree import identify
+from actors.serving.sglang_server import SGLangServer
+from launcher.base.messages import Cause, Health, ServerState
+from tests.programs.server_driver import STAND_IN, run_config
+from tests.unit.actors.monitoring.test_health_monitor import batch
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -10,9 +10,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def came(tmp_path_factory):
-    """What came of each run of tests/two_nodes.py."""
+    """What came of each run of tests/programs/two_nodes.py."""
     folder = tmp_path_factory.mktemp("two_nodes")
-    command = [sys.executable, "-m", "tests.two_nodes", str(folder / "keys")]
+    command = [sys.executable, "-m", "tests.programs.two_nodes", str(folder / "keys")]
     quiet = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=quiet)
     assert done.returncode == 0, done.stderr[-3000:]

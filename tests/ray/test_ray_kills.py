@@ -12,9 +12,9 @@ import tempfile
 import pytest
 import ray
 
-from launcher.messages import Cause
+from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
-from tests.ray_kill_run import Trainer, end_of, pid_of
+from tests.programs.ray_kill_run import Trainer, end_of, pid_of
 
 NEVER_ENOUGH = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "4000"}
 """Of a cluster of its own, whose actor alone is ended for it: each four seconds, so that it lives long enough to be
@@ -27,7 +27,7 @@ def test_an_end_by_ray_for_memory_is_told():
     folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie in it
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.ray_kill_run", folder],
+            [sys.executable, "-m", "tests.programs.ray_kill_run", folder],
             env=os.environ | NEVER_ENOUGH,
             stdout=subprocess.PIPE,
             text=True,

@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray.exceptions import RayTaskError
 
-from actors.process_tree import descendants, identify, wait_ended
-from actors.sglang_server import SGLangServer
-from launcher.errors import ResourceError, ServerError
-from launcher.messages import ServerState
-from tests.server_driver import PROMISE_S, STAND_IN, run_config
+from actors.processes.process_tree import descendants, identify, wait_ended
+from actors.serving.sglang_server import SGLangServer
+from launcher.base.errors import ResourceError, ServerError
+from launcher.base.messages import ServerState
+from tests.programs.server_driver import PROMISE_S, STAND_IN, run_config
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server_driver import STAND_IN, Driven
+from tests.programs.server_driver import STAND_IN, Driven
 
 
 @pytest.mark.parametrize("victims", [["actor", "raylet"], ["driver"]], ids=" ".join)

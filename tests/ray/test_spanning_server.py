@@ -9,15 +9,15 @@ import psutil
 import pytest
 import ray
 
-from actors.sglang_seat import SGLangSeat
-from actors.sglang_server import SGLangServer
-from launcher.messages import ServerState
-from tests.server_driver import run_config
+from actors.serving.server_worker_node import SGLangSeat
+from actors.serving.sglang_server import SGLangServer
+from launcher.base.messages import ServerState
+from tests.programs.server_driver import run_config
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 DEADLINE_S = 120
-PART = (sys.executable, "-m", "tests.stand_in_part")
+PART = (sys.executable, "-m", "tests.programs.stand_in_part")
 
 
 @pytest.fixture
@@ -57,7 +57,11 @@ def part_process(address):
     """The process of the further part that meets there."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []  # none of a zombie's, nor of one that has just ended
-        if words[1:3] == ["-m", "tests.stand_in_part"] and address in words and value(words, "--node-rank") == "1":
+        if (
+            words[1:3] == ["-m", "tests.programs.stand_in_part"]
+            and address in words
+            and value(words, "--node-rank") == "1"
+        ):
             return process
     return None
 

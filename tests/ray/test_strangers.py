@@ -17,18 +17,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.coordinator_actor import COORDINATOR
-from actors.model_folder import WEIGHTS_FILE, load_model
-from actors.stored_tensors import open_tensors
-from actors.training_state import FACTS_FILE, TENSORS_FILE, read_facts
-from launcher.checkpoint_folder import verify_checkpoint
-from launcher.checkpoints import CheckpointStore
-from launcher.errors import CheckpointError, ConfigError, ModelError, StorageError
-from launcher.manifest import MANIFEST_NAME, Manifest, record_files
-from launcher.memory_states import memory_folder
-from launcher.run_keys import RAY_TOKEN, ServerKeys
-from launcher.run_paths import RunLock, RunPaths
-from tests.supervised_run import SupervisedRun
+from actors.model.model_folder import WEIGHTS_FILE, load_model
+from actors.model.stored_tensors import open_tensors
+from actors.model.training_state import FACTS_FILE, TENSORS_FILE, read_facts
+from actors.supervision.coordinator_actor import COORDINATOR
+from launcher.base.errors import CheckpointError, ConfigError, ModelError, StorageError
+from launcher.checkpoints.checkpoint_folder import verify_checkpoint
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import memory_folder
+from launcher.checkpoints.manifest import MANIFEST_NAME, Manifest, record_files
+from launcher.run_files.run_keys import RAY_TOKEN, ServerKeys
+from launcher.run_files.run_paths import RunLock, RunPaths
+from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -39,7 +39,7 @@ pytestmark = [
 def strangers(*steps):
     """What each step came to: (got through, what it saw)."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stranger"],
+        [sys.executable, "-m", "tests.programs.stranger"],
         input=json.dumps(steps),
         capture_output=True,
         text=True,
@@ -118,7 +118,7 @@ def test_2_a_weight_update_without_the_key(victim):
 def dashboard(tmp_path_factory):
     """A cluster as the run's, with what takes jobs."""
     folder = tmp_path_factory.mktemp("locked")
-    command = [sys.executable, "-m", "tests.locked_cluster", str(folder / "keys")]
+    command = [sys.executable, "-m", "tests.programs.locked_cluster", str(folder / "keys")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         started = json.loads(process.stdout.readline())
         yield started | {"token": (folder / "keys" / RAY_TOKEN).read_text()}

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from tests.supervised_run import SupervisedRun
-from tests.unit.test_alerts import DEADLINE_S, webhook
+from tests.programs.supervised_run import SupervisedRun
+from tests.unit.actors.monitoring.test_alerts import DEADLINE_S, webhook
 
 pytestmark = pytest.mark.timeout(600)
 

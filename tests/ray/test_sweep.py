@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
-from launcher.compose import REPOSITORY
-from launcher.journal import read_lines
-from launcher.run_paths import RunPaths, login_name
+from launcher.config.compose import REPOSITORY
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths, login_name
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 DEADLINE_S = 600
@@ -20,7 +20,7 @@ MARK = "GRPO_TEST_SWEEP"
 TINY = (
     *("conf=arithmetic_cpu", f"total_train_steps={STEPS}", "train_dataset.batch_size=4", "gconfig.n_samples=2"),
     *("gconfig.max_new_tokens=26", "valid_dataset.max_items=4", "recover.freq_steps=2"),
-    *("reward.fn=tests.rewards:by_text", "sglang.max_total_tokens=4000,5000,20000"),
+    *("reward.fn=tests.support.rewards:by_text", "sglang.max_total_tokens=4000,5000,20000"),
     *("rollout.max_concurrent_rollouts=2,4", "sglang.memory_limit_gib=1.5"),
 )
 """The kernel's limit leaves a server room for 5000 tokens of its pool, and not for 20000."""
@@ -43,7 +43,7 @@ class Sweep:
     def start(self) -> subprocess.Popen:
         with self.console.open("ab") as console:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.sweep_run", "-m", *TINY, f"cluster.fileroot={self.fileroot}"],
+                [sys.executable, "-m", "tests.programs.sweep_run", "-m", *TINY, f"cluster.fileroot={self.fileroot}"],
                 cwd=REPOSITORY,
                 env={**os.environ, MARK: str(self.fileroot)},
                 stdout=console,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.journal import read_lines
+from launcher.run_files.journal import read_lines
 from scripts.faults.place import Place
-from tests.supervised_run import SupervisedRun
-from tests.unit.test_starving import NEEDS_A_CGROUP
+from tests.programs.supervised_run import SupervisedRun
+from tests.unit.scripts.test_starving import NEEDS_A_CGROUP
 
 MICRO_BATCH = "actor.mb_spec.max_tokens_per_mb"
 SEQUENCES = ("gconfig.n_samples=8", "train_dataset.batch_size=16")

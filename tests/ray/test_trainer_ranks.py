@@ -8,8 +8,8 @@ import signal
 import psutil
 import pytest
 
-from launcher.messages import Cause
-from tests.supervised_run import SupervisedRun
+from launcher.base.messages import Cause
+from tests.programs.supervised_run import SupervisedRun
 
 STEPS = 9
 RANKS = 2

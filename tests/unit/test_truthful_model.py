@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.truthful_model import TruthfulModel
+from tests.support.truthful_model import TruthfulModel
 
 MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
 FLOAT32_NOISE = 5e-6

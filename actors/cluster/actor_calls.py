@@ -1,0 +1,30 @@
+"""Calls to actors that may be restarting, hung or gone: each has a deadline, and ends in a value or in one of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+
+from launcher.base.errors import LauncherError, RunError
+
+
+class ActorAway(RunError):
+    """An actor did not answer: it is restarting, hangs, or is gone. Nothing is known of what it did."""
+
+
+async def answer(call: Awaitable[Any], *, within_s: float, of: str) -> Any:
+    """The value of one call. Raises what the actor raised, ActorAway where it raised nothing of its own."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await call
+    except RayTaskError as error:
+        if isinstance(error.cause, LauncherError):
+            raise error.cause from None
+        raise RunError(f"{of} failed: {error.cause!r}", "this is a defect; see the logs of its actor") from error
+    except RayError as error:  # an actor that Ray ended for the machine's memory is no RayActorError
+        raise ActorAway(f"{of} is not there: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
+    except TimeoutError as error:
+        raise ActorAway(f"{of} did not answer within {within_s:g} s") from error

@@ -1,0 +1,87 @@
+"""A cluster that others have started: is the run alone under its name, does each node see its files, is it there?"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from actors.cluster.node_identity import OF_RAY, alive_nodes
+from actors.cluster.shared_path_check import check_shared_path
+from launcher.base.errors import StorageError
+from launcher.run_files.run_paths import RunPaths
+
+FREE_S = 60.0
+"""For the actors of an attempt whose driver has just died: a node must first be declared lost."""
+LOOK_S = 0.5
+SAY_S = 1.25
+SILENT_S = 45.0
+"""Without an answer of the cluster's head, after which the run says so and ends: at 60 s Ray ends every process."""
+SEVERAL = (
+    "the nodes are several machines: weights on their way to the servers, and the state after each step, "
+    "are kept below cluster.fileroot and not in memory"
+)
+
+
+def make_ready(paths: RunPaths, say: Callable[[str], None], *, keeper: str) -> None:
+    """Before anything is started. Raises UsageError. `keeper`: the name of the actor that may be there already."""
+    wait_for_free_names(paths, keeper=keeper)
+    nodes = alive_nodes()
+    shares_memory = check_shared_path(paths)
+    say(f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} of the cluster see {paths.fileroot}")
+    if not shares_memory and not paths.several_machines.exists():
+        paths.several_machines.touch()
+        say(SEVERAL)
+
+
+def wait_for_free_names(paths: RunPaths, *, keeper: str, within_s: float = FREE_S) -> None:
+    """Raises StorageError where actors of the same run live on this cluster: then another driver runs it."""
+    give_up_at = time.monotonic() + within_s
+    while taken := names_in(paths.namespace) - {keeper}:
+        if time.monotonic() > give_up_at:
+            raise StorageError(
+                f"{paths.experiment_name}/{paths.trial_name} is already running on this cluster: "
+                f"{', '.join(sorted(taken))} in {paths.namespace}",
+                "wait for it or end it (scripts/run_control.py stop), or give this run another trial_name",
+            )
+        time.sleep(1.0)
+
+
+def names_in(namespace: str) -> set[str]:
+    named = OF_RAY.util.list_named_actors(all_namespaces=True)
+    return {str(one["name"]) for one in named if one["namespace"] == namespace}
+
+
+class HeadWatch:
+    """Does the cluster's head still answer, and which nodes are lost? Asked from a thread of its own, since an answer
+    may never come."""
+
+    def __init__(self, *, silent_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silent_s = silent_s
+        self._clock = clock
+        self._heard_at = clock()
+        self._alive: dict[str, str] = {}
+        self._lost: dict[str, tuple[str, float]] = {}
+        threading.Thread(target=self._go_on, name="head", daemon=True).start()
+
+    def lost(self) -> str:
+        """What is lost, in words; "" where it answers."""
+        silent_s = self._clock() - self._heard_at
+        return f"the cluster's head has not answered for {silent_s:.0f} s" if silent_s > self._silent_s else ""
+
+    def lost_nodes(self) -> dict[str, str]:
+        """Addresses by id, of nodes lost for so long that a Coordinator that lives would have said so."""
+        now = self._clock()
+        return {node: address for node, (address, at) in list(self._lost.items()) if now - at > SAY_S}
+
+    def _go_on(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # Ray's own errors are many, and bare
+                alive = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in alive_nodes()}
+                self._heard_at = self._clock()
+                self._lost |= {
+                    node: (address, self._heard_at) for node, address in self._alive.items() if node not in alive
+                }
+                self._alive = alive
+            time.sleep(LOOK_S)

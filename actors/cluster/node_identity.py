@@ -1,0 +1,75 @@
+"""Which machine of the cluster this process is on, and what of another one can't be looked at from here.
+
+A pid of another machine is another process here, and its CLOCK_MONOTONIC another clock. So whoever tells of a process
+says its node, and whoever hears of one asks `is_here` before it looks at /proc, opens a pidfd or compares times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from launcher.base.messages import ServerExit
+from launcher.config.schema import RunConfig
+
+SAME_CLOCK_S = 60.0
+"""Two machines booted within this of each other would be taken for one: then their clocks agree that far, too."""
+OF_RAY: Any = ray
+"""Parts of Ray that are not annotated."""
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+_mine: list[str] = []
+
+
+def this_node() -> str:
+    """Ray's id of this process's node; "" outside Ray."""
+    if not _mine and ray.is_initialized():
+        _mine.append(ray.get_runtime_context().get_node_id())
+    return _mine[0] if _mine else ""
+
+
+def is_here(node: str) -> bool:
+    """Whether a pid of that node can be looked at from here. "" says nothing else."""
+    return node in ("", this_node())
+
+
+def on_this_clock(end: ServerExit) -> ServerExit:
+    """The same, with its time on this machine's clock, as far as the machines' wall clocks agree."""
+    if is_here(end.node):
+        return end
+    return replace(end, monotonic=time.monotonic() - max(0.0, time.time() - end.at))
+
+
+def clock_shift(theirs: float, mine: float) -> float:
+    """What to add to a time of another process's monotonic clock; 0 where it is the same clock."""
+    shift = mine - theirs
+    return shift if abs(shift) > SAME_CLOCK_S else 0.0
+
+
+def event_on_this_clock(event: Mapping[str, object], *, now: float, wall: float) -> Mapping[str, object]:
+    """An event whose `at` was written on another machine's clock, or before a restart of this one."""
+    at, written = event.get("at"), event.get("time")
+    if not isinstance(at, int | float) or not isinstance(written, int | float):
+        return event
+    here = now - (wall - written)
+    return event if abs(here - at) <= SAME_CLOCK_S else {**event, "at": here}
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in OF_RAY.nodes() if node["Alive"]]
+
+
+def listening_address(host: str) -> str:
+    """Where a server of this node listens: a loopback address reaches nobody where there are, or were, other nodes."""
+    if host not in LOOPBACK or len(OF_RAY.nodes()) <= 1:
+        return host
+    return str(OF_RAY.util.get_node_ip_address())
+
+
+def lease_of(config: RunConfig) -> float | None:
+    """For how long an actor of the run may act without word of the cluster. None on a cluster of the run's own."""
+    return None if config.cluster.address == "local" else config.cluster.lease_s

@@ -1,0 +1,139 @@
+"""Which nodes of the cluster live, and which of the run's actors have no place: asked of its store twice a second.
+
+Ray declares a node lost after its own health check (actors/cluster/ray_cluster.py for the settings that we ship), and
+starts its actors elsewhere as soon as a node has room for them. Until then an actor is nowhere, and to wait for it is
+no repair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import ray._private.state as ray_state
+
+from actors.cluster.node_identity import OF_RAY
+from actors.processes.background_tasks import keep, raise_defects
+
+LOOK_S = 0.5
+HOMELESS_S = 5.0
+"""Without a process for so long: there is no room for it. A restart where there is room takes one or two seconds."""
+
+log = logging.getLogger("nodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """`address`: as the cluster knows it."""
+
+    id: str
+    address: str
+    is_alive: bool
+    reason: str = ""
+
+
+def nodes_now() -> dict[str, Node]:
+    """All that the cluster has, or had."""
+    return {
+        node["NodeID"]: Node(
+            id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            is_alive=node["Alive"],
+            reason=str(node.get("DeathReasonMessage") or ""),
+        )
+        for node in OF_RAY.nodes()
+    }
+
+
+def has_process(actor: Any) -> bool:
+    """Whether some node runs this actor now, or is just starting it."""
+    known = ray_state.actors(actor._actor_id.hex())
+    return bool(known.get("Pid")) and known.get("State") != "RESTARTING"
+
+
+class NodeWatch:
+    """`lost` and `joined` hear of a node once. `actors`: those of the run, by name. Lives on one loop.
+
+    `known`: nodes that lived when somebody looked last, a Coordinator perhaps that was lost with one of them.
+    """
+
+    def __init__(
+        self,
+        actors: Mapping[str, Any],
+        *,
+        lost: Callable[[Node], None],
+        joined: Callable[[Node], None],
+        known: Set[str] = frozenset(),
+        look: Callable[[], Mapping[str, Node]] = nodes_now,
+        has_place: Callable[[Any], bool] = has_process,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._actors = actors
+        self._lost = lost
+        self._joined = joined
+        self._look_at_nodes = look
+        self._has_place = has_place
+        self._clock = clock
+        self._nodes: dict[str, Node] = {}
+        self._alive = set(known)
+        self._nowhere_since: dict[str, float] = {}
+        self._is_blind = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def several(self) -> bool:
+        """There are, or were, other nodes."""
+        return len(self._nodes) > 1
+
+    def is_lost(self, node: str) -> bool:
+        return node in self._nodes and not self._nodes[node].is_alive
+
+    def homeless_since(self, name: str) -> float | None:
+        """Since when no node has had room for this actor; None where it runs, or is only being started."""
+        raise_defects(self._tasks)
+        since = self._nowhere_since.get(name)
+        return since if since is not None and self._clock() - since >= HOMELESS_S else None
+
+    def begin_looking(self) -> None:
+        keep(self._tasks, self._look_on())
+
+    async def look(self) -> None:
+        """One question, which may wait for a store that is away; without an answer, what was known stays known."""
+        try:
+            found, placed = await asyncio.to_thread(self._ask)
+        except Exception as error:  # noqa: BLE001 - Ray's own errors are many, and bare
+            if not self._is_blind:
+                log.warning("nodes.not_known reason=%r", error)
+            self._is_blind = True
+            return
+        self._is_blind = False
+        self._nodes = dict(found)
+        before, self._alive = self._alive, {node.id for node in found.values() if node.is_alive}
+        for node in found.values():
+            if node.is_alive and node.id not in before:
+                self._joined(node)
+            elif not node.is_alive and node.id in before:
+                self._lost(node)
+        now = self._clock()
+        self._nowhere_since = {
+            name: self._nowhere_since.get(name, now) for name, is_placed in placed.items() if not is_placed
+        }
+
+    def _ask(self) -> tuple[Mapping[str, Node], dict[str, bool]]:
+        found = self._look_at_nodes()
+        several = len(found) > 1
+        return found, {name: self._has_place(actor) for name, actor in list(self._actors.items())} if several else {}
+
+    async def _look_on(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

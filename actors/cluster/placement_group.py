@@ -1,0 +1,161 @@
+"""The run on its cluster: one placement group for all of it, and the options with which each actor gets its seat.
+
+One group and not one for each actor: several that are rescheduled at once after a node's loss can each hold what
+another waits for. An actor that Ray restarts comes back into its own bundle; a bundle whose node is lost goes to
+another node with room, as soon as there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.cluster.node_identity import alive_nodes
+from launcher.base.errors import ResourceError
+from launcher.config.schema import RunConfig
+from launcher.resources.bundles import Bundle, bundles
+from launcher.resources.capacity import RANK, SERVER, Node, Seat
+from launcher.resources.placement import place
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Booked: every bundle is on a node, and stays this run's until its driver ends."""
+
+    seats: tuple[Seat, ...]
+    bundles: tuple[Bundle, ...]
+    group: PlacementGroup
+
+    @classmethod
+    def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> Placed:
+        """Place the run on the nodes that are there, and wait for them to be free.
+
+        Raises ResourceError: what is short, and where; KeyboardInterrupt where `is_stopped` says so meanwhile.
+        """
+        nodes = cluster_nodes(config)
+        seats = _place(config, nodes)
+        booked = bundles(seats, strategy=config.cluster.placement)
+        group = placement_group([bundle.resources for bundle in booked], strategy=config.cluster.placement)
+        give_up_at = time.monotonic() + config.cluster.placement_timeout
+        while not group.wait(min(POLL_S, config.cluster.placement_timeout)):
+            if is_stopped():
+                raise KeyboardInterrupt
+            if time.monotonic() > give_up_at:
+                ray.util.remove_placement_group(group)
+                raise not_free(config, nodes)
+        return cls(seats=seats, bundles=booked, group=group)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """For the actor in a seat: its name, what it books, and where."""
+        seat = next(seat for seat in self.seats if seat.name == name)
+        index = next(index for index, bundle in enumerate(self.bundles) if name in bundle.seats)
+        strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=index)
+        gpus = len(seat.gpus) * seat.share
+        return {"name": name, "num_cpus": seat.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+
+    def options_of_a_joining(self, name: str, config: RunConfig) -> dict[str, Any]:
+        """For a server that joins later: beside the group, on any one node that has room.
+
+        A local cluster has the CPUs that the run began with; they are bookkeeping, and one more is not counted.
+        """
+        sglang = config.sglang
+        gpus = sglang.gpu_fraction * sglang.tp_size * sglang.dp_size if self.servers_on_gpu else 0
+        return {
+            "name": name,
+            "num_cpus": 0 if config.cluster.address == "local" else sglang.num_cpus,
+            "num_gpus": gpus,
+        }
+
+    def has(self, name: str) -> bool:
+        """Whether there is a seat of that name; a server that joins later has none."""
+        return any(seat.name == name for seat in self.seats)
+
+    def further_seats(self, index: int) -> list[Seat]:
+        """Of server `index`, on the nodes after its first."""
+        return [seat for seat in self.seats if seat.kind == SERVER and seat.index == index and seat.node_rank > 0]
+
+    def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
+        """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself.
+
+        Without names: those of a group that is restarted may still be taken by the one before.
+        """
+        further = (self.options(seat.name) for seat in self.seats if seat.kind == RANK and seat.index > 0)
+        return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
+
+    @property
+    def servers_on_gpu(self) -> bool:
+        return any(seat.gpus for seat in self.seats if seat.kind == SERVER)
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether a GPU holds a server and a trainer rank."""
+        servers, ranks = (
+            {(seat.node, gpu) for seat in self.seats if seat.kind == kind for gpu in seat.gpus}
+            for kind in (SERVER, RANK)
+        )
+        return bool(servers & ranks)
+
+    def nodes(self) -> dict[str, str]:
+        """Where each seat is now: the address of its node, by Ray's own word."""
+        on = placement_group_table(self.group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: _name(node) for node in alive_nodes()}
+        return {
+            seat: addresses.get(on.get(index, ""), "nowhere")
+            for index, bundle in enumerate(self.bundles)
+            for seat in bundle.seats
+        }
+
+
+def cluster_nodes(config: RunConfig) -> tuple[Node, ...]:
+    """What the nodes that live have in all, whoever holds it now. Raises ResourceError where there are too few."""
+    at_most = config.cluster.n_gpus_per_node
+    found = tuple(_node(node, node["Resources"], at_most) for node in alive_nodes())
+    if len(found) < config.cluster.n_nodes:
+        raise ResourceError(
+            f"cluster.n_nodes={config.cluster.n_nodes}: the cluster has {len(found)}: "
+            + ", ".join(f"{node.name} with {node.gpus} GPUs and {node.cpus:g} CPUs" for node in found),
+            "start Ray on the other ones (`ray start --address=…`), or lower cluster.n_nodes",
+        )
+    return found
+
+
+def not_free(config: RunConfig, nodes: tuple[Node, ...]) -> ResourceError:
+    """The cluster is large enough, and others hold what is needed: what is short of what is free."""
+    waited = f"not free within cluster.placement_timeout={config.cluster.placement_timeout:g} s"
+    by_id = available_resources_per_node()  # type: ignore[no-untyped-call]
+    free = tuple(_node(node, by_id.get(node["NodeID"], {})) for node in alive_nodes())
+    try:
+        _place(config, free, like=nodes)
+    except ResourceError as error:
+        return ResourceError(f"{waited}: {error.message}", f"end what holds it (`ray status`), or {error.hint}")
+    there = ", ".join(f"{node.name}: {node.gpus} GPUs and {node.cpus:g} CPUs free" for node in free)
+    return ResourceError(f"{waited}: Ray has not placed it on {there}", "`ray status` shows what it waits for")
+
+
+def _place(config: RunConfig, nodes: tuple[Node, ...], *, like: tuple[Node, ...] = ()) -> tuple[Seat, ...]:
+    """`like`: nodes that say what `auto` means, where `nodes` are what is left of them."""
+    gpu = "cuda" if any(node.gpus for node in like or nodes) else "cpu"
+    servers_on, trainer_on = (
+        gpu if device == "auto" else device for device in (config.sglang.device, config.actor.device)
+    )
+    return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=nodes)
+
+
+def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> Node:
+    gpus = int(resources.get("GPU", 0))
+    gpus = gpus if at_most is None else min(gpus, at_most)
+    return Node(name=_name(node), gpus=gpus, cpus=resources.get("CPU", 0.0))
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    """Two raylets of one machine have one address; the beginning of its id tells them apart."""
+    return f"{node['NodeName']} ({node['NodeID'][:8]})"

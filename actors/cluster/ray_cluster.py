@@ -1,0 +1,198 @@
+"""A Ray cluster for one run: a local one that ends with it, or a running one by its address.
+
+The environment is set before Ray starts, because Ray's own processes read it then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import ray._private.worker as ray_worker
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and left out of its stub
+
+from actors.cluster.joined_cluster import HeadWatch
+from launcher.base.errors import ResourceError
+from launcher.base.private_folders import make_private
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import make_ray_token
+from launcher.run_files.run_paths import RunPaths
+
+RAY_ENVIRONMENT = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # `uv run` would build a new environment for every worker
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_process_group_cleanup_enabled": "1",
+    "RAY_worker_niceness": "0",  # at Ray's 15, trainer and servers would yield to everything else
+    "RAY_task_events_report_interval_ms": "0",  # a record of each call, for a dashboard that isn't started
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1500",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+LOCAL_TRIES = 2
+STRAGGLERS_S = 3.0
+
+VITAL = ("gcs_server", "raylet")
+"""Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
+
+
+class VitalProcesses:
+    """Those that this process has started."""
+
+    def __init__(self) -> None:
+        children = psutil.Process().children(recursive=True)
+        self._processes = {child: child.name() for child in children if child.name() in VITAL}
+
+    def lost_nodes(self) -> dict[str, str]:
+        """Of a cluster of its own there is one node, and without it no driver."""
+        return {}
+
+    def lost(self) -> str:
+        """Which of them has ended, in words; "" where all live. A zombie has: nobody may be left to collect it."""
+        for process, name in self._processes.items():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            except psutil.NoSuchProcess:
+                pass
+            return f"Ray's own process {name} ended, and with it all that it ran"
+        return ""
+
+
+def keep_off_the_screen(file: Path) -> None:
+    """Have what Ray prints of each process that died go into `file`: the run says it itself, in one line.
+
+    `log_to_driver` does not concern these, and Ray has no setting for them; where its printer has another name, they
+    are printed.
+    """
+    if not callable(getattr(ray_worker, "print_to_stdstream", None)):
+        return
+
+    def write(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        with contextlib.suppress(OSError), file.open("a") as log:
+            for line in data.get("lines", ()):
+                log.write(f"({data.get('pid')}) {line}\n")
+
+    ray_worker.print_to_stdstream = write
+
+
+@contextmanager
+def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[VitalProcesses | HeadWatch]:
+    """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers."""
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    keep_off_the_screen(paths.logs / "ray.log")
+    local = config.cluster.address == "local"
+    if ray.is_initialized() and not local:  # a detached run is on its cluster already
+        yield HeadWatch()
+        return
+    if local:
+        lock_with_a_token(make_ray_token(paths.keys))
+    for tries_left in range(LOCAL_TRIES - 1 if local else 0, -1, -1):
+        try:
+            _connect(config, paths, num_cpus=num_cpus, local=local)
+            break
+        except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
+            if tries_left:
+                ray.shutdown()  # what is on the disk's cache by now starts faster
+                continue
+            raise ResourceError(
+                f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
+                f"is this machine overloaded? Ray gives its processes 30 s to start, and was asked {LOCAL_TRIES} times"
+                if local
+                else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
+                "(docs/clusters.md); or leave cluster.address=local",
+            ) from error
+    session = _session() if local else ""
+    try:
+        if local and not is_token_auth_enabled():
+            raise ResourceError("Ray started without its token authentication", "unset RAY_AUTH_MODE")
+        yield VitalProcesses() if local else HeadWatch()
+    finally:
+        ray.shutdown()
+        if session:
+            end_stragglers(session)
+
+
+def lock_with_a_token(file: Path) -> None:
+    """Have the cluster that is started next, and this process, take the token in `file` and no other.
+
+    Ray's servers listen on every interface, so the token is what keeps others out. Ray turns it on by itself for a
+    local cluster, unless the environment has a word against it; RAY_AUTH_MODE is read too early to be set here.
+    """
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        os.environ.pop(name, None)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(file)
+    AuthenticationTokenLoader.instance().reset_cache()  # of an earlier run in this process
+
+
+def ray_folder() -> Path:
+    """Where Ray keeps sockets and logs: below a folder of this user's alone, since Ray opens its own ones to everybody
+    (0777, /tmp/ray too), who could put other sockets there.
+
+    A short path: the longest of a socket has 107 characters, 64 of which are Ray's.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    folder = parent / f"grpo-ray-{os.geteuid()}"
+    try:
+        make_private(folder)
+    except OSError:  # another user was there first
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix="ray-"))
+    return folder / "ray"
+
+
+def _session() -> str:
+    """The name of the session that this process has started, which the commands of its processes hold."""
+    node = getattr(ray_worker, "_global_node", None)
+    return "" if node is None else Path(node.get_session_dir_path()).name
+
+
+def end_stragglers(session: str, *, grace_s: float = STRAGGLERS_S) -> list[int]:
+    """Kill what `ray.shutdown` has left of a session; returns the pids.
+
+    A worker that is just starting when Ray's own processes are killed looks for them for a minute, and nobody ends it.
+    """
+    give_up_at = time.monotonic() + grace_s
+    while (left := _of_session(session)) and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+    for process in left:
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            process.kill()
+    return [process.pid for process in left]
+
+
+def _of_session(session: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended, or another user's
+            if process.pid != os.getpid() and any(session in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, local: bool) -> None:
+    ray.init(
+        address=config.cluster.address,
+        namespace=paths.namespace,
+        include_dashboard=False if local else None,
+        dashboard_host="127.0.0.1",
+        _temp_dir=str(ray_folder()) if local else None,
+        num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
+        num_gpus=config.cluster.n_gpus_per_node if local else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )

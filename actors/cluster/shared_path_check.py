@@ -1,0 +1,151 @@
+"""Is cluster.fileroot the same place on every node? Asked of each before anything is started.
+
+    driver   writes  .same_place.<nonce>/driver            (0700, and the run's keys, in cluster.fileroot)
+    a task on each node reads that, the keys, and writes   .same_place.<nonce>/<node>
+    driver   reads each of them, and removes the folder
+
+Whatever is wrong with a node is said with its address: the path is missing there, is another place, can't be written,
+is another user's there; or this program is not installed there. Also found: whether all nodes share one memory-backed
+folder, which only nodes of one machine do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.cluster.node_identity import alive_nodes
+from launcher.base.errors import LauncherError, ResourceError, StorageError, UsageError
+from launcher.base.private_folders import make_private
+from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
+
+ANSWER_S = 90.0
+"""For all nodes together: each may first have to start a process."""
+SEEN_S = 15.0
+"""For what a node has written to be seen here: network file systems may remember for long that a file is not there."""
+HINT = (
+    "set cluster.fileroot to an absolute path on a file system that every node has mounted there, "
+    "and on which this user may write"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one node found. `problem` is empty where all is well."""
+
+    problem: str
+    shares_memory: bool
+
+
+def check_shared_path(paths: RunPaths) -> bool:
+    """Raises UsageError naming every node that doesn't see the path as it is here.
+
+    Returns whether all nodes share this one's memory-backed folder: then they are one machine.
+    """
+    nonce = secrets.token_hex(8)
+    folder, in_memory = paths.fileroot / f".same_place.{nonce}", MEMORY_BACKED / f".same_place.{nonce}"
+    try:
+        _put_driver(folder, in_memory, nonce)
+        seen = _ask_all(folder, in_memory, nonce, paths)
+        problems = [f"{address}: {one.problem}" for address, one in seen.items() if one.problem]
+        if len(problems) == 1:
+            raise StorageError(f"node {problems[0]}", HINT)
+        if problems:
+            raise StorageError("".join([f"{len(problems)} nodes:", *(f"\n  node {line}" for line in problems)]), HINT)
+        return all(one.shares_memory for one in seen.values())
+    finally:
+        for made in (folder, in_memory):
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def _put_driver(folder: Path, in_memory: Path, nonce: str) -> None:
+    try:
+        make_private(folder)
+        (folder / "driver").write_text(nonce)
+    except OSError as error:
+        raise StorageError(f"cluster.fileroot={folder.parent}: {error.strerror or error}", HINT) from error
+    with contextlib.suppress(OSError):
+        make_private(in_memory)
+
+
+def _ask_all(folder: Path, in_memory: Path, nonce: str, paths: RunPaths) -> dict[str, Seen]:
+    asked = {}
+    for node in alive_nodes():
+        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        look: Any = _look.options(num_cpus=0, scheduling_strategy=here, max_retries=0)
+        call = look.remote(folder, in_memory, nonce, node["NodeID"], paths.keys)
+        asked[call] = (f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})", folder / node["NodeID"])
+    give_up_at = time.monotonic() + ANSWER_S
+    return {
+        address: _understood(call, written, nonce, max(0.0, give_up_at - time.monotonic()))
+        for call, (address, written) in asked.items()
+    }
+
+
+def _understood(call: Any, written: Path, nonce: str, within_s: float) -> Seen:
+    try:
+        seen: Seen = ray.get(call, timeout=within_s)
+    except GetTimeoutError:
+        return _bad(f"no answer within {ANSWER_S:g} s: is it overloaded, or does its file system hang?")
+    except RayTaskError as error:
+        raise ResourceError(f"a node failed at the check of cluster.fileroot: {error.cause!r}", HINT) from error
+    except RayError as error:
+        why = str(error).strip().splitlines()
+        return _bad(
+            f"a task does not run there ({why[-1] if why else type(error).__name__}): is this program installed?"
+        )
+    if seen.problem:
+        return seen
+    return seen if _is_seen(written, nonce) else _bad(f"what it wrote to {written.parent.parent} is not there here")
+
+
+def _is_seen(file: Path, nonce: str) -> bool:
+    give_up_at = time.monotonic() + SEEN_S
+    while True:
+        with contextlib.suppress(OSError):
+            list(file.parent.iterdir())  # has a network file system ask its server again
+            if file.read_text() == nonce:
+                return True
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(0.2)
+
+
+def _bad(problem: str) -> Seen:
+    return Seen(problem=problem, shares_memory=False)
+
+
+@ray.remote
+def _look(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> Seen:
+    """On one node."""
+    return look_at_path(folder, in_memory, nonce, node, keys)
+
+
+def look_at_path(folder: Path, in_memory: Path, nonce: str, node: str, keys: Path) -> Seen:
+    root = folder.parent
+    if not root.is_dir():
+        return _bad(f"cluster.fileroot={root} is not there")
+    try:
+        if not _is_seen(folder / "driver", nonce):
+            return _bad(f"cluster.fileroot={root} is another place there: what the driver wrote is not in it")
+        (folder / node).write_text(nonce)
+        ServerKeys.read(keys)
+    except PermissionError as error:
+        return _bad(f"cluster.fileroot={root}: {error.strerror} (user id {os.geteuid()} there)")
+    except OSError as error:
+        return _bad(f"cluster.fileroot={root} can't be written: {error.strerror or error}")
+    except (UsageError, LauncherError) as error:
+        return _bad(error.message)
+    return Seen(problem="", shares_memory=in_memory.is_dir())

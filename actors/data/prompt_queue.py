@@ -1,0 +1,166 @@
+"""Which prompts are trained on next: every prompt exactly once per epoch, across any number of faults (P2).
+
+    take ─► in flight ─► commit (trained on)
+      ▲         │
+      └─────────┴ requeue (failed or rejected), or a restore: what was in flight is taken again, first
+
+An epoch's order is a sort of the ids by a hash of (seed, epoch, id). Unlike a shuffle by a random generator it is the
+same under every version of Python and of numpy (whose generators may change between versions), and it doesn't depend
+on the order in which the data set was read; so a run resumes exactly wherever it goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from launcher.base.errors import CheckpointError
+
+FORMAT = 1
+BEGIN_ANEW = "resume from another checkpoint, or begin anew with recover.mode=off"
+
+
+class PromptQueue:
+    """Raises ValueError where it is misused: ids that repeat or aren't in flight, a batch of less than one."""
+
+    def __init__(self, ids: Sequence[str], *, seed: int, shuffle: bool) -> None:
+        if not ids or len(set(ids)) != len(ids):
+            raise ValueError("prompt ids must be unique, and at least one")
+        self._ids = tuple(ids)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._begin(epoch=0)
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._order = self._order_of(epoch)
+        self._cursor = 0  # of _order: what is before it has been taken at least once
+        self._first: deque[str] = deque()  # in flight when the queue was saved
+        self._last: deque[str] = deque()  # requeued; at the end, so that a prompt that always fails holds nothing up
+        self._in_flight: dict[str, None] = {}  # in the order in which they were taken
+
+    def _order_of(self, epoch: int) -> tuple[str, ...]:
+        if not self._shuffle:
+            return self._ids
+        return tuple(sorted(self._ids, key=lambda prompt_id: _digest(self._seed, epoch, prompt_id)))
+
+    def __len__(self) -> int:
+        """Prompts in an epoch."""
+        return len(self._ids)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts of this epoch that can be taken now."""
+        return len(self._first) + len(self._order) - self._cursor + len(self._last)
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        return tuple(self._in_flight)
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Where every batch but the last is full."""
+        return -(-len(self) // batch_size)
+
+    def take(self, n: int) -> list[str]:
+        """Up to `n` prompts. Fewer, or none, where the epoch has no more waiting: the next one begins only when
+        the last prompt of this one is committed."""
+        if n < 1:
+            raise ValueError(f"a batch of {n} prompts")
+        taken = [self._next() for _ in range(min(n, self.waiting))]
+        self._in_flight.update(dict.fromkeys(taken))
+        return taken
+
+    def _next(self) -> str:
+        if self._first:
+            return self._first.popleft()
+        if self._cursor < len(self._order):
+            self._cursor += 1
+            return self._order[self._cursor - 1]
+        return self._last.popleft()
+
+    def requeue(self, ids: Iterable[str]) -> None:
+        """Back to the end of this epoch's queue: they were not trained on."""
+        self._last.extend(self._land(ids))
+
+    def commit(self, ids: Iterable[str]) -> None:
+        """They were trained on. With the last prompt of an epoch the next one begins."""
+        self._land(ids)
+        if not self._in_flight and not self.waiting:
+            self._begin(self.epoch + 1)
+
+    def _land(self, ids: Iterable[str]) -> list[str]:
+        landing = list(ids)
+        strangers = [prompt_id for prompt_id in landing if prompt_id not in self._in_flight]
+        if strangers or len(set(landing)) != len(landing):
+            raise ValueError(f"not in flight, or named twice: {strangers or landing}")
+        for prompt_id in landing:
+            del self._in_flight[prompt_id]
+        return landing
+
+    def state_dict(self) -> dict[str, Any]:
+        """For JSON; small, since the order is worked out again. In flight counts as not taken."""
+        return {
+            "format": FORMAT,
+            "prompts": len(self),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "fingerprint": self._fingerprint,
+            "epoch": self.epoch,
+            "cursor": self._cursor,
+            "first": [*self._in_flight, *self._first],
+            "last": list(self._last),
+        }
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        """Worked out once: the queue is saved after each step, and a million prompts took most of a second."""
+        ids = sorted(self._ids) if self._shuffle else self._ids
+        return _digest(self._seed, self._shuffle, *ids)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises CheckpointError, and changes nothing, where the state is of another data set,
+        order or seed, or damaged."""
+        self._check_same(state)
+        epoch, cursor, first, last = (state.get(name) for name in ("epoch", "cursor", "first", "last"))
+        if not (_is_count(epoch) and _is_count(cursor) and _are_ids(first) and _are_ids(last)):
+            raise CheckpointError(f"the data position is damaged: {_shortened(state)}", BEGIN_ANEW)
+        order, returned = self._order_of(epoch), [*first, *last]
+        nothing_left = cursor == len(order) and not returned
+        if cursor > len(order) or nothing_left or len({*returned} & {*order[:cursor]}) != len(returned):
+            raise CheckpointError(f"the data position contradicts itself: {_shortened(state)}", BEGIN_ANEW)
+        self.epoch, self._order, self._cursor = epoch, order, cursor
+        self._first, self._last, self._in_flight = deque(first), deque(last), {}
+
+    def _check_same(self, state: Mapping[str, Any]) -> None:
+        now = {
+            "format": FORMAT,
+            "prompts": len(self),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "fingerprint": self._fingerprint,
+        }
+        changed = [f"{name} was {state.get(name)!r}, is {now[name]!r}" for name in now if state.get(name) != now[name]]
+        if changed:
+            raise CheckpointError(
+                f"the data set, its order or the seed is not the checkpoint's: {'; '.join(changed)}",
+                f"set train_dataset.* and seed as they were; {BEGIN_ANEW}",
+            )
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _are_ids(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _shortened(state: Mapping[str, Any]) -> str:
+    return repr({name: state.get(name) for name in ("epoch", "cursor", "first", "last")})[:300]

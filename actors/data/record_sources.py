@@ -1,0 +1,175 @@
+"""Where records come from: JSON lines, a JSON list, parquet, a folder of those, the Hugging Face hub.
+
+Files are streamed: a few records are in memory at a time, and reading stops when the caller has enough. Each source
+yields (where, fields); `where` names file and line or row. All raise DataError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from launcher.base.errors import DataError
+
+Sourced = tuple[str, Mapping[str, object]]
+Reader = Callable[[Path], Iterator[Sourced]]
+
+MAX_LINE_BYTES = 16 * 2**20
+"""One record. A file without line breaks would otherwise be read whole before it is found to be no JSON lines."""
+
+MAX_LIST_BYTES = 512 * 2**20
+"""A JSON list has to be read whole, at several times its size in memory."""
+
+PARQUET_ROWS = 1024
+HUB_PROBE_S = 10.0
+SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+
+
+def read_path(path: Path, *, name: str | None, split: str, key: str) -> Iterator[Sourced]:
+    """A file's records, or those of a folder's files in the order of their names."""
+    try:
+        files = _files_of_split(_folder_of(path, name), split, key) if path.is_dir() else [path]
+        for file in files:
+            yield from _reader(file, key)(file)
+    except OSError as error:
+        raise DataError(f"{key}.path: {path} can't be read: {error}", "check the path and its permissions") from error
+
+
+def _folder_of(path: Path, name: str | None) -> Path:
+    """A copy of a hub repository keeps its configurations in folders of their own."""
+    return path / name if name and (path / name).is_dir() else path
+
+
+def _files_of_split(folder: Path, split: str, key: str) -> list[Path]:
+    """`train-00000-of-00001.parquet` and `train.jsonl` are of the split train; where no file is named so, all are."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in READERS and file.is_file())
+    if not files:
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        raise DataError(f"{key}.path: {folder} holds no {', '.join(READERS)} file, but {found}", f"change {key}.path")
+    words = {file: file.stem.replace(".", "-").replace("_", "-").split("-")[0] for file in files}
+    chosen = [file for file in files if words[file] == split]
+    others = sorted({word for word in words.values() if word in SPLIT_WORDS})
+    if not chosen and others:
+        message = f"{key}.split={split!r}: {folder} has no file of that split"
+        raise DataError(message, f"set {key}.split to one of: {', '.join(others)}")
+    return chosen or files
+
+
+def _reader(path: Path, key: str) -> Reader:
+    if path.suffix not in READERS:
+        raise DataError(f"{key}.path: {path} has the unknown ending {path.suffix!r}", f"allowed: {', '.join(READERS)}")
+    return READERS[path.suffix]
+
+
+def _read_json_lines(path: Path) -> Iterator[Sourced]:
+    with path.open("rb") as file:
+        yield from _json_lines(path, file)
+
+
+def _json_lines(path: Path, file: BinaryIO) -> Iterator[Sourced]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{path}:{number} is longer than {MAX_LINE_BYTES} bytes", "one record stands on one line")
+        if line.strip():
+            yield f"{path}:{number}", _object(_parse(line, f"{path}:{number}"), f"{path}:{number}")
+
+
+def _read_json(path: Path) -> Iterator[Sourced]:
+    """A list of records; or JSON lines, which go by this ending too."""
+    with path.open("rb") as file:
+        first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+        file.seek(0)
+        if first != b"[":
+            yield from _json_lines(path, file)
+            return
+        if path.stat().st_size > MAX_LIST_BYTES:
+            raise DataError(f"{path} is a JSON list of over {MAX_LIST_BYTES} bytes", "turn it into .jsonl or .parquet")
+        for row, fields in enumerate(_parse(file.read(), str(path))):
+            yield f"{path} row {row}", _object(fields, f"{path} row {row}")
+
+
+def _parse(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: {error}", "repair the file") from error
+
+
+def _object(value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise DataError(f"{where} is a {type(value).__name__}, not a record", 'write {"question": …, "answer": …}')
+    return value
+
+
+def _read_parquet(path: Path) -> Iterator[Sourced]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    row = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+                for fields in batch.to_pylist():
+                    yield f"{path} row {row}", fields
+                    row += 1
+    except pa.ArrowException as error:
+        raise DataError(f"{path} is not a sound parquet file (row {row}): {error}", "write the file anew") from error
+
+
+READERS: Mapping[str, Reader] = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json}
+
+
+def read_hub(path: str, *, name: str | None, split: str, key: str) -> Iterator[Sourced]:
+    """A hub data set, from the local cache where the hub can't be reached."""
+    import datasets
+
+    what = f"{key}: the data set {path} ({name or 'default'}, {split}) can't be loaded"
+    try:
+        with _one_attempt(path):
+            rows = datasets.load_dataset(path, name, split=split)
+    except ConnectionError as error:
+        raise DataError(
+            f"{what}: the hub can't be reached, and the local cache does not have it",
+            f"load it once where there is a network (datasets.load_dataset({path!r}, {name!r})) and copy HF_HOME here, "
+            f"or give {key}.path a .parquet or .jsonl file",
+        ) from error
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{what}: {error}", f"check {key}.path, {key}.name and {key}.split") from error
+    if not isinstance(rows, datasets.Dataset):
+        raise DataError(f"{key}.split={split!r} names no single split of {path}", f"set {key}.split, e.g. train")
+    return ((f"{path} {split} row {row}", fields) for row, fields in enumerate(rows))
+
+
+@contextmanager
+def _one_attempt(path: str) -> Iterator[None]:
+    """Ask the hub once, and use the cache alone where it can't be reached.
+
+    `load_dataset` itself asks six times over 23 s, with as many warnings, before it says that there is no network.
+    """
+    from datasets import config
+
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or not _hub_answers(path, config.HF_ENDPOINT)
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
+def _hub_answers(path: str, endpoint: str) -> bool:
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi(endpoint=endpoint).dataset_info(path, timeout=HUB_PROBE_S)
+    except httpx.TransportError:
+        return False
+    except HfHubHTTPError:
+        return True  # load_dataset says what the hub objects to
+    return True

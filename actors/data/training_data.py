@@ -1,0 +1,69 @@
+"""What a run trains on and is evaluated on, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from actors.data.dataset import Record, build_prompts, load_records
+from launcher.base.rollouts import Prompt
+from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.run_files.journal import Journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingData:
+    """Prompts by id. `left_out`: records that are longer than the data set's max_length."""
+
+    prompts: dict[str, Prompt]
+    held_out: dict[str, Prompt]
+    left_out: int
+    max_new_tokens: int
+
+    @property
+    def longest_sequence(self) -> int:
+        """Prompt and completion, tokens."""
+        return max(len(prompt.token_ids) for prompt in self.prompts.values()) + self.max_new_tokens
+
+    @property
+    def golden_prompt(self) -> tuple[int, ...]:
+        """The same one in every life of the run."""
+        return self.prompts[min(self.prompts)].token_ids
+
+
+class DataLoader:
+    """`context`: tokens that model and server take, None where nobody says."""
+
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int | None, journal: Journal
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._context = context
+        self._journal = journal
+
+    def load(self, records: Sequence[Record]) -> TrainingData:
+        """`records` of train_dataset, and what valid_dataset holds. Raises DataError."""
+        config = self._config
+        prompts, left_out = self._encode(records, config.train_dataset, "train_dataset")
+        held_out: dict[str, Prompt] = {}
+        if config.valid_dataset is not None:
+            found = load_records(config.valid_dataset, key="valid_dataset")
+            held_out = self._encode(found, config.valid_dataset, "valid_dataset")[0]
+        return TrainingData(
+            prompts=prompts, held_out=held_out, left_out=left_out, max_new_tokens=config.gconfig.max_new_tokens
+        )
+
+    def _encode(self, records: Sequence[Record], dataset: DatasetConfig, key: str) -> tuple[dict[str, Prompt], int]:
+        prompts, left_out = build_prompts(
+            records,
+            self._tokenizer,
+            max_prompt_tokens=None if self._context is None else self._context - self._config.gconfig.max_new_tokens,
+            max_length=dataset.max_length,
+            key=key,
+        )
+        if left_out:
+            self._journal.record("data.left_out", subject=key, reason=f"over {key}.max_length", prompts=left_out)
+        return {prompt.id: prompt for prompt in prompts}, left_out

@@ -1,0 +1,179 @@
+"""Rollouts to tensors: sequences laid out in micro-batches of at most `max_tokens_per_mb` padded tokens.
+
+Longest first, so that sequences of like length lie together and little is padding. Rows are padded on the right: under
+causal attention no real token looks to its right, so neither an attention mask nor position ids are needed, and the
+kernels that take none (flash attention) can be used. What is asked of the model is a flat list of tokens, so nothing
+downstream knows of padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from launcher.base.errors import ConfigError, TrainerError
+from launcher.base.rollouts import RolloutGroup
+
+PADDING = 0  # any token id does: nothing reads what the model says there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledSequence:
+    """One prompt with one of its completions; `logprobs[t]` is the server's for `completion[t]`."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Tensors of one forward pass. The last four have an entry for each completion token.
+
+    `input_ids` [rows, width]; `positions` index the flattened hidden states [rows * width] that predict the tokens
+    `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    sequences: Tensor
+    server_logprobs: Tensor
+    learns: bool
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """On a GPU: through pinned memory, so that the copy does not hold up the host."""
+        if device.type == "cpu":
+            return self
+        return MicroBatch(
+            input_ids=_send(self.input_ids, device),
+            positions=_send(self.positions, device),
+            targets=_send(self.targets, device),
+            sequences=_send(self.sequences, device),
+            server_logprobs=_send(self.server_logprobs, device),
+            learns=self.learns,
+        )
+
+
+def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
+    """All completions in order, group by group. Raises TrainerError for one that can't be trained on."""
+    sequences = []
+    for group in groups:
+        for sample, rollout in enumerate(group.rollouts):
+            completion = rollout.completion
+            where = f"completion {sample} of prompt {group.prompt.id} from server {completion.server or '?'}"
+            if len(completion.token_ids) != len(completion.logprobs):
+                raise TrainerError(
+                    f"{where} has {len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probs",
+                    "the server must return a log-prob for each token it generated",
+                )
+            if not group.prompt.token_ids:
+                raise TrainerError(f"{where} has a prompt without tokens", "nothing predicts its first token")
+            sequences.append(
+                SampledSequence(
+                    prompt=group.prompt.token_ids, completion=completion.token_ids, logprobs=completion.logprobs
+                )
+            )
+    return sequences
+
+
+def share_out(
+    sequences: Sequence[SampledSequence], learning: Sequence[bool], *, max_tokens: int, ranks: int
+) -> list[list[MicroBatch]]:
+    """Every sequence once, on one of the ranks: those that teach nothing (`learning` False) apart, since they need no
+    backward pass.
+
+    All ranks get as many micro-batches, and the n-th learns on all or on none: each pass is an exchange between
+    ranks, and one that another rank doesn't make would be waited for for ever. Who has less gets empty ones.
+    """
+    shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    for learns in (True, False):
+        chosen = [index for index, flag in enumerate(learning) if flag is learns]
+        packed = []
+        for mine in deal([len(sequences[index]) for index in chosen], ranks=ranks):
+            own = [chosen[index] for index in mine]
+            rows = pack([len(sequences[index]) for index in own], max_tokens=max_tokens)
+            packed.append([_tensors_of(sequences, [own[row] for row in one], learns=learns) for one in rows])
+        most = max(map(len, packed))
+        for share, own_batches in zip(shares, packed, strict=True):
+            share += own_batches + [_nothing(learns=learns)] * (most - len(own_batches))
+    return shares
+
+
+def deal(lengths: Sequence[int], *, ranks: int) -> list[list[int]]:
+    """Indices into `lengths` for each rank, of about as many tokens: the longest first, to who has least. So no rank
+    has more than another by more than the longest."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        least = tokens.index(min(tokens))
+        shares[least].append(index)
+        tokens[least] += lengths[index]
+    return shares
+
+
+def pack(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    """Indices into `lengths`, in micro-batches of at most `max_tokens` padded tokens (rows × longest). Deterministic.
+
+    Raises ConfigError for a sequence that is longer than that alone.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    packed: list[list[int]] = []
+    for index in longest_first:
+        if lengths[index] > max_tokens:
+            raise ConfigError(
+                f"a sequence of {lengths[index]} tokens does not fit in a micro-batch of {max_tokens}",
+                f"set actor.mb_spec.max_tokens_per_mb to at least {lengths[index]} (prompt and completion together), "
+                "or make gconfig.max_new_tokens or train_dataset.max_length smaller",
+            )
+        width = lengths[packed[-1][0]] if packed else 0
+        if packed and (len(packed[-1]) + 1) * width <= max_tokens:
+            packed[-1].append(index)
+        else:
+            packed.append([index])
+    return packed
+
+
+def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], *, learns: bool) -> MicroBatch:
+    chosen = [sequences[row] for row in rows]
+    width = max(map(len, chosen))
+    padded = [[*one.prompt, *one.completion, *[PADDING] * (width - len(one))] for one in chosen]
+    starts = [row * width + len(one.prompt) - 1 for row, one in enumerate(chosen)]  # predicts the first token
+    return MicroBatch(
+        input_ids=torch.tensor(padded, dtype=torch.int64),
+        positions=_integers(
+            position
+            for start, one in zip(starts, chosen, strict=True)
+            for position in range(start, start + len(one.completion))
+        ),
+        targets=_integers(token for one in chosen for token in one.completion),
+        sequences=_integers(row for row, one in zip(rows, chosen, strict=True) for _ in one.completion),
+        server_logprobs=torch.tensor([value for one in chosen for value in one.logprobs], dtype=torch.float32),
+        learns=learns,
+    )
+
+
+def _nothing(*, learns: bool) -> MicroBatch:
+    """One token, of which nothing is asked: a pass without figures, whose gradient is 0."""
+    return MicroBatch(
+        input_ids=torch.tensor([[PADDING]], dtype=torch.int64),
+        positions=_integers(()),
+        targets=_integers(()),
+        sequences=_integers(()),
+        server_logprobs=torch.tensor((), dtype=torch.float32),
+        learns=learns,
+    )
+
+
+def _integers(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True)

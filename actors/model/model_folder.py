@@ -1,0 +1,156 @@
+"""A Hugging Face model folder: read whole or refused, and written so that transformers and SGLang load it.
+
+Transformers itself puts random numbers where a tensor is missing, and an empty tokenizer where there is none, each
+with no more than a warning; here both are errors. Everything except the weights is carried over byte for byte: a
+tokenizer that was read and written again need not cut text as it did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.initialization import no_init_weights
+
+from launcher.base.errors import ConfigError, ModelError
+
+WEIGHTS_FILE = "model.safetensors"
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
+"""Whose logits are the head applied to the last hidden state and nothing more, which `token_logprobs` relies on."""
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+)
+SIDE_FILES = CONFIG_FILES + TOKENIZER_FILES
+
+
+def local_folder(path: str, *, key: str) -> Path:
+    """The folder that `path` names: itself, or the downloaded snapshot of a Hugging Face name. Raises ModelError."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(f"there is no folder {path}", f"set {key} to a model folder or a Hugging Face name")
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.safetensors.index.json", *SIDE_FILES]))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        raise ModelError(
+            f"{path} is no folder here, and could not be had from the Hugging Face hub: {_first_line(error)}",
+            f"set {key} to a model folder, or to a hub name that this machine can reach or has in its cache",
+        ) from error
+
+
+def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, key: str) -> PreTrainedModel:
+    """The causal language model in `folder`, every tensor of it from there. Raises ModelError, ConfigError."""
+    hint = f"set {key} to a whole {', '.join(ARCHITECTURES)} model folder with safetensors weights"
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json", hint)
+    try:
+        model, missing = _load(folder, dtype, attn_implementation)
+    except ImportError as error:
+        raise ConfigError(
+            f"actor.attn_implementation is {attn_implementation!r}: {_first_line(error)}",
+            "set actor.attn_implementation=sdpa, or install what it needs",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{folder} could not be loaded: {_first_line(error)}", hint) from error
+    if missing:
+        raise ModelError(f"{folder} lacks the weights {', '.join(missing[:3])} ({len(missing)} in all)", hint)
+    for name, weight in named_weights(model):
+        if not weight.isfinite().all():
+            raise ModelError(f"{folder} is damaged: {name} holds numbers that are not finite", hint)
+    return model
+
+
+def empty_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
+    """The model of `folder` without its weights, in memory that is not touched until they are set."""
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.from_pretrained(folder), dtype=dtype, attn_implementation=attn_implementation
+        )
+    model.tie_weights()
+    return model
+
+
+def _load(folder: Path, dtype: torch.dtype, attn_implementation: str) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of weights that transformers made up."""
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"a {kind} model is not supported")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attn_implementation, use_safetensors=True, output_loading_info=True
+    )
+    model, report = loaded
+    return model, sorted(report["missing_keys"])
+
+
+def load_tokenizer(folder: Path, *, key: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in `folder`. Raises ModelError."""
+    hint = f"set {key} to a model folder with its tokenizer (tokenizer.json, tokenizer_config.json)"
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        raise ModelError(f"the tokenizer in {folder} could not be loaded: {_first_line(error)}", hint) from error
+    wanted = tokenizer.vocab_files_names.values()
+    if not any((folder / name).is_file() for name in wanted):
+        raise ModelError(f"{folder} has no tokenizer: none of {', '.join(sorted(wanted))}", hint)
+    return tokenizer
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers by their Hugging Face names, a tied tensor once, as `save_pretrained` stores them.
+
+    They share memory with the model.
+    """
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor.detach()
+
+
+def read_side_files(folder: Path, tokenizer_folder: Path) -> Mapping[str, bytes]:
+    """The configuration in `folder`, and tokenizer and chat template in the other, to be there when these are not."""
+    files = [
+        *(file for pattern in CONFIG_FILES for file in folder.glob(pattern)),
+        *(file for pattern in TOKENIZER_FILES for file in tokenizer_folder.glob(pattern)),
+    ]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+def write_model_folder(
+    folder: Path, *, side_files: Mapping[str, bytes], weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+) -> None:
+    """Write the model into the existing `folder`, its config saying the dtype of its weights. Raises OSError."""
+    for name, content in side_files.items():
+        (folder / name).write_bytes(_with_dtype(content, dtype) if name == "config.json" else content)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in weights}, folder / WEIGHTS_FILE, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{folder / WEIGHTS_FILE}: {error}") from error
+    (folder / WEIGHTS_FILE).chmod((folder / "config.json").stat().st_mode)  # safetensors leaves it to its owner alone
+
+
+def _with_dtype(config: bytes, dtype: torch.dtype) -> bytes:
+    facts: dict[str, Any] = json.loads(config)
+    facts.pop("torch_dtype", None)  # the name before transformers 4.56; both at once would contradict
+    facts["dtype"] = str(dtype).removeprefix("torch.")
+    return json.dumps(facts, indent=2).encode()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

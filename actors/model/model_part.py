@@ -1,0 +1,274 @@
+"""What one process holds of the model that learns: all of it, or, among several ranks, a slice of each weight.
+
+Every public method but the constructor's is one piece of work that all ranks do at the same time, each with its own
+arguments; where there are several, only rank 0's answer counts. Who orders them: actors/model/policy_model.py.
+The arithmetic is the same either way; the order in which gradients are summed is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from actors.model import model_folder
+from actors.model.logprob_model import LogprobModel
+from actors.model.micro_batches import MicroBatch
+from actors.model.objective import Batch, Objective, Sums
+from actors.model.optimizer import build_optimizer
+from actors.model.rank_collectives import RankGroup
+from actors.model.training_state import Learned, Reader
+from launcher.base.errors import ConfigError, ResourceError
+from launcher.checkpoints.state_files import MOMENTS
+from launcher.config.schema import ActorConfig, RefConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a setting such as actor.dtype. Raises ConfigError."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not supported", f"set actor.dtype to one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empty:
+    """A model to be filled: its folder, and the setting that names it."""
+
+    path: str
+    key: str
+    dtype: torch.dtype
+
+
+class Sources:
+    """The models as they are on the disk, read by rank 0 alone, before the ranks meet. Raises ModelError."""
+
+    def __init__(self, actor: ActorConfig, ref: RefConfig) -> None:
+        self.folder = model_folder.local_folder(actor.path, key="actor.path")
+        self.policy = self.read_policy(actor)
+        self.reference = None
+        if actor.kl_ctl > 0:
+            folder = model_folder.local_folder(ref.path, key="ref.path")
+            self.reference = model_folder.load_model(
+                folder, dtype=torch_dtype(ref.dtype), attn_implementation=actor.attn_implementation, key="ref.path"
+            )
+
+    @staticmethod
+    def read_policy(actor: ActorConfig) -> PreTrainedModel:
+        folder = model_folder.local_folder(actor.path, key="actor.path")
+        return model_folder.load_model(
+            folder, dtype=torch.float32, attn_implementation=actor.attn_implementation, key="actor.path"
+        )
+
+
+class ModelPart:
+    """`group` None: one process, which holds everything."""
+
+    def __init__(
+        self,
+        actor: ActorConfig,
+        ref: RefConfig,
+        *,
+        temperature: float,
+        device: torch.device,
+        sources: Sources | None,
+        group: RankGroup | None = None,
+    ) -> None:
+        """`sources`: the first rank's; the others get their slices from it."""
+        self._actor = actor
+        self._device = device
+        self._dtype = torch_dtype(actor.dtype)
+        self._group = group
+        self.policy = self._hold(
+            None if sources is None else sources.policy,
+            Empty(path=actor.path, key="actor.path", dtype=torch.float32),
+            checkpoints=actor.gradient_checkpointing,
+        )
+        reference = None
+        if actor.kl_ctl > 0:
+            reference = self._hold(
+                None if sources is None else sources.reference,
+                Empty(path=ref.path, key="ref.path", dtype=torch_dtype(ref.dtype)),
+            ).requires_grad_(False)
+        self.optimizer = build_optimizer(self.model, actor.optimizer)
+        self.objective = Objective(actor, temperature=temperature, dtype=self._dtype, reference=reference)
+        self._batch: Batch | None = None
+        self._sums: list[Sums] = []
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.policy.model
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters())
+
+    # ── a step ──
+
+    def begin(self, batch: Batch) -> None:
+        self.discard()
+        self._batch = batch.to(self._device)
+
+    def run(self, index: int) -> None:
+        """Forward and backward over one micro-batch."""
+        assert self._batch is not None
+        micro_batch = self._batch.micro_batches[index].to(self._device)
+        self._sums.append(self.objective.run(self.policy, micro_batch, self._batch))
+
+    def finish(self) -> tuple[Sums, float]:
+        """The sums over the whole batch, and the norm of its gradient, which is clipped."""
+        norm = clip_grad_norm_(self.model.parameters(), self._actor.optimizer.gradient_clipping)
+        sums = self.objective.add_up(self._sums)
+        if self._group is not None:
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            sums = Sums(
+                totals=self._group.total(sums.totals),
+                farthest=self._group.largest(sums.farthest),
+                distances=self._group.total(sums.distances),
+            )
+        return sums, norm.item()
+
+    def step(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.discard()
+
+    def discard(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._batch, self._sums = None, []
+
+    # ── looking ──
+
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in self.model.parameters())
+        damaged = ~torch.stack([part.isfinite().all() for part in parts]).all()
+        if self._group is not None:
+            damaged = self._group.largest(damaged.float())
+        return not damaged.item()
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        """Of `completion` after `prompt`, at temperature 1."""
+        asked = MicroBatch(
+            input_ids=torch.tensor([[*prompt, *completion]]),
+            positions=torch.arange(len(prompt) - 1, len(prompt) + len(completion) - 1),
+            targets=torch.tensor(list(completion), dtype=torch.int64),
+            sequences=torch.zeros(len(completion), dtype=torch.int64),
+            server_logprobs=torch.zeros(len(completion)),
+            learns=False,
+        )
+        found, _ = self.objective.logprobs(self.policy, asked.to(self._device), temperature=1.0, dtype=self._dtype)
+        values: list[float] = found.tolist()
+        return values
+
+    def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """By Hugging Face name; of one process they share memory with the model, of several they are copies."""
+        for name, weight in model_folder.named_weights(self.model):
+            yield name, self._whole(weight.to(dtype))
+
+    def gather_weights(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+        """The same at once: one that stopped half-way would leave the other ranks waiting."""
+        return list(self.weights(dtype))
+
+    def learned(self) -> Learned:
+        states = {
+            name: self.optimizer.state[tensor]
+            for name, tensor in self.parameters.items()
+            if tensor in self.optimizer.state
+        }
+        moments = {name: {m: self._whole(state[m]) for m in MOMENTS} for name, state in states.items()}
+        weights = {name: self._whole(parameter.detach()) for name, parameter in self.parameters.items()}
+        steps = {name: int(state["step"].item()) for name, state in states.items()}
+        return Learned(weights=weights, moments=moments, steps=steps)
+
+    # ── going elsewhere ──
+
+    @torch.no_grad()
+    def go_back(self, reader: Reader | None, steps: Mapping[str, int]) -> None:
+        """Weights and moments as `reader` has them, which is the first rank's, for the parameters in `steps`."""
+        parameters = self.parameters
+        for name, parameter in parameters.items():
+            self._put(parameter, None if reader is None else reader.weight(name))
+        self.optimizer.state.clear()
+        for name, step in steps.items():
+            parameter = parameters[name]
+            state = {"step": torch.tensor(float(step), dtype=torch.float32, device=self._device)}
+            for moment in MOMENTS:
+                state[moment] = torch.empty_like(parameter)
+                self._put(state[moment], None if reader is None else reader.moment(moment, name))
+            self.optimizer.state[parameter] = state
+        self.discard()
+
+    def begin_anew(self, first: PreTrainedModel | None) -> None:
+        """The weights of `first`, which is the first rank's, and an optimizer that has seen nothing."""
+        self._fill(self.model, first)
+        self.optimizer = build_optimizer(self.model, self._actor.optimizer)
+        self.discard()
+
+    # ── slices ──
+
+    def _hold(self, source: PreTrainedModel | None, empty: Empty, *, checkpoints: bool = False) -> LogprobModel:
+        if self._group is None:
+            assert source is not None
+            model = source.to(self._device)  # type: ignore[arg-type]  # annotated wrongly upstream
+        else:
+            folder = model_folder.local_folder(empty.path, key=empty.key)
+            attention = self._actor.attn_implementation
+            model = model_folder.empty_model(folder, dtype=empty.dtype, attn_implementation=attention)
+        model = model.eval()
+        if checkpoints:
+            _checkpoint_layers(model)
+        held = LogprobModel(model)
+        if self._group is not None:
+            self._group.shard(held)
+            self._fill(model, source)
+        return held
+
+    @torch.no_grad()
+    def _fill(self, model: PreTrainedModel, source: PreTrainedModel | None) -> None:
+        theirs: dict[str, Tensor] = {}
+        if source is not None:
+            theirs = dict(source.named_parameters()) | dict(source.named_buffers())
+        for name, mine in [*model.named_parameters(), *model.named_buffers()]:
+            self._put(mine, theirs.get(name))
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return tensor if self._group is None else self._group.whole(tensor)
+
+    def _put(self, target: Tensor, whole: Tensor | None) -> None:
+        if self._group is not None:
+            self._group.put(target, whole)
+        else:
+            assert whole is not None
+            target.copy_(whole)
+
+
+def training_device(actor: ActorConfig) -> torch.device:
+    """Where to train, with torch's threads set for it. Raises ResourceError."""
+    if actor.device == "cuda" and not torch.cuda.is_available():
+        raise ResourceError("actor.device=cuda, and torch finds no GPU here", "set actor.device=cpu or auto")
+    device = torch.device("cuda" if actor.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and actor.threads is not None:
+        torch.set_num_threads(actor.threads)
+    return device
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Keep only the layers' inputs and compute each layer again in the backward pass.
+
+    Transformers does that only for layers in training mode. Only the layers' own flag is set, not that of what is in
+    them, so dropout stays off.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

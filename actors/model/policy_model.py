@@ -1,0 +1,270 @@
+"""The model that learns: gradients of one batch, an optimizer step that is taken or not, weights, checkpoints.
+
+    compute_gradients(groups) ─► UpdateStats ─► the caller's gate ─┬─ commit()   policy_version += 1
+                                                                   └─ discard()  not a bit has moved
+
+A plain class without Ray or HTTP, used from one thread. Master weights, gradients and moments are float32;
+`actor.dtype=bfloat16` is torch's autocast over them, so small updates are not lost to rounding. Dropout is off.
+On a CPU the same inputs give the same bits. It was written for CUDA too but has not been run on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actors.model import model_folder, training_state
+from actors.model.model_part import ModelPart, Sources, torch_dtype, training_device
+from actors.model.objective import Batch, Means
+from actors.model.optimizer import learning_rate
+from actors.model.rank_collectives import RankGroup
+from actors.model.update_stats import LogprobDistance, UpdateStats
+from launcher.base.errors import CheckpointError, ConfigError, TrainerError
+from launcher.base.rollouts import RolloutGroup
+from launcher.checkpoints.state_files import TENSORS_FILE
+from launcher.config.schema import ActorConfig, RefConfig
+
+__all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
+
+
+class Crew(Protocol):
+    """The ranks beside this one, which is the first. `lost` says why they can't work together any more, or is ""."""
+
+    size: int
+    lost: str
+
+    def meet(self, device: torch.device) -> RankGroup: ...
+
+    def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """Have each rank do `work` with its arguments, the own part too, whose answer is returned."""
+
+    def close(self) -> None: ...
+
+
+class PolicyModel:
+    """See the module. The constructor raises UsageErrors (model, settings, machine); the methods raise RunErrors."""
+
+    def __init__(
+        self,
+        actor: ActorConfig,
+        ref: RefConfig,
+        *,
+        temperature: float,
+        total_steps: int,
+        tokenizer_path: str | None = None,
+        crew: Crew | None = None,
+    ) -> None:
+        """`tokenizer_path` None: the tokenizer of actor.path. `crew`: the other ranks; None: this process is alone."""
+        if not temperature > 0:
+            raise ConfigError(
+                f"gconfig.temperature is {temperature}: a model can't be trained on greedy samples",
+                "set gconfig.temperature to more than 0, such as 1.0",
+            )
+        self._actor = actor
+        self._total_steps = total_steps
+        self._crew = crew
+        self._device = training_device(actor)
+        self._dtype = torch_dtype(actor.dtype)
+        try:
+            sources = Sources(actor, ref)
+            self.folder = sources.folder
+            key = "actor.path" if tokenizer_path is None else "tokenizer_path"
+            tokenizer_folder = model_folder.local_folder(tokenizer_path or actor.path, key=key)
+            self.tokenizer = model_folder.load_tokenizer(tokenizer_folder, key=key)
+            self._side_files = model_folder.read_side_files(self.folder, tokenizer_folder)
+            group = None if crew is None else crew.meet(self._device)
+            self._part = ModelPart(
+                actor, ref, temperature=temperature, device=self._device, sources=sources, group=group
+            )
+        except BaseException:
+            self.close()  # a trainer that is told to start again starts other ranks
+            raise
+        self._objective = self._part.objective
+        self._stats: UpdateStats | None = None
+        self.policy_version = 0
+        self.largest_micro_batch = 0
+        """Of all so far, tokens, padding included."""
+
+    @property
+    def lost(self) -> str:
+        """Why the ranks can't go on, all of them; "" where they can."""
+        return "" if self._crew is None else self._crew.lost
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and completion that the model was made for; None where its config doesn't say."""
+        return getattr(self._part.model.config, "max_position_embeddings", None)
+
+    def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats:
+        """Forward and backward over the batch, in micro-batches; the gradient is clipped and waits for `commit`.
+
+        A reward of None is not a number, and so makes the batch one that can't be committed; so does having no
+        tokens. Raises TrainerError, ConfigError (a sequence longer than a micro-batch), and leaves no gradient then.
+        """
+        self.discard()
+        batches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
+        made = (one.input_ids.numel() for batch in batches for one in batch.micro_batches)
+        self.largest_micro_batch = max([self.largest_micro_batch, *made])
+        try:
+            self._do_each("begin", [(batch,) for batch in batches])
+            for index in range(len(batches[0].micro_batches)):
+                self._do("run", index)
+            sums, grad_norm = self._do("finish")
+            means, distances = self._objective.means(batches[0], sums), self._objective.distances(groups, sums)
+            self._stats = self._stats_of(batches, means, grad_norm, distances)
+        except torch.OutOfMemoryError as error:
+            self.discard()
+            raise TrainerError(
+                f"the GPU ran out of memory while training: {str(error).splitlines()[0]}",
+                "set actor.gradient_checkpointing=true, or make actor.mb_spec.max_tokens_per_mb or "
+                "sglang.mem_fraction_static smaller",
+            ) from error
+        except BaseException:
+            self.discard()  # half a gradient must never be committed
+            raise
+        return self._stats
+
+    def commit(self) -> None:
+        """Take the optimizer step that `compute_gradients` prepared. Raises TrainerError where there is none.
+
+        Where no sequence had an advantage, there is no gradient and nothing moves: neither momentum nor weight decay
+        carries the model away on data that says nothing.
+        """
+        if self._stats is None:
+            raise TrainerError("there are no gradients to commit", "call compute_gradients before each commit")
+        if not self._stats.finite:
+            raise TrainerError(
+                f"these gradients must not be committed: {', '.join(self._stats.problems)}",
+                "discard them and drop the batch",
+            )
+        self._do("step", self._stats.learning_rate)
+        self.policy_version += 1
+        self._stats = None
+
+    def discard(self) -> None:
+        """Forget the gradients. Weights and optimizer stay as they are."""
+        self._stats = None
+        if not self.lost:  # ranks that can't work together hold nothing that could be committed
+            self._do("discard")
+
+    def weights_are_finite(self) -> bool:
+        is_finite: bool = self._do("is_finite")
+        return is_finite
+
+    def named_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Weights by Hugging Face name, as servers load them; a tied head is left out, as `save_pretrained` does.
+
+        As float32 they share memory with the model: use or copy them before the next commit. Of several ranks they
+        are whole copies in the host's memory, gathered one by one.
+        """
+        yield from self._part.weights(dtype) if self._crew is None else self._do("gather_weights", dtype)
+
+    def export(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write a whole Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
+        model_folder.write_model_folder(
+            folder, side_files=self._side_files, weights=self.named_weights(dtype), dtype=dtype
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write a whole Hugging Face folder and the training state into `folder`, which may exist.
+
+        Raises CheckpointError. Not atomic and not synced: that is the checkpoint store's.
+        """
+        exact = self._dtype == torch.float32
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.export(folder, self._dtype)
+            training_state.save_training_state(
+                folder,
+                self._do("learned"),
+                policy_version=self.policy_version,
+                master_weights=model_folder.WEIGHTS_FILE if exact else TENSORS_FILE,
+            )
+        except OSError as error:
+            raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
+
+    def training_state(self) -> tuple[Mapping[str, object], Mapping[str, Tensor]]:
+        """All that `load` needs, as the content of its two files: facts for JSON, and tensors, the weights among them.
+
+        They share memory with the model: write them before the next commit.
+        """
+        return training_state.collect_training_state(
+            self._do("learned"), policy_version=self.policy_version, master_weights=TENSORS_FILE
+        )
+
+    def load(self, folder: Path) -> None:
+        """Go on exactly where `save` was called: weights, moments, counters, random numbers. Drops any gradient.
+
+        The reference stays: it is the model of ref.path, not of a checkpoint.
+        Raises CheckpointError naming the file; where something misfits, nothing has been changed.
+        """
+        facts = training_state.read_facts(folder)
+        training_state.load_training_state(
+            folder,
+            facts=facts,
+            shapes={name: parameter.shape for name, parameter in self._part.parameters.items()},
+            put=lambda reader: self._do_each("go_back", self._first((reader, reader.steps), (None, reader.steps))),
+        )
+        self.policy_version = facts.policy_version
+        self._stats = None
+
+    def begin_anew(self) -> None:
+        """Back to the weights of actor.path and an optimizer that has seen nothing. Raises ModelError."""
+        if self.policy_version:
+            fresh = Sources.read_policy(self._actor)
+            self._do_each("begin_anew", self._first((fresh,), (None,)))
+        self.policy_version = 0
+        self.discard()
+
+    def logprobs(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        """Log-probs of `completion` after `prompt` at temperature 1, as a greedy server reports them. Any thread's."""
+        found: list[float] = self._do("logprobs", tuple(prompt), tuple(completion))
+        return found
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._crew is not None:
+            self._crew.close()
+
+    # ── on every rank at once ──
+
+    def _do(self, work: str, *arguments: Any) -> Any:
+        return self._do_each(work, self._first(arguments, arguments))
+
+    def _do_each(self, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """`arguments`: each rank's. Raises TrainerError where a rank is lost, and whatever the own part raises."""
+        if self._crew is None:
+            return getattr(self._part, work)(*arguments[0])
+        return self._crew.together(self._part, work, arguments)
+
+    def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:
+        return [own] if self._crew is None else [own, *[others] * (self._crew.size - 1)]
+
+    def _stats_of(
+        self, batches: Sequence[Batch], means: Means, grad_norm: float, distances: Mapping[str, float]
+    ) -> UpdateStats:
+        batch = batches[0]
+        figures = {"loss": means.loss, "gradient norm": grad_norm, "distance of log-probs": means.distance}
+        optimizer = self._actor.optimizer
+        return UpdateStats(
+            loss=means.loss,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=optimizer),
+            clip_fraction_low=means.clipped_low,
+            clip_fraction_high=means.clipped_high,
+            ratio_mean=means.ratio,
+            approx_kl=means.approx_kl,
+            kl_ref=means.kl_ref if self._actor.kl_ctl > 0 else None,
+            entropy=means.entropy,
+            logprob_distance=LogprobDistance(mean=means.distance, max=means.farthest, by_server=distances),
+            n_sequences=len(batch.weights),
+            n_learning=batch.n_learning,
+            n_tokens=batch.n_tokens,
+            n_micro_batches=sum(len(one.micro_batches) for one in batches),
+            problems=tuple(f"{name} is {value}" for name, value in figures.items() if not math.isfinite(value)),
+        )

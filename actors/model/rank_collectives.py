@@ -1,0 +1,153 @@
+"""The trainer's ranks as one process of them sees them: how they meet, and what they exchange (FSDP2).
+
+Each rank holds a slice of every weight, of its gradient and of its moments. A layer is put together when it is run
+and taken apart again behind it; gradients are summed, each rank keeping its slice. Every exchange is made by all ranks
+in the same order, or by none: who is alone in one waits until its deadline.
+
+Rank 0 makes the place to meet: a store on one address of its machine, on a port that is free, under a name that is
+drawn anew for each life. A rank of an earlier life knows neither, so no rank has two holders.
+CPU: gloo. GPU: NCCL, which has not been run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from launcher.base.errors import TrainerError
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the `size` ranks of one life meet. `timeout_s`: of each exchange, the first included."""
+
+    address: str
+    port: int
+    name: str
+    size: int
+    timeout_s: float
+
+
+class MeetingPlace:
+    """Rank 0's. It listens on `address` alone for as long as this object lives."""
+
+    def __init__(self, address: str, *, size: int, timeout_s: float) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.bind((address, 0))
+        listener.listen()
+        port = int(listener.getsockname()[1])
+        self.meeting = Meeting(address=address, port=port, name=secrets.token_hex(16), size=size, timeout_s=timeout_s)
+        self.store = TCPStore(  # by itself it would listen on every interface
+            address,
+            port,
+            size,
+            is_master=True,
+            timeout=_seconds(timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+class RankGroup:
+    """One rank's share in the exchanges, from the meeting to `leave`. One in a process."""
+
+    def __init__(
+        self, meeting: Meeting, rank: int, *, own_address: str, device: torch.device, place: MeetingPlace | None = None
+    ) -> None:
+        """Returns when all have come. `place` is rank 0's. Raises TrainerError."""
+        interface = interface_of(own_address)
+        for variable in INTERFACE_VARIABLES:
+            os.environ[variable] = interface
+        if dist.is_initialized():  # of a start that failed half-way
+            dist.destroy_process_group()
+        self.rank, self.size = rank, meeting.size
+        self._device = device
+        timeout = _seconds(meeting.timeout_s)
+        try:
+            if place is None:
+                store = TCPStore(meeting.address, meeting.port, meeting.size, is_master=False, timeout=timeout)
+            else:
+                store = place.store
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore(meeting.name, store),
+                rank=rank,
+                world_size=meeting.size,
+                timeout=timeout,
+            )
+            self._mesh: DeviceMesh = init_device_mesh(device.type, (meeting.size,))
+        except (RuntimeError, ValueError) as error:  # torch's own kinds of failure are RuntimeErrors
+            raise TrainerError(f"trainer rank {rank} could not meet the others: {error}") from error
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+    # ── exchanges ──
+
+    def shard(self, model: nn.Module) -> None:
+        """Keep one slice of each weight of `model`, which is moved to the device layer by layer.
+
+        What is around the layers is given back after a forward pass too: a pass without a gradient would else leave
+        it standing, as it was before the next step.
+        """
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for module in (*layers, model):
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):  # a loss is weighted over the whole batch: gradients are sums, not means
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All slices of it together, in the host's memory of rank 0; nothing on the others."""
+        together = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return together.cpu() if self.rank == 0 else together.new_empty(0)
+
+    def put(self, target: Tensor, whole: Tensor | None) -> None:
+        """Set `target` to what rank 0 has, each rank its slice. Others pass None."""
+        if whole is None:
+            whole = torch.empty(target.shape, dtype=target.dtype, device=self._device)
+        else:
+            whole = whole.to(device=self._device, dtype=target.dtype).contiguous()
+        if isinstance(target, DTensor):
+            slices = distribute_tensor(whole, self._mesh, target.placements, src_data_rank=0)
+            target.to_local().copy_(slices.to_local())
+        else:
+            dist.broadcast(whole, src=0)
+            target.copy_(whole)
+
+    def total(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor, dist.ReduceOp.SUM)
+        return tensor
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface of this machine that bears `address`. Raises TrainerError."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.partition("%")[0] == address for known in addresses):
+            return name
+    raise TrainerError(f"no network interface of {socket.gethostname()} has the address {address}")
+
+
+def _seconds(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)

@@ -1,0 +1,178 @@
+"""What a model folder lacks for going on bit by bit: optimizer moments, random number states, float32 master weights.
+
+Two files beside the model, and nothing in them is executed when they are read:
+`training_state.json` (counters, states of Python's and NumPy's generators) and `training_state.tensors`, which is a
+safetensors file under another suffix: SGLang loads every `*.safetensors` of a folder as weights of the model.
+A read checks everything against the model first and changes nothing before all of it fits.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from actors.model.stored_tensors import UNUSABLE, StoredTensors, open_tensors
+from launcher.base.errors import CheckpointError
+from launcher.checkpoints.state_files import (
+    FACTS_FILE,
+    MASTER,
+    MOMENTS,
+    RANDOM_STATE,
+    STATE_FORMAT,
+    TENSORS_FILE,
+    WEIGHTS_FILE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What training_state.json says. `optimizer_steps`: how often each parameter was stepped, by its name."""
+
+    policy_version: int
+    master_weights: str  # the file that holds the float32 weights
+    optimizer_steps: Mapping[str, int]
+    python_random: tuple[Any, ...]
+    numpy_random: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What training has made of a model, by the names of its parameters. `steps`: how often each was stepped."""
+
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Mapping[str, Tensor]]
+    steps: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A saved state, tensor by tensor: `weight(name)`, `moment(moment, name)`. Either raises CheckpointError."""
+
+    steps: Mapping[str, int]
+    weight: Callable[[str], Tensor]
+    moment: Callable[[str, str], Tensor]
+
+
+def collect_training_state(
+    learned: Learned, *, policy_version: int, master_weights: str
+) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The content of both files. The tensors are those of `learned`, and random states."""
+    tensors = {f"{moment}.{name}": tensor for name, m in learned.moments.items() for moment, tensor in m.items()}
+    if master_weights == TENSORS_FILE:
+        tensors |= {f"{MASTER}{name}": weight for name, weight in learned.weights.items()}
+    facts: dict[str, object] = {
+        "format": STATE_FORMAT,
+        "policy_version": policy_version,
+        "master_weights": master_weights,
+        "optimizer_steps": dict(learned.steps),
+        "python_random": random.getstate(),
+        "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
+    }
+    return facts, tensors | _torch_random()
+
+
+def save_training_state(folder: Path, learned: Learned, *, policy_version: int, master_weights: str) -> None:
+    """Write both files. `master_weights` names the file with the float32 weights; ours then holds them too.
+
+    Raises OSError.
+    """
+    facts, tensors = collect_training_state(learned, policy_version=policy_version, master_weights=master_weights)
+    (folder / FACTS_FILE).write_text(json.dumps(facts))
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
+    except SafetensorError as error:
+        raise OSError(f"{folder / TENSORS_FILE}: {error}") from error
+    (folder / TENSORS_FILE).chmod((folder / FACTS_FILE).stat().st_mode)  # safetensors leaves it to its owner alone
+
+
+def read_facts(folder: Path) -> Facts:
+    """training_state.json of `folder`. Raises CheckpointError naming the file."""
+    path = folder / FACTS_FILE
+    try:
+        stored = json.loads(path.read_text())
+        if stored["format"] != STATE_FORMAT:
+            raise CheckpointError(
+                f"{path} has format {stored['format']!r}, and {STATE_FORMAT!r} is what we read", UNUSABLE
+            )
+        if stored["master_weights"] not in (WEIGHTS_FILE, TENSORS_FILE):
+            raise ValueError(f"master_weights is {stored['master_weights']!r}")
+        version, internal, gauss = stored["python_random"]
+        name, keys, position, has_gauss, cached = stored["numpy_random"]
+        facts = Facts(
+            policy_version=int(stored["policy_version"]),
+            master_weights=str(stored["master_weights"]),
+            optimizer_steps={str(name): int(step) for name, step in stored["optimizer_steps"].items()},
+            python_random=(version, tuple(internal), gauss),
+            numpy_random=(name, np.array(keys, dtype=np.uint32), position, has_gauss, cached),
+        )
+        random.Random().setstate(facts.python_random)  # on trial: a bad state must show before anything is changed
+        np.random.RandomState().set_state(facts.numpy_random)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}", UNUSABLE) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__} {error}", UNUSABLE) from error
+    return facts
+
+
+def load_training_state(
+    folder: Path, *, facts: Facts, shapes: Mapping[str, torch.Size], put: Callable[[Reader], None]
+) -> None:
+    """Have `put` set weights and moments as they were saved, and set the generators. `shapes`: of the parameters.
+
+    Raises CheckpointError where anything misfits, with all as it was before.
+    """
+    prefix = MASTER if facts.master_weights == TENSORS_FILE else ""
+    with open_tensors(folder / TENSORS_FILE) as state, open_tensors(folder / facts.master_weights) as master:
+        for name, shape in shapes.items():
+            master.expect(prefix + name, shape)
+        for name in facts.optimizer_steps:
+            if name not in shapes:
+                raise CheckpointError(f"{folder / FACTS_FILE} has {name}, which the model lacks", UNUSABLE)
+            for moment in MOMENTS:
+                state.expect(f"{moment}.{name}", shapes[name])
+        _try_torch_random(state, folder / TENSORS_FILE)
+        put(
+            Reader(
+                steps=facts.optimizer_steps,
+                weight=lambda name: master.read(prefix + name),
+                moment=lambda moment, name: state.read(f"{moment}.{name}"),
+            )
+        )
+        _set_random(state, facts)
+
+
+def _try_torch_random(state: StoredTensors, path: Path) -> None:
+    state.expect(RANDOM_STATE)
+    try:
+        torch.Generator().set_state(state.read(RANDOM_STATE))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} is damaged: {RANDOM_STATE}: {error}", UNUSABLE) from error
+
+
+def _torch_random() -> dict[str, Tensor]:
+    states = {RANDOM_STATE: torch.get_rng_state()}
+    if _on_gpu():
+        states["random.cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random(state: StoredTensors, facts: Facts) -> None:
+    random.setstate(facts.python_random)
+    np.random.set_state(facts.numpy_random)
+    torch.set_rng_state(state.read(RANDOM_STATE))
+    if _on_gpu() and "random.cuda" in state:
+        torch.cuda.set_rng_state(state.read("random.cuda"))
+
+
+def _on_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

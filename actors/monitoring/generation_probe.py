@@ -1,0 +1,74 @@
+"""Real generations of one token, asked of one server again and again: the only question whose answer proves life.
+
+Probes run side by side, each with its own deadline, and nobody waits for them: one that the server has lost (an
+update of weights aborts all requests) must not keep the next from being asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+from actors.serving.sglang_client import Sampling, SGLangClient
+from launcher.base.errors import RequestFailed
+from launcher.config.supervision import HealthConfig
+
+PROMPT = (0,)
+SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=1, min_new_tokens=1)
+MOST_AT_ONCE = 3
+ANSWERS_KEPT = 20
+
+
+class GenerationProbe:
+    """`send_if_due` at each look. Times are the clock's; of one asyncio loop."""
+
+    def __init__(self, url: str, client: SGLangClient, settings: HealthConfig, clock: Callable[[], float]) -> None:
+        self._url = url
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._asked_at: float | None = None
+        self._durations: deque[float] = deque(maxlen=ANSWERS_KEPT)
+        self._running: set[asyncio.Task[None]] = set()
+        self.waits = False
+        """One has been asked for since the last answer."""
+        self.answered_at: float | None = None
+        self.last_failure = ""
+
+    @property
+    def usual_answer_s(self) -> float | None:
+        return median(self._durations) if self._durations else None
+
+    def send_if_due(self, *, makes_tokens: bool = False) -> None:
+        """Every `probe_interval_s`, of a server that makes tokens for others every `probe_busy_interval_s`; while one
+        waits, another only after `silence_s`."""
+        now = self._clock()
+        usual_s = self._settings.probe_busy_interval_s if makes_tokens else self._settings.probe_interval_s
+        wait_s = self._settings.silence_s if self._running else usual_s
+        if len(self._running) >= MOST_AT_ONCE or (self._asked_at is not None and now - self._asked_at < wait_s):
+            return
+        self._asked_at = now
+        self.waits = True
+        task = asyncio.create_task(self._ask(now))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _ask(self, asked_at: float) -> None:
+        try:
+            await self._client.generate(
+                self._url, token_ids=PROMPT, sampling=SAMPLING, timeout_s=self._settings.silence_max_s
+            )
+        except RequestFailed as failure:
+            self.last_failure = failure.message
+            return
+        self.answered_at = self._clock()
+        self._durations.append(self.answered_at - asked_at)
+        self.waits = False
+
+    async def close(self) -> None:
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

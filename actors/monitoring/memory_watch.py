@@ -1,0 +1,70 @@
+"""Samples how much memory is used, and says before it is full that it rises.
+
+Each GPU of the node through NVML, where there is one; the host's memory, within the cgroup's limit. A look costs a
+millisecond and is taken every `memory.sample_interval_s`. What a rise is: launcher/policy/memory_trend.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from launcher.config.supervision import MemoryConfig
+from launcher.policy.memory_trend import MemorySample, find_rise
+from launcher.resources.hardware import memory_in_use
+from launcher.run_files.journal import Journal, LineLog
+
+MOST_SAMPLES = 60
+
+Reading = Mapping[str, tuple[float, float]]
+"""Bytes used and bytes there are, by name: `host memory`, `GPU 0 memory`."""
+
+
+class MemoryWatch:
+    """`look_if_due` as often as one likes. Each look is a line of `series`; each rise is one event, `memory.rising`."""
+
+    def __init__(
+        self,
+        settings: MemoryConfig,
+        journal: Journal,
+        *,
+        series: LineLog | None = None,
+        read: Callable[[], Reading] = memory_in_use,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._series = series
+        self._read = read
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._samples: dict[str, deque[MemorySample]] = {}
+        self._told: set[str] = set()
+
+    def look_if_due(self) -> None:
+        now = self._clock()
+        if now - self._looked_at < self._settings.sample_interval_s:
+            return
+        self._looked_at = now
+        reading = self._read()
+        if self._series is not None:
+            self._series.append({"time": time.time(), "in_use": reading})
+        for name, (used, limit) in reading.items():
+            samples = self._samples.setdefault(name, deque(maxlen=MOST_SAMPLES))
+            samples.append(MemorySample(at=now, used=used))
+            self._judge(name, limit)
+
+    def _judge(self, name: str, limit: float) -> None:
+        samples = self._samples[name]
+        trend = find_rise(samples, limit, self._settings)
+        if trend.warns and name not in self._told:
+            self._journal.record(
+                "memory.rising",
+                subject=name,
+                reason=trend.reason,
+                full_in_s=trend.full_in_s,
+                used=samples[-1].used,
+                limit=limit,
+            )
+        self._told = self._told | {name} if trend.warns else self._told - {name}

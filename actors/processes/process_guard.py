@@ -1,0 +1,352 @@
+"""Ends a server's whole process tree when its owner is gone: `python -S -m actors.processes.process_guard [options] --
+command`.
+
+    actor ─ launcher (ends at once)
+            sentinel     own session, child subreaper: all that loses its parent below here becomes its child
+            └─ guard     own session, child subreaper, parent of the server
+               └─ server own session, dies with the guard (parent-death signal)
+                  └─ … its children, whatever sessions and parents they give themselves
+
+The guard waits for the first of: a watched process gone (the actor's worker, the raylet), the server gone, a *vital*
+child of the server gone, the sentinel gone, SIGTERM. Server and vital children that hold a lock (life_locks.py) are
+known to be dying 0.1 s before they are gone. Then it ends the tree: SIGTERM to the server, a grace, SIGKILL to
+everything below the guard. The sentinel waits for the guard. However that one ended, it kills what is left below
+itself and removes the server's files. So either of the two may be killed at any moment, and nothing escapes: a
+process that leaves its session or its parent is still below both. Were both killed in the same instant, the server
+would die by its parent-death signal, and daemons of its own would be left to the next start (`process_tree.bearing`).
+
+The launcher forks and ends, since Ray kills a worker's direct children and its process group. On the descriptor
+`--report` come lines of JSON: `started`, `ended` (the exit code as the kernel gave it, what ended it, when), `swept`;
+its end means that nothing is left.
+
+Not covered: a process in uninterruptible sleep, which no signal ends (reported as `left`), and the host's loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.processes.exit_notifier import VARIABLE, LifeLocks
+from actors.processes.process_tree import (
+    Process,
+    abandoned,
+    children,
+    descendants,
+    dying_with,
+    identify,
+    name,
+    open_pidfd,
+    send,
+    wait_ended,
+)
+
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
+NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""A terminal's, and what SGLang's children send to their parent, which is the guard once the server has ended."""
+TICK_MS = 1000
+GIVE_UP_S = 60.0
+STUCK_S = 3.0
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    watch: tuple[Process, ...]
+    report: int
+    log: Path
+    mark: str  # NAME=value, in the server's environment alone: the guards must not be ended as what a life left behind
+    grace_s: float
+    vital: str  # begins the names of those children of the server without which it is of no use; may be empty
+    files: str  # a path prefix: such files, made in the tree's time and held open by nobody after it, are removed
+    scratch: Path | None  # a folder to make before the tree and to remove after it
+    command: tuple[str, ...]
+
+
+def parse(arguments: list[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="process_guard")
+    parser.add_argument("--watch", type=Process.parse, action="append", default=[])
+    parser.add_argument("--report", type=int, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--mark", required=True)
+    parser.add_argument("--grace-s", type=float, required=True)
+    parser.add_argument("--vital", default="")
+    parser.add_argument("--files", default="")
+    parser.add_argument("--scratch", type=Path)
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    return Options(**{**vars(given), "watch": tuple(given.watch), "command": tuple(given.command)})
+
+
+def tell(options: Options, event: str, **facts: object) -> None:
+    """One line to whoever listens. The actor that listened may be gone; that is what this is for."""
+    line = json.dumps({"event": event, "monotonic": time.monotonic(), "time": time.time()} | facts)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(options.report, line.encode() + b"\n")
+
+
+def end_all() -> list[Process]:
+    """SIGKILL everything below this process until nothing is there; returns what would not die in time."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for process in left:
+            send(process, signal.SIGKILL)
+        wait_ended(left, timeout_s=1.0)
+    reap()
+    return left
+
+
+def reap() -> dict[int, int]:
+    """Collect the ended children, own and adopted, so that none stays as a zombie; their wait statuses by pid."""
+    collected = {}
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            collected[ended[0]] = ended[1]
+    return collected
+
+
+def become(title: bytes) -> None:
+    """A process of its own session that adopts all orphans below it and that a terminal's signals don't reach."""
+    os.setsid()
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_NAME, title, 0, 0, 0)
+    for number in NOT_MEANT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
+
+
+# ── sentinel ──
+
+
+class Sentinel:
+    """Outlives the guard, then leaves nothing behind."""
+
+    def __init__(self, options: Options, guard_pid: int) -> None:
+        self._options = options
+        self._guard_pid = guard_pid
+        self._started = time.time() - 1  # files carry the clock of the kernel's last tick
+        self._owner_missing_since: float | None = None
+
+    def run(self) -> None:
+        ended = select.poll()
+        ended.register(os.pidfd_open(self._guard_pid), select.POLLIN)  # its own child: the pid is not reused
+        while not ended.poll(TICK_MS):
+            self._see_to_the_guard()
+        orphans = descendants(os.getpid())
+        left = end_all()
+        if self._options.files:  # shared memory: its names can't be known before, and it outlives a killed process
+            for file in abandoned(self._options.files, self._started):
+                file.unlink(missing_ok=True)
+        remove_scratch(self._options)
+        tell(self._options, "swept", killed=[p.pid for p in orphans], left=[p.pid for p in left])
+
+    def _see_to_the_guard(self) -> None:
+        """A stopped guard (SIGSTOP) would not notice that its owner is gone: then it is killed in the end."""
+        if all(identify(owner.pid) == owner for owner in self._options.watch):
+            return
+        self._owner_missing_since = self._owner_missing_since or time.monotonic()
+        if time.monotonic() - self._owner_missing_since > self._options.grace_s + STUCK_S:
+            os.kill(self._guard_pid, signal.SIGKILL)
+
+
+def remove_scratch(options: Options) -> None:
+    if options.scratch is not None:
+        shutil.rmtree(options.scratch, ignore_errors=True)
+
+
+# ── guard ──
+
+
+class Cause(NamedTuple):
+    """Why the tree is ended. `words` are empty where the server ended by itself.
+
+    `may_end_itself`: what is left of it has its grace, and its exit code is waited for. `dying`: the process whose exit
+    code can be seen already.
+    """
+
+    words: str
+    may_end_itself: bool = True
+    dying: int | None = None
+
+
+SERVER_ENDED = Cause("")
+SERVER_DIES = Cause("", may_end_itself=False)
+LOCKS = "life_locks"
+TOLD = "told to stop"
+
+
+class Guard:
+    """Parent of the server; starts it, waits for a reason to end it, ends all that is below itself.
+
+    Reasons wait as descriptors that become readable: pidfds, and a pipe that SIGTERM writes to.
+    """
+
+    def __init__(self, options: Options, sentinel: Process) -> None:
+        self._options = options
+        self._causes: dict[int, Cause] = {}
+        self._poll = select.poll()
+        self._vital: set[Process] = set()
+        self._locks = None if options.scratch is None else LifeLocks.make(options.scratch / LOCKS)
+        self._locked: set[int] = set()
+        self._exit_code: int | None = None
+        self._wait_for_sigterm()
+        self._owners_alive = all(
+            [self._wait_for(owner, "the process that it belongs to") for owner in options.watch]
+            + [self._wait_for(sentinel, "its sentinel")]
+        )
+
+    def run(self) -> None:
+        if not self._owners_alive:
+            tell(self._options, "failed", reason="the process that it belongs to was gone before it was started")
+            return
+        try:
+            self._server = self._start()
+            self._server_end = os.pidfd_open(self._server)  # its own child, not collected: the pid isn't reused
+        except OSError as error:
+            tell(self._options, "failed", reason=f"{self._options.command[0]}: {error.strerror}")
+            return
+        tell(self._options, "started", guard=os.getpid(), sentinel=os.getppid(), server=self._server)
+        self._end(self._first_cause())
+        remove_scratch(self._options)
+
+    def _wait_for_sigterm(self) -> None:
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        self._add(woken, Cause(TOLD))
+
+    def _wait_for(self, process: Process, what: str, *, may_end_itself: bool = True) -> bool:
+        descriptor = open_pidfd(process)
+        if descriptor is not None:
+            dying = None if may_end_itself else process.pid
+            cause = Cause(f"{what} (pid {process.pid}) is gone", may_end_itself, dying)
+            self._add(descriptor, cause)
+            self._wait_for_lock(process.pid, cause)
+        return descriptor is not None
+
+    def _wait_for_lock(self, pid: int, cause: Cause) -> None:
+        if self._locks is None or pid in self._locked or (opened := self._locks.opened(pid)) is None:
+            return
+        self._locked.add(pid)
+        self._add(opened, cause)
+
+    def _add(self, descriptor: int, cause: Cause) -> None:
+        self._causes[descriptor] = cause
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _start(self) -> int:
+        """The server's pid. Raises OSError where the command can't be run."""
+        me = os.getpid()
+
+        def die_with_guard() -> None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            for number in NOT_MEANT_FOR_US:
+                signal.signal(number, signal.SIG_DFL)  # what is ignored stays so across exec
+            if os.getppid() != me:  # the guard ended before the line above took effect
+                os._exit(1)
+
+        name, _, value = self._options.mark.partition("=")
+        locks = {} if self._locks is None else {VARIABLE: str(self._locks.path)}
+        with self._options.log.open("ab", buffering=0) as log:
+            return subprocess.Popen(
+                self._options.command,
+                env={**os.environ, **locks, name: value},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_guard,  # this process has a single thread as yet
+            ).pid
+
+    def _first_cause(self) -> Cause:
+        """Waits. That the server ended by itself is the cause wherever it is one of several."""
+        self._add(self._server_end, SERVER_ENDED)
+        while True:
+            self._note_vital()
+            ready = {descriptor for descriptor, _ in self._poll.poll(TICK_MS)}
+            if ready:
+                return self._causes[self._server_end if self._server_end in ready else ready.pop()]
+            self._collect()
+
+    def _note_vital(self) -> None:
+        """SGLang notices the death of its scheduler after 1.3 s; a pidfd on it says so at once."""
+        self._wait_for_lock(self._server, SERVER_DIES)
+        if not self._options.vital:
+            return
+        for child in children(self._server):
+            if child not in self._vital and (title := name(child)).startswith(self._options.vital):
+                self._vital.add(child)
+                self._wait_for(child, f"its {title}", may_end_itself=False)
+
+    def _end(self, cause: Cause) -> None:
+        if cause is SERVER_DIES:
+            self._exit_code = dying_with(self._server)
+            cause = SERVER_ENDED if self._exit_code is None else cause
+        elif cause.dying is not None:
+            self._exit_code = dying_with(cause.dying)
+        if not cause.may_end_itself:  # its memory takes the kernel 0.1 s to free, for which nobody need wait
+            tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
+        elif self._options.grace_s > 0:
+            self._end_server(signal.SIGTERM, self._options.grace_s)
+        self._end_server(signal.SIGKILL, GIVE_UP_S)
+        self._collect()
+        if cause.may_end_itself:
+            tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
+        end_all()
+
+    def _end_server(self, number: signal.Signals, timeout_s: float) -> None:
+        """Signal it and wait for its end. Harmless where it has ended: it stays a zombie until it is collected."""
+        ended = select.poll()
+        ended.register(self._server_end, select.POLLIN)
+        if not ended.poll(0):
+            signal.pidfd_send_signal(self._server_end, number)
+            ended.poll(timeout_s * 1000)
+
+    def _collect(self) -> None:
+        status = reap().get(self._server)
+        if status is not None:
+            self._exit_code = os.waitstatus_to_exitcode(status)
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    if os.fork():
+        os._exit(0)
+    become(b"server-sentinel")
+    write_to(options.log)
+    me = identify(os.getpid())
+    assert me is not None
+    if options.scratch is not None:  # made by who removes it: an owner that is killed in between leaves none behind
+        options.scratch.mkdir(mode=0o700)
+    guard = os.fork()
+    if guard == 0:
+        become(b"server-guard")
+        Guard(options, sentinel=me).run()
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Sentinel(options, guard).run()
+
+
+def write_to(log: Path) -> None:
+    """The guard's own last words belong beside the server's."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    for standard in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, standard.fileno())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main()

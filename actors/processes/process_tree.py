@@ -1,0 +1,187 @@
+"""Linux processes as the guard sees them: who is whose child, and signals that reach exactly the process meant.
+
+A pid alone may have been reused by a stranger; a process here is its pid *and* its start time, and signals go through
+a pidfd that was checked after opening. Standard library only: the guard runs with `python -S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, never to be mistaken for a later one of the same pid. `started` is in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> Process:
+        pid, _, started = text.partition(":")
+        return cls(int(pid), int(started))
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has `pid` now; None where there is none, or only its zombie.
+
+    A process whose first thread has ended while others are still ending also is shown as a zombie, and holds its
+    files and ports: that one lives.
+    """
+    fields = _stat(pid)
+    if fields is None or (fields[0] in "ZX" and int(fields[17]) <= 1):
+        return None
+    return Process(pid, int(fields[19]))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields 3 and following of /proc/PID/stat, proc(5); the name before them may itself hold blanks and brackets."""
+    try:
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def name(process: Process) -> str:
+    """At most 15 characters, as the kernel keeps them; empty once the process is gone."""
+    try:
+        return (PROC / str(process.pid) / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def dying_with(pid: int) -> int | None:
+    """The exit code with which a process of ours is ending, minus the signal's number where one ends it.
+
+    None where it isn't known: it lives, is gone, or ends with 0, which a living one shows too.
+    """
+    fields = _stat(pid)
+    status = int(fields[49]) if fields is not None else 0
+    return os.waitstatus_to_exitcode(status) if status else None
+
+
+def children(pid: int) -> list[Process]:
+    """The living children of `pid`. Each thread has its own; the kernel needs CONFIG_PROC_CHILDREN."""
+    pids: list[int] = []
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            pids += map(int, (task / "children").read_text().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # the process, or one of its threads, has just ended
+    return [child for child in map(identify, pids) if child is not None]
+
+
+def descendants(pid: int) -> list[Process]:
+    """Children, their children, and so on. Exact for a child subreaper: to it fall all that lose their parent."""
+    found: dict[int, Process] = {}
+    waiting = [pid]
+    while waiting:
+        for child in children(waiting.pop()):
+            if child.pid not in found:
+                found[child.pid] = child
+                waiting.append(child.pid)
+    return list(found.values())
+
+
+def bearing(mark: str) -> list[Process]:
+    """Processes that were started with the environment variable `mark` ("NAME=value").
+
+    Not all of them: a process that changes its title overwrites the memory in which its environment is read.
+    """
+    found = []
+    for entry in PROC.iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(identify(int(entry.name)))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # gone, or another user's
+    return [process for process in found if process is not None]
+
+
+def open_files(pid: int, prefix: str) -> Iterator[Path]:
+    """Files that the process holds open whose paths begin with `prefix`."""
+    try:
+        for entry in (PROC / str(pid) / "fd").iterdir():
+            if str(target := entry.readlink()).startswith(prefix):
+                yield target
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return  # gone meanwhile, or another user's, who can't have opened a file of ours
+
+
+def abandoned(prefix: str, since: float) -> list[Path]:
+    """Our user's files beginning with `prefix`, changed after `since` (unix seconds), that no process holds open."""
+    path = Path(prefix)
+    held = {file for entry in PROC.iterdir() if entry.name.isdigit() for file in open_files(int(entry.name), prefix)}
+    found = []
+    for file in set(path.parent.glob(f"{path.name}*")) - held:
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            if status.st_uid == os.getuid() and status.st_mtime >= since:
+                found.append(file)
+    return found
+
+
+def open_pidfd(process: Process) -> int | None:
+    """A descriptor that is readable once all threads of the process have ended, zombie or not; None if it is gone."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    fields = _stat(process.pid)
+    if fields is not None and int(fields[19]) == process.started:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal exactly this process; False where it has ended."""
+    descriptor = open_pidfd(process)
+    if descriptor is None:
+        return False
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def wait_ended(processes: Iterable[Process], timeout_s: float) -> bool:
+    """True once all have ended, False after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        descriptor = open_pidfd(process)
+        if descriptor is None:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def process_state(pid: int) -> tuple[str | None, float]:
+    """State letter and CPU seconds, (None, 0) where it can't be seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None, 0.0
+    return fields[0], (int(fields[11]) + int(fields[12])) / TICKS_PER_S

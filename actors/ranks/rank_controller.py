@@ -1,0 +1,254 @@
+"""Rank 0's hold on the other trainer ranks: it starts them, has all work at one thing at a time, and sees one fail.
+
+A rank that ended, hangs or failed is the end of all: `lost` says which one and why, whoever waits for work gets it as
+a TrainerError, and the trainer's view carries it to the Coordinator, which starts the trainer's process anew and with
+it every rank. An exchange may wait for the lost one, beyond the reach of any exception; if nobody has ended this
+process after a while, it ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from actors.model.rank_collectives import MeetingPlace, RankGroup
+from actors.processes.process_tree import process_state
+from actors.ranks.trainer_rank import TrainerRank, Whereabouts
+from launcher.base.errors import TrainerError
+from launcher.config.schema import RunConfig
+from launcher.policy.observation_history import STOPPED
+from launcher.resources.oom_kill_watch import KillWatch
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from actors.model.model_part import ModelPart
+
+LOOPBACK = "127.0.0.1"
+LOOK_S = 1.0
+"""Between two signs of life; a rank's end is heard of at once."""
+SILENCE_FACTOR = 6
+"""Times health.trainer_silence_s, for a rank that may merely be slow: one seen to be stopped gets no more than once."""
+SETTLE_S = 0.5
+"""A rank's end makes the others fail, and may be heard of after them."""
+EXPLAIN_S = 5.0
+"""That a failed exchange waits for the reason."""
+GRACE_S = 10.0
+"""For work that a lost rank holds up; the Coordinator, which looks each second, ends this process sooner."""
+DEATH, GUESSES = "The actor is dead because", re.compile(r"(There are some potential root|Some common) causes")
+LONGEST_REASON = 600
+RANK_LOST = 9
+"""Exit code of a rank 0 that a lost rank held up."""
+
+log = logging.getLogger("trainer")
+
+
+class RankCrew:
+    """`size` counts this process too. The ranks are started at once, and asked for when they `meet`."""
+
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, journal: Journal, options: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """`options`: Ray's, of each rank but the first: where it is placed and what it books. A name among them is not
+        given: one of the life before may still bear it.
+        """
+        self.size = config.actor.dp_size
+        self.lost = ""
+        self._journal = journal
+        self._start_s = config.health.trainer_first_s
+        self._silence_s = config.health.trainer_silence_s
+        self._turn = threading.Lock()
+        self._working_since: float | None = None
+        self._is_lost = threading.Event()
+        self._losing = threading.Lock()
+        self._is_closed = threading.Event()
+        self._joining: list[Any] = []
+        self._where: list[Whereabouts] = []
+        self._kills = KillWatch()
+        nameless = [{key: value for key, value in own.items() if key != "name"} for own in options]
+        self._ranks: list[Any] = [
+            TrainerRank.options(max_restarts=0, max_task_retries=0, **own).remote(config, paths, rank)  # type: ignore[attr-defined]
+            for rank, own in enumerate(nameless, start=1)
+        ]
+        if len(self._ranks) != self.size - 1:
+            raise TrainerError(f"{len(self._ranks)} places for the {self.size - 1} trainer ranks beside the first")
+
+    def meet(self, device: torch.device) -> RankGroup:
+        """Wait for all, and make one group of them. Raises TrainerError."""
+        try:
+            self._where = ray.get([rank.where.remote() for rank in self._ranks], timeout=self._start_s)
+            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+            ray.get([rank.prepare.remote() for rank in self._ranks], timeout=self._start_s)
+        except GetTimeoutError as error:
+            raise TrainerError(
+                f"the trainer's {self.size} ranks have not started within {self._start_s:g} s",
+                "is there room for each? `ray status` says what is booked; actor.num_cpus and actor.gpu_fraction are "
+                "what each rank asks for",
+            ) from error
+        except RayError as error:
+            raise TrainerError(f"a trainer rank did not start: {said(error)}") from error
+        here = ray.get_runtime_context().get_node_id()
+        own, *others = self._addresses([here, *(where.node for where in self._where)])
+        self._working_since = time.monotonic()
+        try:
+            place = MeetingPlace(own, size=self.size, timeout_s=self._start_s)
+            self._joining = [
+                rank.join.remote(place.meeting, address) for rank, address in zip(self._ranks, others, strict=True)
+            ]
+            group = RankGroup(place.meeting, 0, own_address=own, device=device, place=place)
+        finally:
+            self._working_since = None
+        self._journal.record(
+            "trainer.ranks_met",
+            subject="trainer",
+            reason=f"{self.size} ranks",
+            pids=[os.getpid(), *(where.pid for where in self._where)],
+            nodes=[here, *(where.node for where in self._where)],
+        )
+        return group
+
+    @staticmethod
+    def _addresses(nodes: Sequence[str]) -> list[str]:
+        """Under which the nodes reach each other; where all are one machine, on its loopback."""
+        known = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}  # type: ignore[no-untyped-call]
+        addresses = [known[node] for node in nodes]
+        is_one_machine = len(set(addresses)) == 1 or all(address.startswith("127.") for address in addresses)
+        return [LOOPBACK] * len(nodes) if is_one_machine else addresses
+
+    def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
+        """Have each rank do `work`, with its arguments; the own part's answer. One piece of work at a time.
+
+        Raises TrainerError where a rank is lost, and what the own part raises. After either all ranks are lost.
+        """
+        with self._turn:
+            if self.lost:
+                raise TrainerError(self.lost)
+            self._working_since = time.monotonic()
+            try:
+                asked = [
+                    *self._joining,
+                    *(rank.do.remote(work, *own) for rank, own in zip(self._ranks, arguments[1:], strict=True)),
+                ]
+                self._joining = []
+                answer = getattr(part, work)(*arguments[0])
+                self._wait(asked)
+            except torch.OutOfMemoryError as error:  # a RuntimeError too, and one's own
+                self._lose(f"trainer rank 0 failed: {work}: torch.OutOfMemoryError: {error}")
+                raise
+            except (RuntimeError, RayError) as error:
+                self._is_lost.wait(EXPLAIN_S)
+                self._lose(f"the trainer's ranks failed together: {work}: {said(error)}")
+                raise TrainerError(self.lost) from error
+            except Exception as error:
+                self._lose(f"trainer rank 0 failed: {work}: {error}")
+                raise
+            finally:
+                self._working_since = None
+            return answer
+
+    def close(self) -> None:
+        """End the others."""
+        self._is_closed.set()
+        for rank in self._ranks:
+            with contextlib.suppress(RayError):
+                ray.kill(rank)
+
+    def _wait(self, asked: list[Any]) -> None:
+        while asked:
+            done, asked = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)
+            ray.get(done)
+            if self.lost:
+                raise TrainerError(self.lost)
+
+    # ── watching, on a thread of its own ──
+
+    def _watch(self) -> None:
+        stays = [rank.stay.remote() for rank in self._ranks]
+        pings: dict[int, tuple[Any, float]] = {}
+        while not self._is_closed.is_set():
+            ended, _ = ray.wait(stays, timeout=LOOK_S)
+            if ended:
+                time.sleep(SETTLE_S)
+            if not ended:
+                self._kills.look()
+            if reason := self._ended(stays) if ended else self._mute(pings):
+                if not self._is_closed.is_set():
+                    self._lose(reason)
+                    self._end_if_held_up()
+                return
+
+    def _ended(self, stays: Sequence[Any]) -> str:
+        """One that ended rather than one that failed: it may have failed for that."""
+        ended, failed = "", ""
+        for rank, stay in enumerate(stays, start=1):
+            if not ray.wait([stay], timeout=0)[0]:
+                continue
+            try:
+                ray.get(stay)
+            except RayTaskError as error:
+                failed = failed or f"trainer rank {rank} failed: {said(error)}"
+            except RayError as error:
+                ended = ended or f"{self._name(rank)} ended: {said(error)}{self._memory()}"
+        return ended or failed
+
+    def _mute(self, pings: dict[int, tuple[Any, float]]) -> str:
+        """Counted in looks, not seconds: a pause of this process condemns nobody."""
+        for rank, handle in enumerate(self._ranks, start=1):
+            pending, silent_s = pings.get(rank, (None, 0.0))
+            if pending is None or ray.wait([pending], timeout=0)[0]:
+                pings[rank] = (handle.ping.remote(), 0.0)
+                continue
+            silent_s += LOOK_S
+            pings[rank] = (pending, silent_s)
+            is_stopped = process_state(self._where[rank - 1].pid)[0] == STOPPED and self._is_here(rank)
+            if silent_s > self._silence_s * (1 if is_stopped else SILENCE_FACTOR):
+                return f"{self._name(rank)} does not answer for {silent_s:.0f} s" + is_stopped * ", it is stopped"
+        return ""
+
+    def _name(self, rank: int) -> str:
+        where = self._where[rank - 1]
+        return f"trainer rank {rank} (process {where.pid} of node {where.node[:8]})"
+
+    def _is_here(self, rank: int) -> bool:
+        return self._where[rank - 1].node == ray.get_runtime_context().get_node_id()
+
+    def _memory(self) -> str:
+        killed = self._kills.risen()
+        return f"; Out of memory: Killed process (oom_kill {killed})" if killed else ""
+
+    def _lose(self, reason: str) -> None:
+        with self._losing:
+            if self.lost:
+                return
+            self.lost = reason
+        self._is_lost.set()
+        log.error("%s", reason)
+        self._journal.record("trainer.rank_lost", subject="trainer", reason=reason)
+
+    def _end_if_held_up(self) -> None:
+        give_up_at = time.monotonic() + GRACE_S
+        while self._working_since is not None and not self._is_closed.is_set():
+            if time.monotonic() > give_up_at:
+                log.error("held up by a lost rank: this process ends")
+                os._exit(RANK_LOST)
+            time.sleep(LOOK_S)
+
+
+def said(error: Exception) -> str:
+    """In one line: the innermost error of a task; of Ray's text on a death what is known, not what it might be."""
+    inner = error.cause if isinstance(error, RayTaskError) else error
+    text = " ".join(str(inner).split())
+    known = text[max(text.find(DEATH), 0) :]
+    if guesses := GUESSES.search(known):
+        known = known[: guesses.start()]
+    return known.strip()[:LONGEST_REASON]

@@ -1,0 +1,132 @@
+"""A trainer rank beside the first as a Ray actor: a slice of the model, and its share of each step.
+
+It decides nothing: rank 0 (actors/ranks/rank_controller.py) tells it each piece of work, and the figures meet in the
+exchanges between the ranks. It belongs to the trainer's process and to its raylet and ends with either; where it has
+not been asked for a sign of life for long, as behind a broken network, it ends too. It is never restarted: the ranks
+are one, and begin anew together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from actors.cluster.fencing import hold_lease
+from actors.cluster.node_identity import lease_of
+from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.model.lean_imports import lean_imports
+from launcher.base.errors import TrainerError
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from actors.model.model_part import ModelPart
+    from actors.model.rank_collectives import Meeting
+
+LEASE_S = 120.0
+"""Without a question of rank 0, after which a rank is nobody's. Longer than rank 0 waits for an answer."""
+FORGOTTEN = 8
+"""Exit code of a rank whose lease has ended."""
+
+log = logging.getLogger("trainer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """The id of its node in the cluster, and its process there."""
+
+    node: str
+    pid: int
+
+
+@ray.remote(concurrency_groups={"work": 1, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
+class TrainerRank:
+    """`where`, `prepare`, `join`, then `do`; `stay` ends when this rank can't go on."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, rank: int) -> None:
+        die_with_raylet()
+        hold_lease(lease_of(config))
+        self._config = config
+        self._paths = paths
+        self._rank = rank
+        self._part: ModelPart | None = None
+        self._is_over = threading.Event()
+        self._failure = ""
+        self._asked_at = time.monotonic()
+        threading.Thread(target=self._end_when_forgotten, name="lease", daemon=True).start()
+
+    @ray.method(concurrency_group="ctl")
+    def where(self) -> Whereabouts:
+        return Whereabouts(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+
+    @ray.method(concurrency_group="ctl")
+    def ping(self) -> None:
+        self._asked_at = time.monotonic()
+
+    @ray.method(concurrency_group="life")
+    def stay(self) -> None:
+        """Raises TrainerError, saying why, when this rank can't go on."""
+        self._is_over.wait()
+        raise TrainerError(self._failure)
+
+    @ray.method(concurrency_group="work")
+    def prepare(self) -> None:
+        """Import what takes long, before the others wait for it."""
+        handler = logging.FileHandler(self._paths.trainer_rank_log(self._rank))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+        with lean_imports():
+            import actors.model.model_part  # noqa: F401
+        log.info("rank %d: process %d", self._rank, os.getpid())
+
+    @ray.method(concurrency_group="work")
+    def join(self, meeting: Meeting, own_address: str) -> None:
+        """Meet the others, and take the own slice of the model."""
+        from actors.model.model_part import ModelPart, training_device
+        from actors.model.rank_collectives import RankGroup
+
+        try:
+            device = training_device(self._config.actor)
+            group = RankGroup(meeting, self._rank, own_address=own_address, device=device)
+            self._part = ModelPart(
+                self._config.actor,
+                self._config.ref,
+                temperature=self._config.gconfig.temperature,
+                device=device,
+                sources=None,
+                group=group,
+            )
+            log.info("rank %d: one of %d on %s", self._rank, meeting.size, device)
+        except Exception as error:
+            self._fail("joining", error)
+            raise
+
+    @ray.method(concurrency_group="work")
+    def do(self, work: str, *arguments: Any) -> None:
+        """One piece of work of `ModelPart`. What it finds is rank 0's to know."""
+        try:
+            if self._failure or self._part is None:
+                raise TrainerError(self._failure or "this rank has not joined")
+            getattr(self._part, work)(*arguments)
+        except Exception as error:
+            self._fail(work, error)
+            raise
+
+    def _fail(self, work: str, error: Exception) -> None:
+        """Whatever it was: half a piece of work is none, and the others may wait in the midst of it."""
+        log.exception("rank %d failed at %s", self._rank, work)
+        kind = f"{type(error).__module__}.{type(error).__qualname__}"
+        self._failure = self._failure or f"{work}: {kind}: {error}"
+        self._is_over.set()
+
+    def _end_when_forgotten(self) -> None:
+        while time.monotonic() - self._asked_at < LEASE_S:
+            time.sleep(1)
+        log.error("rank %d: rank 0 has not asked for %g s; this process ends", self._rank, LEASE_S)
+        os._exit(FORGOTTEN)

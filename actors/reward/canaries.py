@@ -1,0 +1,152 @@
+"""Known answers, scored by the live reward function with each batch (launcher/policy/canary_policy.py judges the
+scores).
+
+They are made of the data set's own answers: a record's answer must go on to get the reward that it gets when the run
+begins, and the same answer with another number must go on to get less. What a custom function says to them is learnt
+once and kept on disk, so that an attempt that begins with a broken function is not fooled by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from actors.reward.reward_pool import Scorable, Score
+from launcher.base.durable import replace_file
+from launcher.base.errors import RewardError, RewardImportError
+from launcher.policy.canary_policy import CanaryScore
+
+MOST_RECORDS = 8
+TRIES = 2
+"""A function whose word on the same item differs from one time to the next can't be held to it."""
+LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
+
+log = logging.getLogger("canaries")
+
+
+class Scorer(Protocol):
+    """A `RewardPool`."""
+
+    async def score(self, completions: Sequence[str], prompt: Scorable) -> list[Score]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryPrompt:
+    """What a scorer needs to know of a record."""
+
+    id: str
+    record: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """`completion` to the record `prompt` must get `expected`."""
+
+    name: str
+    prompt: CanaryPrompt
+    completion: str
+    expected: float
+
+
+def with_another_number(answer: str) -> str | None:
+    """The answer with its last number raised by one; None where it has none."""
+    found = LAST_NUMBER.search(answer)
+    if found is None:
+        return None
+    return f"{answer[: found.start()]}{int(found.group()) + 1}{answer[found.end() :]}"
+
+
+async def make_canaries(records: Sequence[Scorable], scorer: Scorer, *, keep_in: Path) -> tuple[Canary, ...]:
+    """Two for each of some records spread over the data set; of those kept in `keep_in`, the expectations kept there.
+
+    A record is passed over where the function does not give its answer more than the wrong one, each time it is
+    asked: of such a function, known answers tell nothing. Raises RewardImportError and RewardError.
+    """
+    spread = records[:: max(1, len(records) // MOST_RECORDS)][:MOST_RECORDS]
+    known = _read(keep_in)
+    canaries: list[Canary] = []
+    for record in spread:
+        pair = _from_kept(record, known) or await _learn(record, scorer)
+        canaries += pair
+    if canaries:
+        _keep(keep_in, known | {canary.name: canary.expected for canary in canaries})
+    return tuple(canaries)
+
+
+def pick(canaries: Sequence[Canary], count: int, step: int) -> tuple[Canary, ...]:
+    """`count` of them for a step, in turn, right and wrong ones side by side: a fault that touches some records only
+    is met within a few steps."""
+    if not canaries or count <= 0:
+        return ()
+    count = min(count, len(canaries))
+    return tuple(canaries[(step * count + i) % len(canaries)] for i in range(count))
+
+
+async def score_canaries(canaries: Sequence[Canary], scorer: Scorer) -> tuple[CanaryScore, ...]:
+    """Each scored once, side by side. Never raises for what the reward function does: `got` is None and `error` says
+    why. The pool gives each its time limit."""
+    return tuple(await asyncio.gather(*(_score(canary, scorer) for canary in canaries)))
+
+
+async def _score(canary: Canary, scorer: Scorer) -> CanaryScore:
+    try:
+        (score,) = await scorer.score([canary.completion], canary.prompt)
+    except (RewardError, RewardImportError) as error:
+        return CanaryScore(name=canary.name, expected=canary.expected, got=None, error=error.message)
+    return CanaryScore(name=canary.name, expected=canary.expected, got=score.value, error=score.error)
+
+
+def _texts(record: Scorable) -> dict[str, str]:
+    """Completion by the canary's name."""
+    answer = str(record.record["answer"])
+    wrong = with_another_number(answer)
+    texts = {f"right answer of {record.id}": answer}
+    return texts if wrong is None else texts | {f"wrong answer of {record.id}": wrong}
+
+
+def _made(record: Scorable, rewards: Mapping[str, float]) -> list[Canary]:
+    prompt = CanaryPrompt(id=record.id, record=record.record)
+    texts = _texts(record)
+    return [Canary(name=name, prompt=prompt, completion=texts[name], expected=rewards[name]) for name in texts]
+
+
+def _from_kept(record: Scorable, known: Mapping[str, float]) -> list[Canary]:
+    return _made(record, known) if len(_texts(record)) == 2 and _texts(record).keys() <= known.keys() else []
+
+
+async def _learn(record: Scorable, scorer: Scorer) -> list[Canary]:
+    texts = _texts(record)
+    if len(texts) != 2:
+        return []
+    rounds = [await scorer.score(list(texts.values()), record) for _ in range(TRIES)]
+    right, wrong = ({scores[i].value for scores in rounds} for i in range(2))
+    if len(right) != 1 or len(wrong) != 1:
+        return []
+    (high,), (low,) = right, wrong
+    if high is None or low is None or high <= low:
+        return []
+    return _made(record, dict(zip(texts, (high, low), strict=True)))
+
+
+def _read(path: Path) -> dict[str, float]:
+    try:
+        kept = json.loads(path.read_text())
+        return {str(name): float(value) for name, value in kept.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:  # damaged: learn anew, and say so
+        log.warning("canaries.unreadable path=%s reason=%r", path, error)
+        return {}
+
+
+def _keep(path: Path, expected: Mapping[str, float]) -> None:
+    try:
+        replace_file(path, json.dumps(dict(expected), indent=1).encode())
+    except OSError as error:  # a full disk costs the memory of later attempts, not this one
+        log.warning("canaries.not_kept path=%s reason=%r", path, error)

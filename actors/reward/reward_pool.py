@@ -1,0 +1,216 @@
+"""Completions in, rewards out: the reward function in processes of its own, each completion with its own time limit.
+
+    score ─► queue ─► Scorer thread ─► RewardProcess     as many of both as reward.workers
+                      takes a group    killed and replaced when a completion takes longer than reward.timeout
+
+A group goes to its process in one message and comes back line by line, so that the limit runs for each completion,
+and one that hangs costs neither the others' rewards nor their time. Why there is no reward is said in `Score.error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.reward.reward_process import ProcessGone, RewardProcess
+from launcher.base.errors import RewardError, RewardImportError
+from launcher.config.schema import RewardConfig
+
+TRIES = 2
+"""A process that was killed from outside says nothing of its item; one that dies twice on the same item does."""
+
+log = logging.getLogger("reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A completion's reward; None where it could not be scored, and then `error` says why."""
+
+    value: float | None
+    error: str = ""
+
+
+class Scorable(Protocol):
+    """A `Prompt`, or a data set's `Record`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def record(self) -> Mapping[str, object]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prompt's completions, as keyword arguments of the reward function. `whole_or_none`: see `score`."""
+
+    items: list[dict[str, object]]
+    whole_or_none: bool
+    scores: Future[list[Score]]
+
+
+class RewardPool:
+    """Its processes start with it and are warm by the time they are needed. Usable from any thread and loop."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._scorers = [Scorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
+
+    async def score(self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False) -> list[Score]:
+        """One score for each completion, in order. Raises RewardImportError and RewardError where no process that
+        scores can be had.
+
+        `whole_or_none`: after the first that takes too long the rest is not tried, as it would be of no use: a
+        function that never returns is then met after one time limit, not after one for each sample.
+        """
+        return await asyncio.wrap_future(self._submit(completions, prompt, whole_or_none=whole_or_none))
+
+    def check(self, prompt: Scorable) -> float:
+        """The reward of the prompt's own answer. Raises RewardImportError where there is none: better before the
+        first step than in it."""
+        (score,) = self._submit([str(prompt.record["answer"])], prompt).result()
+        if score.value is None:
+            raise RewardImportError(
+                f"reward.fn={self._config.fn!r} can't score the answer of prompt {prompt.id} itself: {score.error}",
+                "repair the function, or change reward.fn, reward.timeout or the data set",
+            )
+        return score.value
+
+    def _submit(
+        self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False
+    ) -> Future[list[Score]]:
+        if self._closed.is_set():
+            raise _closed()
+        known = {"answer": str(prompt.record["answer"]), "prompt_id": prompt.id, "record": dict(prompt.record)}
+        items: list[dict[str, object]] = [{"completion": completion, **known} for completion in completions]
+        job = Job(items=items, whole_or_none=whole_or_none, scores=Future())
+        self._jobs.put(job)
+        return job.scores
+
+    def close(self) -> None:
+        """End the processes, whatever they do; who waits for a score gets RewardError."""
+        self._closed.set()
+        for _ in self._scorers:
+            self._jobs.put(None)
+        for scorer in self._scorers:
+            scorer.close()
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None and job.scores.set_running_or_notify_cancel():
+                job.scores.set_exception(_closed())
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Scorer:
+    """A thread and its process. The thread itself starts the process, and lives as long as the pool: a process whose
+    starting thread ends is ended by the kernel (PR_SET_PDEATHSIG)."""
+
+    def __init__(
+        self, config: RewardConfig, jobs: queue.SimpleQueue[Job | None], closed: threading.Event, index: int
+    ) -> None:
+        self._config = config
+        self._jobs = jobs
+        self._closed = closed
+        self._process: RewardProcess | None = None
+        self._lock = threading.Lock()  # between starting a process and closing
+        self._thread = threading.Thread(target=self._run, name=f"reward-{index}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """`closed` has been set, and a None is in the queue."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._start_early()
+        while (job := self._jobs.get()) is not None:
+            if not job.scores.set_running_or_notify_cancel():
+                continue
+            try:
+                job.scores.set_result(self._score(job.items, whole_or_none=job.whole_or_none))
+            except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
+                job.scores.set_exception(error)
+        self._bury()
+
+    def _score(self, items: Sequence[dict[str, object]], *, whole_or_none: bool) -> list[Score]:
+        scores: list[Score] = []
+        deaths = Counter[int]()  # by item
+        while len(scores) < len(items):
+            try:
+                self._score_rest(self._warm(), items, scores)
+            except TimeoutError:
+                reason = f"took longer than reward.timeout={self._config.timeout:g} s"
+                scores.append(Score(value=None, error=reason))
+                self._replace(reason)
+                if whole_or_none:
+                    return [*scores, *[Score(value=None, error=reason)] * (len(items) - len(scores))]
+            except ProcessGone as death:
+                deaths[len(scores)] += 1
+                if deaths[len(scores)] == TRIES:
+                    scores.append(Score(value=None, error=f"the scoring process ended {TRIES} times: {death}"))
+                self._replace(str(death))
+        return scores
+
+    def _score_rest(self, process: RewardProcess, items: Sequence[dict[str, object]], scores: list[Score]) -> None:
+        """Append to `scores` what the process answers. Raises TimeoutError and ProcessGone for the item after those."""
+        process.send(items[len(scores) :], time.monotonic() + self._config.timeout)
+        while len(scores) < len(items):
+            answer = process.next_answer(time.monotonic() + self._config.timeout)
+            scores.append(Score(value=answer.get("value"), error=answer.get("error", "")))
+
+    def _warm(self) -> RewardProcess:
+        process = self._process or self._start()
+        try:
+            process.wait_ready()
+        except RewardImportError:
+            self._bury()  # the next job imports anew, and hears the same reason
+            raise
+        return process
+
+    def _replace(self, reason: str) -> None:
+        log.warning("reward.process_replaced reason=%r", reason)
+        self._bury()
+        self._start_early()
+
+    def _start_early(self) -> None:
+        """So that it is warm by the next item; a failure is met again, and raised, by that item."""
+        with suppress(RewardError):
+            self._start()
+
+    def _start(self) -> RewardProcess:
+        with self._lock:
+            if self._closed.is_set():
+                raise _closed()
+            try:
+                self._process = RewardProcess(self._config)
+            except OSError as error:
+                raise RewardError(f"no process for the reward function can be started: {error}", "") from error
+            return self._process
+
+    def _bury(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.bury()
+
+
+def _closed() -> RewardError:
+    return RewardError("the reward pool was closed")

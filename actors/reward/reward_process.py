@@ -1,0 +1,121 @@
+"""One scoring process, as its parent sees it: start, send, receive with a deadline, kill.
+
+A plain subprocess and a socket pair rather than multiprocessing: nothing of the parent's main module is imported in
+the child (in a Ray worker that is Ray itself), and a child that was stopped or killed while idle is noticed as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import RewardImportError
+from launcher.config.schema import RewardConfig
+
+WORKER = Path(__file__).with_name("reward_worker.py")
+RECEIVE_BYTES = 65536
+
+
+class ProcessGone(Exception):
+    """The process ended before it answered."""
+
+
+class RewardProcess:
+    """Starts at once and doesn't wait. Of one thread, whose end ends the process too; `kill` may come from any."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._fn = config.fn
+        self._ready_by = time.monotonic() + config.setup_timeout
+        self._setup_timeout = config.setup_timeout
+        self._ready = False
+        self._received = b""
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what the function prints is for the log
+                start_new_session=True,  # a group of its own, so that what the function started is killed with it
+            )
+        hello = {"fn": config.fn, "sys_path": [entry or str(Path.cwd()) for entry in sys.path]}
+        with suppress(OSError):  # it has ended already, which `wait_ready` says
+            self._socket.sendall(pickle.dumps(hello))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Until the function is imported. Raises RewardImportError where it can't be, or not in time."""
+        if self._ready:
+            return
+        hint = "reward.fn is imported in a process of its own; its output is in the log"
+        try:
+            message = self._receive(self._ready_by)
+        except TimeoutError as error:
+            what = f"reward.fn={self._fn!r} was not imported within reward.setup_timeout={self._setup_timeout:g} s"
+            raise RewardImportError(what, hint) from error
+        except ProcessGone as error:
+            raise RewardImportError(f"importing reward.fn={self._fn!r} ended the process: {error}", hint) from error
+        if "refused" in message:
+            raise RewardImportError(*message["refused"])
+        self._ready = True
+
+    def send(self, items: Sequence[dict[str, object]], deadline: float) -> None:
+        """Raises TimeoutError and ProcessGone."""
+        self._socket.settimeout(_until(deadline))
+        try:
+            self._socket.sendall(pickle.dumps(items))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ProcessGone(self._obituary()) from error
+
+    def next_answer(self, deadline: float) -> dict[str, Any]:
+        """The next item's. Raises TimeoutError and ProcessGone."""
+        return self._receive(deadline)
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._received:
+            self._socket.settimeout(_until(deadline))
+            try:
+                chunk = self._socket.recv(RECEIVE_BYTES)
+            except ConnectionResetError as error:
+                raise ProcessGone(self._obituary()) from error
+            if not chunk:
+                raise ProcessGone(self._obituary())
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def _obituary(self) -> str:
+        """Its end of the line is closed, so it has ended or is about to."""
+        self.kill()
+        code = self._process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        """With all that it started. Doesn't wait; `bury` does."""
+        if self._process.returncode is not None:
+            return  # reaped: its number may be another's by now
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def bury(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+def _until(deadline: float) -> float:
+    """Never 0, which would mean not to wait at all."""
+    return max(deadline - time.monotonic(), 1e-3)

@@ -1,0 +1,143 @@
+"""The step loop's rollouts from running servers: the asyncio world, called from the training thread.
+
+One loop on one thread of its own holds the client, the pool and the reward workers. `collect` and `evaluate` wait for
+it; `stop` cancels whatever they wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from actors.data.prompt_queue import PromptQueue
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.serving.sglang_client import Sampling
+from launcher.base.messages import EvalReport
+from launcher.base.rollouts import Prompt, RolloutBatch, mean_of
+from launcher.config.schema import RunConfig
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Raised by a source of rollouts when the run is to stop."""
+
+
+class LoopThread:
+    """An asyncio loop on a daemon thread. `call` runs a coroutine there and waits; `cancel` ends what runs."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.submit(work).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class LiveRollouts:
+    """Rollouts at the training temperature, and held-out accuracy, through a `RolloutEngine`."""
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        engine: RolloutEngine,
+        *,
+        config: RunConfig,
+        prompts: Mapping[str, Prompt],
+        held_out: Mapping[str, Prompt],
+        collected: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`collected` is called when a batch is whole, before it is trained on."""
+        self._collected = collected
+        self._thread = thread
+        self._engine = engine
+        self._config = config
+        self._prompts = prompts
+        self._held_out = held_out
+        self._sampling = Sampling.from_config(config.gconfig)
+        self._stopping = threading.Event()
+        self._waiting: Future[Any] | None = None
+
+    def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch:
+        batch = self._wait(
+            self._engine.collect(
+                queue,
+                self._prompts,
+                want=want,
+                n_samples=self._config.gconfig.n_samples,
+                sampling=self._sampling,
+                weight_version=weight_version,
+                concurrent_prompts=self._config.rollout.max_concurrent_rollouts,
+            )
+        )
+        self._collected()
+        return batch
+
+    def evaluate(self, weight_version: int) -> EvalReport | None:
+        """Mean reward on the held-out prompts, sampled as in training and greedy; None where there are none."""
+        if not self._held_out:
+            return None
+        greedy = dataclasses.replace(self._sampling, temperature=0.0)
+        sampled_n = self._config.evaluator.n_samples
+        sampled = self._wait(self._evaluate(self._sampling, sampled_n, weight_version))
+        best = self._wait(self._evaluate(greedy, 1, weight_version))
+        return EvalReport(
+            policy_version=weight_version,
+            prompts=len(self._held_out),
+            sampled=mean_reward(sampled),
+            greedy=mean_reward(best),
+        )
+
+    def stop(self) -> None:
+        """What is being waited for ends in Stopped, and so does every later wait until `allow`."""
+        self._stopping.set()
+        waiting = self._waiting
+        if waiting is not None:
+            waiting.cancel()
+
+    def allow(self) -> None:
+        """Take back a stop."""
+        self._stopping.clear()
+
+    def _evaluate(self, sampling: Sampling, n_samples: int, weight_version: int) -> Coroutine[Any, Any, RolloutBatch]:
+        in_flight = self._config.rollout.max_concurrent_rollouts * self._config.gconfig.n_samples
+        return self._engine.collect(
+            PromptQueue(list(self._held_out), seed=0, shuffle=False),
+            self._held_out,
+            want=len(self._held_out),
+            n_samples=n_samples,
+            sampling=sampling,
+            weight_version=weight_version,
+            concurrent_prompts=max(1, in_flight // n_samples),
+        )
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._stopping.is_set():
+            work.close()
+            raise Stopped
+        self._waiting = waiting = self._thread.submit(work)
+        if self._stopping.is_set():  # asked between the check above and the line above
+            waiting.cancel()
+        try:
+            return waiting.result()
+        except CancelledError as cancelled:
+            raise Stopped from cancelled
+        finally:
+            self._waiting = None
+
+
+def mean_reward(batch: RolloutBatch) -> float:
+    return mean_of([rollout.reward for rollout in batch.rollouts if rollout.reward is not None])

@@ -1,0 +1,233 @@
+"""Prompts in, scored groups of completions out, through whichever servers are READY.
+
+The samples of a prompt travel in one request, each coming back as soon as it is whole. A request that fails is
+retried with exponential backoff and jitter for what is still missing, moves to another server where the one asked
+brought nothing, and waits while there is none. What fails in the end has no reward: its prompt goes back to the queue
+and is generated anew, whole. A reward of 0 is only ever the reward function's own answer (P1).
+
+Completions are scored as their group finishes, while the others are still being generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import stamina
+
+from actors.data.prompt_queue import PromptQueue
+from actors.reward.reward_pool import Score
+from actors.rollout.server_pool import Moved, ServerPool
+from actors.serving.completion_stream import Samples
+from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from launcher.base.errors import RewardError, RolloutError
+from launcher.base.messages import ServerInfo
+from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
+from launcher.config.schema import RolloutConfig
+
+NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
+"""Failures that say something of the server, not of the request."""
+
+
+class Scorer(Protocol):
+    async def score(
+        self, completions: Sequence[str], prompt: Prompt, *, whole_or_none: bool = False
+    ) -> list[Score]: ...
+
+
+class GroupFailed(Exception):
+    """One prompt's group could not be finished; `cause` is the last reason."""
+
+    def __init__(self, cause: str, *, scoring: bool = False) -> None:
+        super().__init__(cause)
+        self.scoring = scoring
+
+
+@dataclass
+class Tally:
+    """What one collection cost. `unscored_in_a_row`: groups since the last that was scored."""
+
+    failed: int = 0
+    retried: int = 0
+    tokens: int = 0
+    attempts: Counter[str] = field(default_factory=Counter)
+    unscored_in_a_row: int = 0
+
+
+class RolloutEngine:
+    """Lives on one asyncio loop. `decode` turns token ids into text; `eos` tokens end a completion."""
+
+    def __init__(
+        self,
+        *,
+        client: SGLangClient,
+        pool: ServerPool,
+        scorer: Scorer,
+        config: RolloutConfig,
+        decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    ) -> None:
+        self._client = client
+        self._pool = pool
+        self._scorer = scorer
+        self._config = config
+        self._decode = decode
+
+    async def collect(
+        self,
+        queue: PromptQueue,
+        prompts: Mapping[str, Prompt],
+        *,
+        want: int,
+        n_samples: int,
+        sampling: Sampling,
+        weight_version: int,
+        concurrent_prompts: int,
+    ) -> RolloutBatch:
+        """The next `want` prompts of the queue (fewer at the end of an epoch), each with all its samples scored,
+        at most `concurrent_prompts` of them in flight.
+
+        Groups are in the order in which their prompts were taken, whichever finished first. On cancellation the
+        prompts stay taken, neither committed nor requeued: a queue saved then counts them as never taken.
+        Raises RolloutError (no server, or one prompt failing again and again) and RewardError.
+        """
+        started = time.monotonic()
+        tally = Tally()
+        taken: list[str] = []
+        groups: dict[str, RolloutGroup] = {}
+        running: dict[asyncio.Task[RolloutGroup], str] = {}
+        try:
+            while True:
+                while len(running) < concurrent_prompts and len(groups) + len(running) < want:
+                    ids = queue.take(1)
+                    if not ids:
+                        break
+                    taken += ids
+                    group = self._group(prompts[ids[0]], n_samples, sampling, weight_version, tally)
+                    running[asyncio.create_task(group)] = ids[0]
+                if not running:
+                    break
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    prompt_id = running.pop(task)
+                    try:
+                        groups[prompt_id] = task.result()
+                        tally.unscored_in_a_row = 0
+                    except GroupFailed as failure:
+                        self._give_back(prompt_id, failure, queue, tally)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        order = dict.fromkeys(taken)
+        return RolloutBatch(
+            groups=tuple(groups[prompt_id] for prompt_id in order if prompt_id in groups),
+            failed=tally.failed,
+            retried=tally.retried,
+            generated_tokens=tally.tokens,
+            seconds=time.monotonic() - started,
+        )
+
+    def _give_back(self, prompt_id: str, failure: GroupFailed, queue: PromptQueue, tally: Tally) -> None:
+        queue.requeue([prompt_id])
+        tally.failed += 1
+        tally.attempts[prompt_id] += 1
+        tally.unscored_in_a_row += failure.scoring
+        if tally.unscored_in_a_row >= self._config.prompt_attempts:  # else each prompt of the epoch would be tried
+            raise RewardError(
+                f"{tally.unscored_in_a_row} prompts in a row could not be scored, last {prompt_id}: {failure}",
+                "reward.fn and reward.timeout",
+            )
+        if tally.attempts[prompt_id] < self._config.prompt_attempts:
+            return
+        kind = RewardError if failure.scoring else RolloutError
+        raise kind(
+            f"prompt {prompt_id} failed {self._config.prompt_attempts} times in one step, last: {failure}",
+            "reward.fn and reward.timeout" if failure.scoring else "see llm_server-<i>.log; rollout.prompt_attempts",
+        )
+
+    async def _group(
+        self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
+    ) -> RolloutGroup:
+        try:
+            completions = await self._completions(prompt, n_samples, sampling, weight_version, tally)
+        except RequestFailed as failure:
+            raise GroupFailed(str(failure)) from failure
+        texts = self._decode([completion.token_ids for completion in completions])
+        scores = await self._scorer.score(texts, prompt, whole_or_none=True)
+        for score in scores:
+            if score.value is None:
+                raise GroupFailed(score.error, scoring=True)
+        rollouts = [
+            Rollout(completion=completion, text=text, reward=score.value)
+            for completion, text, score in zip(completions, texts, scores, strict=True)
+        ]
+        return RolloutGroup(prompt=prompt, rollouts=tuple(rollouts))
+
+    async def _completions(
+        self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
+    ) -> list[Completion]:
+        """All samples of one prompt; each further request asks for what the ones before did not bring.
+
+        It goes to the same server if that brought some of them, as its cache holds the prefix; else to another.
+        """
+        samplings = sampling.for_samples(n_samples)
+        whole: dict[int, Completion] = {}
+        avoid = ""
+        async for attempt in stamina.retry_context(
+            on=lambda error: isinstance(error, RequestFailed) and error.retryable,
+            attempts=self._config.request_retries + 1,
+            timeout=None,
+            wait_initial=self._config.retry_wait_initial,
+            wait_max=self._config.retry_wait_max,
+            wait_jitter=self._config.retry_wait_initial,
+        ):
+            with attempt:
+                tally.retried += attempt.num > 1
+                missing = [index for index in range(n_samples) if index not in whole]
+                server, samples = await self._ask_one(
+                    prompt, [samplings[index] for index in missing], weight_version, avoid
+                )
+                avoid = "" if samples.completions else server.name
+                self._pool.paces.made(server.name, sum(len(c.token_ids) for c in samples.completions.values()))
+                for place, completion in samples.completions.items():
+                    if completion.weight_version == weight_version:
+                        whole[missing[place]] = completion
+                        tally.tokens += len(completion.token_ids)
+                await self._judge(server.name, samples, weight_version)
+        return [whole[index] for index in range(n_samples)]
+
+    async def _ask_one(
+        self, prompt: Prompt, samplings: Sequence[Sampling], weight_version: int, avoid: str
+    ) -> tuple[ServerInfo, Samples]:
+        """One server's answer, another's where the first leaves before it has one: that is no attempt."""
+        while True:
+            with contextlib.suppress(Moved):
+                async with self._pool.lease(
+                    weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id
+                ) as server:
+                    asked = self._client.generate_samples(
+                        server.url,
+                        token_ids=prompt.token_ids,
+                        samplings=samplings,
+                        timeout_s=self._config.request_timeout,
+                    )
+                    return server, await self._pool.unless_moved(server, asked)
+
+    async def _judge(self, name: str, samples: Samples, weight_version: int) -> None:
+        """Tell the pool what an answer says of its server. Raises RequestFailed where a sample is missing."""
+        others = {one.weight_version for one in samples.completions.values()} - {weight_version}
+        if others:
+            reason = f"{name} answered with weight version {min(others)}, not {weight_version}"
+            await self._pool.mark_stale(name, reason)
+            raise RequestFailed(reason, kind="stale", retryable=True)
+        if samples.failure is not None:
+            if samples.failure.kind == "nonfinite":  # asked again, damaged weights would give the same
+                await self._pool.mark_stale(name, str(samples.failure))
+            if samples.failure.kind in NOBODY_THERE:
+                await self._pool.suspect(name, samples.failure.kind)
+            raise samples.failure

@@ -1,0 +1,115 @@
+"""Who may ask an SGLang server what: the door in front of its HTTP server.
+
+SGLang 0.5.17 has keys of its own (`--api-key`, `--admin-api-key`), which we leave unused. They stand in the command
+line, in the log's line of all arguments and in the answer of /server_info; with them /health* (which generates) and
+/metrics* stay open, and so do web sockets. Here the keys are known to this object alone, and what isn't on the list of
+what the API key opens takes the admin key, an endpoint of a later SGLang too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import LauncherError
+from launcher.base.listening import is_everywhere
+from launcher.run_files.run_keys import ServerKeys
+
+VARIABLE = "GRPO_SERVER_KEYS"
+"""Names the file of the keys: the environment holds no secret, only where it lies."""
+API_PATHS = frozenset(
+    {
+        *("/generate", "/model_info", "/get_model_info", "/server_info", "/get_server_info"),
+        *("/health", "/health_generate", "/metrics", "/metrics/"),
+        *("/v1/models", "/v1/completions", "/v1/chat/completions"),
+    }
+)
+REFUSAL = b'{"error":"Unauthorized"}'
+OTHER_DOORS: Mapping[str, tuple[object, str]] = {
+    "api_key": (None, "it would stand in the process list and in the log"),
+    "admin_api_key": (None, "it would stand in the process list and in the log"),
+    "tokenizer_worker_num": (1, "further HTTP processes would serve without keys"),
+    "encoder_only": (False, "that server would serve without keys"),
+    "smg_grpc_mode": (False, "gRPC knows no keys"),
+    "grpc_mode": (False, "gRPC knows no keys"),
+    "grpc_port": (None, "gRPC knows no keys"),
+    "use_ray": (False, "that server would serve without keys"),
+    "enable_http2": (False, "that server has not been tried with keys"),
+    "enable_dp_attention": (False, "its processes unpickle what anybody sends to a TCP port"),
+    "enable_custom_logit_processor": (False, "it unpickles code from requests"),
+    "disaggregation_mode": ("null", "its bootstrap server knows no keys"),
+}
+"""Arguments by which SGLang would be reached past this door, what they must be, and why."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def opens(authorization: bytes, path: str, keys: ServerKeys) -> bool:
+    """Whether this header lets its sender through to `path`. Compared in constant time."""
+    kind, _, given = authorization.partition(b" ")
+    if kind.lower() != b"bearer":
+        return False
+    is_admin = secrets.compare_digest(given, keys.admin.encode())
+    is_user = secrets.compare_digest(given, keys.api.encode())
+    return is_admin or (is_user and path in API_PATHS)
+
+
+class ServerDoor:
+    """An ASGI application in front of another. Web sockets are closed: nothing of ours uses one."""
+
+    def __init__(self, app: Application, keys: ServerKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "lifespan":
+                await self._app(scope, receive, send)
+            case "http" if opens(_authorization(scope), scope["path"], self._keys):
+                await self._app(scope, receive, send)
+            case "http":
+                headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(REFUSAL))]
+                await send({"type": "http.response.start", "status": 401, "headers": headers})
+                await send({"type": "http.response.body", "body": REFUSAL})
+            case _:
+                await send({"type": "websocket.close", "code": 1008})
+
+
+def _authorization(scope: Scope) -> bytes:
+    given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+    return given[0] if len(given) == 1 else b""
+
+
+def close(app: Any) -> None:
+    """Put the door in front of a Starlette application, before it starts. Ends the process where there are no keys."""
+    app.add_middleware(ServerDoor, keys=keys_or_exit())
+
+
+def keys_or_exit() -> ServerKeys:
+    """Of the file that the environment names. No server is better than an open one."""
+    try:
+        return ServerKeys.read_file(Path(os.environ[VARIABLE]))
+    except KeyError:
+        sys.exit(
+            f"{VARIABLE} names no file of keys: no server is started open to everybody. By hand: "
+            '`python -c "from pathlib import Path; from launcher.run_files.run_keys import ServerKeys; '
+            "print(ServerKeys.make(Path('my_keys').absolute()))\"` makes one and prints its path"
+        )
+    except LauncherError as error:
+        sys.exit(str(error))
+
+
+def refuse_other_doors(server_args: Any) -> None:
+    """Look at the arguments as SGLang understood them, abbreviations too. Ends the process where one is a way round."""
+    for name, (allowed, why) in OTHER_DOORS.items():
+        if getattr(server_args, name, allowed) != allowed:
+            sys.exit(f"--{name.replace('_', '-')} is not allowed: {why} (sglang.extra_args)")
+    if is_everywhere(server_args.host):
+        sys.exit("--host would listen on every interface: set sglang.host to one address of this machine")

@@ -1,0 +1,140 @@
+"""One life of a server over several nodes: the first node's part serves, the others compute; all of them, or none.
+
+    launch ─► the other seats are told to start ─► this node's part starts ─► they meet ─► it answers for all
+    a part ends, wherever it is ─► the life has ended ─► every other part is ended
+
+A part that is gone leaves the others waiting in a collective for ever, so its end is the server's end. To the rest of
+the run it is a `ServerLife` like any other: one URL, one exit. On GPUs it has not been run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address
+
+from actors.serving.server_incarnation import ServerLife, ServerSpec
+from actors.serving.sglang_command import Span, meeting_address
+from launcher.base.errors import LauncherError
+from launcher.base.messages import ServerExit
+
+END_WITHIN_S = 20.0
+"""For the parts on other nodes. One that can't be told is ended by its next start, or by the run's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherSeats:
+    """The actors of the further nodes, in the order of their node ranks from 1 on; `address` is this node's."""
+
+    actors: Sequence[Any]
+    address: str
+
+    @classmethod
+    def of(cls, actors: Sequence[Any]) -> Self | None:
+        """None for a server on one node."""
+        address = str(get_node_ip_address()) if actors else ""  # type: ignore[no-untyped-call]
+        return cls(actors=actors, address=address) if actors else None
+
+    async def stop(self) -> None:
+        """Those that can be told. Harmless where nothing runs."""
+        told = [asyncio.ensure_future(_quietly(actor)) for actor in self.actors]
+        if told:
+            await asyncio.wait(told, timeout=END_WITHIN_S)
+
+
+async def _quietly(actor: Any) -> None:
+    try:
+        await actor.stop.remote()
+    except (RayError, LauncherError):  # with its actor or its node, its part is gone
+        return
+
+
+class SpanningLife(ServerLife):
+    """`launch_over` makes it."""
+
+    _seats: OtherSeats
+    _ended: asyncio.Task[ServerExit]
+
+    @classmethod
+    async def launch_over(
+        cls,
+        seats: OtherSeats,
+        spec: ServerSpec,
+        owners: Sequence[int],
+        *,
+        generation: int,
+        model_path: str,
+        weight_version: int,
+    ) -> ServerLife:
+        """All parts are started side by side: each waits for the others to come. Raises as `ServerLife.launch`."""
+        span = Span(n_nodes=1 + len(seats.actors), node_rank=0, address=meeting_address(seats.address))
+        parts = [
+            asyncio.ensure_future(
+                _part(
+                    actor,
+                    f"{spec.name}.{node_rank}",
+                    config=spec.config,
+                    span=replace(span, node_rank=node_rank),
+                    generation=generation,
+                    model_path=model_path,
+                    weight_version=weight_version,
+                )
+            )
+            for node_rank, actor in enumerate(seats.actors, start=1)
+        ]
+        try:
+            life = await cls.launch(
+                replace(spec, span=span),
+                owners,
+                generation=generation,
+                model_path=model_path,
+                weight_version=weight_version,
+            )
+        except BaseException:
+            for part in parts:
+                part.cancel()
+            await seats.stop()
+            raise
+        assert isinstance(life, cls)
+        life._seats = seats
+        life._ended = asyncio.create_task(life._first_end(parts))
+        return life
+
+    async def wait_exit(self) -> ServerExit:
+        return await asyncio.shield(self._ended)
+
+    async def end(self) -> None:
+        await asyncio.gather(super().end(), self._seats.stop())
+
+    async def _first_end(self, parts: Sequence[asyncio.Task[PartEnd]]) -> ServerExit:
+        own = asyncio.create_task(super().wait_exit())
+        done, _ = await asyncio.wait([own, *parts], return_when=asyncio.FIRST_COMPLETED)
+        first = None if own in done else next(part.result() for part in parts if part in done)
+        for part in parts:
+            part.cancel()
+        await self.end()
+        ended = await own
+        return ended if first is None else replace(ended, reason=first.reason, exit_code=None, was_told=first.was_told)
+
+
+class PartEnd(NamedTuple):
+    """In what way a part ended, or why it could not be started."""
+
+    reason: str
+    was_told: bool = False
+
+
+async def _part(actor: Any, name: str, **life: Any) -> PartEnd:
+    """Start a part and wait for its end."""
+    try:
+        await actor.start.remote(**life)
+        end: ServerExit = await actor.wait_exit.remote()
+    except LauncherError as error:
+        return PartEnd(f"{name} did not start: {error.message}")
+    except RayError as error:
+        return PartEnd(f"{name} is gone with its actor or its node: {type(error).__name__}")
+    return PartEnd(f"{name} ended: {end.reason}", end.was_told)

@@ -1,0 +1,201 @@
+"""One life (generation) of an SGLang server process, from its launch to its last word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from actors.processes.guarded_process import Ended, GuardedProcess, Launch
+from actors.serving.auth_middleware import VARIABLE
+from actors.serving.server_log_tail import decisive_lines, last_line, tail
+from actors.serving.sglang_client import Sampling, SGLangClient
+from actors.serving.sglang_command import CPU_ENTRY, GPU_ENTRY, Span, choose_port, command, environment, limited, url
+from launcher.base.errors import RequestFailed, ServerError
+from launcher.base.messages import ServerExit
+from launcher.config.schema import SGLangConfig
+from launcher.resources.hardware import device_for, find_hardware
+
+READY_PROMPT = (0,)
+READY_SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=2, min_new_tokens=2)
+"""Two tokens: the first comes from the prefill, the second from a decode step."""
+POLL_S = 0.1
+GRACE_S = 0.0
+"""None: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and has nothing to save."""
+VITAL = "sglang::"
+"""Scheduler and detokenizer. The server notices a dead one itself after 1.3 s, and takes up to 6 s more to end."""
+SHARED_MEMORY = "/dev/shm/sglang_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """What stays the same over all lives of one server. `entry` is the command in SGLang's place, for tests.
+
+    `keys` is the file of the keys that it takes (launcher/run_files/run_keys.py); the server reads it itself. `span`:
+    the part of a server over several nodes that this is.
+    """
+
+    index: int
+    config: SGLangConfig
+    log: Path
+    keys: Path
+    setup_timeout_s: float
+    gpu_ids: tuple[str, ...] = ()
+    entry: tuple[str, ...] | None = None
+    span: Span | None = None
+    node: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"server-{self.index}"
+
+
+class ServerLife:
+    """A launched server. It may be starting, serving or over; `url` and `pid` stay true of this life alone."""
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        process: GuardedProcess,
+        *,
+        generation: int,
+        weight_version: int,
+        port: int,
+        log_start: int,
+    ) -> None:
+        self._spec = spec
+        self._process = process
+        self._started = time.monotonic()
+        self._log_start = log_start
+        self.generation = generation
+        self.weight_version = weight_version
+        self.pid = process.pid
+        self.url = url(spec.config, port)
+
+    @classmethod
+    async def launch(
+        cls, spec: ServerSpec, owners: Sequence[int], *, generation: int, model_path: str, weight_version: int
+    ) -> ServerLife:
+        """Raises ResourceError where the port is in use, ServerError where the process can't be started."""
+        port = choose_port(spec.config, spec.index)
+        device = device_for(spec.config.device, await asyncio.to_thread(find_hardware))
+        model = str(Path(model_path).absolute()) if Path(model_path).is_dir() else model_path
+        words = command(
+            spec.config,
+            entry=limited(spec.config, spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY), device=device),
+            device=device,
+            index=spec.index,
+            generation=generation,
+            model_path=model,
+            weight_version=weight_version,
+            port=port,
+            span=spec.span,
+        )
+        log_start = _mark(spec.log, generation, words)
+        scratch = (
+            Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
+        )  # short: a socket's path has 107 characters
+        launch = Launch(
+            command=words,
+            environment={
+                **environment(
+                    spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
+                ),
+                VARIABLE: str(spec.keys),
+            },
+            log=spec.log,
+            mark=f"GRPO_SERVER_LOG={spec.log}",
+            watch=owners,
+            grace_s=GRACE_S,
+            vital=VITAL,
+            files=SHARED_MEMORY,
+            scratch=scratch,
+        )
+        process = await GuardedProcess.launch(launch)
+        return cls(spec, process, generation=generation, weight_version=weight_version, port=port, log_start=log_start)
+
+    # ── becoming ready ──
+
+    async def wait_answers(self, client: SGLangClient) -> None:
+        """Until the HTTP process answers; it does so only when its scheduler has loaded the weights."""
+        while True:
+            try:
+                await client.model_info(self.url, timeout_s=self._left())
+            except RequestFailed as failure:
+                if not failure.retryable:
+                    raise
+                await asyncio.sleep(POLL_S)
+            else:
+                return
+
+    async def generate(self, client: SGLangClient) -> int:
+        """Generate, and return the weight version that the tokens came from."""
+        answer = await client.generate(
+            self.url, token_ids=READY_PROMPT, sampling=READY_SAMPLING, timeout_s=self._left()
+        )
+        return answer.weight_version
+
+    def _left(self) -> float:
+        return max(self._started + self._spec.setup_timeout_s - time.monotonic(), POLL_S)
+
+    # ── the end ──
+
+    async def wait_exit(self) -> ServerExit:
+        ended = await self._process.wait_ended()
+        return ServerExit(
+            name=self._spec.name,
+            generation=self.generation,
+            pid=self.pid,
+            exit_code=ended.exit_code,
+            reason=self._describe(ended),
+            at=ended.time,
+            monotonic=ended.monotonic,
+            node=self._spec.node,
+            was_told=ended.was_told,
+        )
+
+    async def end(self) -> None:
+        """End the whole tree; returns when it is gone, and its port free with it. Harmless where it is over."""
+        if left := await self._process.end():
+            raise ServerError(
+                f"processes {left} of {self._spec.name} (generation {self.generation}) survive SIGKILL",
+                "they wait in the kernel, for a disk or a GPU's driver; they may hold the port and GPU memory",
+            )
+
+    def why_not_ready(self, what: str) -> ServerError:
+        """`what` happened, with the log's decisive lines, or else its last one."""
+        text = tail(self._spec.log, self._log_start)
+        said = decisive_lines(text) or [last_line(text) or "it wrote nothing to its log"]
+        return ServerError(
+            f"{self._spec.name} (generation {self.generation}) did not become ready: {what}: {' | '.join(said)}",
+            f"see {self._spec.log}; rollout.setup_timeout={self._spec.setup_timeout_s:g} is its deadline",
+        )
+
+    def _describe(self, ended: Ended) -> str:
+        what = ended.cause or f"ended by itself with {exit_words(ended.exit_code)}"
+        return ": ".join([what, *filter(None, [" | ".join(decisive_lines(tail(self._spec.log, self._log_start)))])])
+
+
+def exit_words(code: int | None) -> str:
+    """An exit code as a person reads it."""
+    if code is None:
+        return "an unknown exit code"
+    return f"exit code {code}" if code >= 0 else f"exit code {code} ({signal.Signals(-code).name})"
+
+
+def _mark(log: Path, generation: int, words: Sequence[str]) -> int:
+    """A line that begins this life's part of the log; returns the byte after it."""
+    with log.open("a") as file:
+        file.write(
+            f"==== generation {generation}, {datetime.now(UTC).isoformat(timespec='seconds')}: {shlex.join(words)}\n"
+        )
+        file.flush()
+        return file.tell()

@@ -1,0 +1,341 @@
+"""The SGLang endpoints that we use, typed. No Ray, no torch at import.
+
+Every answer is either whole and truthful or a `RequestFailed` that says what was wrong with it (P1): what isn't a
+completion never looks like one. What a request costs is in docs/benchmarks.md; the session has no limit of
+connections (aiohttp's own 100 would throttle 256 requests in flight) and reuses them.
+
+Weight versions are SGLang's strings of our integers: each update sends one, since without it the server keeps the old
+label on the new weights, and asks the server for it afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+import orjson
+
+from actors.serving.completion_answer import completion_from, malformed
+from actors.serving.completion_stream import CompletionStream, Samples, refusal
+from launcher.base.errors import RequestFailed as RequestFailed
+from launcher.base.errors import WeightsRefused
+from launcher.base.rollouts import Completion
+from launcher.config.schema import GenerationConfig
+from launcher.run_files.run_keys import ServerKeys
+
+if TYPE_CHECKING:
+    import torch
+
+KEEP_ALIVE_S = 4.0
+"""SGLang closes a connection that was idle for 5 s; to reuse one at that moment would look like a server's death."""
+ANSWER_S = 1.0
+"""What is left for an answer after a deadline spent otherwise."""
+ONLY_WHEN_WHOLE = -(2**30)
+"""`stream_interval`: SGLang 0.5.17 sends what it has of a completion whenever its length modulo this is 1, or 0 where
+this is not above 1. That is never for this one; any larger than the completion would still send the first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. A model's own end tokens end a completion in any case; `stop_token_ids` are further ones.
+
+    `seed` makes one request reproducible where the server runs with --enable-deterministic-inference, and is ignored
+    by it elsewhere.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    min_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    @classmethod
+    def from_config(cls, config: GenerationConfig, stop_token_ids: Sequence[int] = ()) -> Sampling:
+        return cls(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            max_new_tokens=config.max_new_tokens,
+            min_new_tokens=config.min_new_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+        )
+
+    def for_samples(self, n: int) -> list[Sampling]:
+        """Of `n` samples of one prompt: with one seed for all they would be n times the same."""
+        return [self if self.seed is None else replace(self, seed=self.seed + index) for index in range(n)]
+
+    def parameters(self) -> dict[str, object]:
+        """SGLang's `sampling_params`."""
+        parameters: dict[str, object] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "max_new_tokens": self.max_new_tokens,
+            "min_new_tokens": self.min_new_tokens,
+        }
+        if self.stop_token_ids:
+            parameters["stop_token_ids"] = self.stop_token_ids
+        if self.seed is not None:
+            parameters["sampling_seed"] = self.seed
+        return parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a server says of its model. `weight_version` is None where it was started without one ("default")."""
+
+    model_path: str
+    weight_version: int | None
+
+
+class SGLangClient:
+    """One session to any number of servers; made, used and closed on one running asyncio loop.
+
+    Every method takes the server's `url` and a deadline `timeout_s`, and raises RequestFailed.
+    """
+
+    def __init__(self, keys: ServerKeys | None = None) -> None:
+        """`keys` are those of the servers' run; None asks as a stranger does."""
+        self._headers = {} if keys is None else _authorization(keys.api)
+        self._admin_headers = {} if keys is None else _authorization(keys.admin)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            headers={"Content-Type": "application/json"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    # ── generation ──
+
+    async def generate(self, url: str, *, token_ids: Sequence[int], sampling: Sampling, timeout_s: float) -> Completion:
+        """One completion of `token_ids` with the log-prob of each of its tokens.
+
+        Measured on 0.5.17 (CPU, float32, against transformers): the log-probs are those of the logits divided by the
+        temperature, over all tokens, whatever top_p and top_k leave of them. At temperature 0 SGLang sets the
+        temperature to 1, so they are the model's own. The end token is part of the completion.
+        """
+        body = {
+            "input_ids": token_ids,
+            "sampling_params": sampling.parameters(),
+            "return_logprob": True,
+        }
+        return completion_from(await self._json("POST", url, "/generate", timeout_s, body), server=url)
+
+    async def generate_samples(
+        self, url: str, *, token_ids: Sequence[int], samplings: Sequence[Sampling], timeout_s: float
+    ) -> Samples:
+        """Completions as `generate` gives them, in one request. Raises no RequestFailed: the answer has it.
+
+        One request for all costs the server three quarters of what a request for each does, and us a fifth. Each
+        comes as soon as it is whole, and so is kept where the server dies before the last.
+        """
+        stream = CompletionStream(len(samplings), server=url)
+        body = {
+            "input_ids": [token_ids] * len(samplings),
+            "sampling_params": [{**each.parameters(), "stream_interval": ONLY_WHEN_WHOLE} for each in samplings],
+            "return_logprob": True,
+            "stream": True,
+        }
+        try:
+            async with self._response("POST", url, "/generate", timeout_s, body) as response:
+                async for data in response.content.iter_any():
+                    stream.feed(data)
+        except RequestFailed as failure:
+            return stream.samples(broken_off=failure)
+        return stream.samples()
+
+    # ── questions ──
+
+    async def model_info(self, url: str, *, timeout_s: float) -> ModelInfo:
+        """Answered by the HTTP process alone: says nothing of whether the server can generate."""
+        answer = await self._json("GET", url, "/model_info", timeout_s)
+        try:
+            version = str(answer["weight_version"])
+            return ModelInfo(
+                model_path=answer["model_path"], weight_version=None if version == "default" else int(version)
+            )
+        except (KeyError, ValueError) as error:
+            raise malformed(url, f"no model_path, or no weight_version of ours, in {answer}") from error
+
+    async def server_info(self, url: str, *, timeout_s: float) -> Mapping[str, Any]:
+        """All arguments and internal states. The keys are not among them (`server_door.py`)."""
+        return await self._json("GET", url, "/server_info", timeout_s)
+
+    async def health(self, url: str, *, timeout_s: float) -> bool:
+        """SGLang's own word on itself, a hint only: 200 with a stopped detokenizer, 503 while draining or busy."""
+        try:
+            await self._answer("GET", url, "/health", timeout_s)
+        except RequestFailed as failure:
+            if failure.kind == "http_5xx":
+                return False
+            raise
+        return True
+
+    async def metrics(self, url: str, *, timeout_s: float) -> dict[str, float]:
+        """Prometheus series by name, summed over their labels."""
+        series: dict[str, float] = {}
+        for line in (await self._answer("GET", url, "/metrics/", timeout_s)).decode().splitlines():
+            name, _, value = line.rpartition(" ")
+            if name and not line.startswith("#"):
+                name = name.partition("{")[0]
+                series[name] = series.get(name, 0.0) + float(value)
+        return series
+
+    # ── weights ──
+
+    async def update_weights_from_disk(self, url: str, *, path: Path, weight_version: int, timeout_s: float) -> None:
+        """Load the model folder at `path`, which the server must be able to read. Running requests are aborted.
+
+        Verify the folder before: SGLang answers 200 to one with missing tensors or NaN, and dies of a truncated one.
+        Raises WeightsRefused where the server says no or another version afterwards.
+        """
+        await self._update(url, "/update_weights_from_disk", {"model_path": str(path)}, weight_version, timeout_s)
+
+    async def update_weights_from_tensor(
+        self,
+        url: str,
+        *,
+        named_tensors: Mapping[str, torch.Tensor],
+        weight_version: int,
+        timeout_s: float,
+        tp_size: int = 1,
+    ) -> None:
+        """Load Hugging Face-named tensors straight from this process, on the same machine. Requests are aborted.
+
+        The request carries handles, not values (see `tensor_handles.py`). Run against the CPU server only: the way for
+        CUDA tensors is SGLang's own (torch's IPC handles) and has not been run on a GPU.
+        Raises WeightsRefused where the server says no or another version afterwards.
+        """
+        from actors.serving.tensor_handles import shared  # torch, which most users of this module do without
+
+        with shared(named_tensors) as handles:
+            weights = {"serialized_named_tensors": [handles] * tp_size}
+            await self._update(url, "/update_weights_from_tensor", weights, weight_version, timeout_s)
+
+    async def _update(
+        self, url: str, path: str, weights: Mapping[str, object], weight_version: int, timeout_s: float
+    ) -> None:
+        """Update, ask for the version, then flush the prefix cache, which holds what the old weights computed.
+
+        Not in one request: asked to flush within an update, SGLang 0.5.17 dies of "Cache flush failed after updating
+        weights" wherever the last request, finished or aborted, hasn't yet left its scheduler's batch.
+        """
+        what = f"{url} and weight version {weight_version}"
+        deadline = time.monotonic() + timeout_s
+        order = {"weight_version": str(weight_version), "abort_all_requests": True, "flush_cache": False}
+        try:
+            await self._answer("POST", url, path, timeout_s, {**weights, **order}, admin=True)
+            held = (await self.model_info(url, timeout_s=_until(deadline))).weight_version
+            await self.flush_cache(url, timeout_s=_until(deadline))
+        except RequestFailed as failure:
+            if failure.kind in {"http_4xx", "http_5xx"}:
+                raise WeightsRefused(f"{what}: {failure.message}", failure.hint) from failure
+            raise
+        if held != weight_version:
+            raise WeightsRefused(f"{what}: it took the update and then said that it holds version {held}")
+
+    # ── control ──
+
+    async def pause_generation(self, url: str, *, mode: str, timeout_s: float) -> None:
+        """`mode`: abort, retract or in_place. Until continued, new requests and /health hang.
+
+        Only after `abort` may an update flush the cache: after the others that kills the server.
+        """
+        await self._answer("POST", url, "/pause_generation", timeout_s, {"mode": mode}, admin=True)
+
+    async def continue_generation(self, url: str, *, timeout_s: float) -> None:
+        await self._answer("POST", url, "/continue_generation", timeout_s, {}, admin=True)
+
+    async def flush_cache(self, url: str, *, timeout_s: float) -> None:
+        """Forget all prefixes. Waits for running requests; http_4xx where they have not ended in time."""
+        await self._answer("POST", url, f"/flush_cache?timeout={timeout_s:g}", timeout_s + ANSWER_S, admin=True)
+
+    # ── one request ──
+
+    async def _json(
+        self, method: str, url: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        content = await self._answer(method, url, path, timeout_s, body)
+        try:
+            answer = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise malformed(url, f"not JSON: {content[:80]!r}") from error
+        if not isinstance(answer, dict):
+            raise malformed(url, f"not a JSON object: {content[:80]!r}")
+        return answer
+
+    async def _answer(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        timeout_s: float,
+        body: Mapping[str, object] | None = None,
+        *,
+        admin: bool = False,
+    ) -> bytes:
+        """The body of a 2xx answer."""
+        async with self._response(method, url, path, timeout_s, body, admin=admin) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _response(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        timeout_s: float,
+        body: Mapping[str, object] | None = None,
+        *,
+        admin: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A 2xx answer, to be read inside the block; what goes wrong there is a RequestFailed too."""
+        where = f"{method} {url}{path}"
+        try:
+            async with self._session.request(
+                method,
+                url + path,
+                data=None if body is None else orjson.dumps(body),
+                headers=self._admin_headers if admin else self._headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                if response.status >= 400:
+                    said = (await response.read())[:300].decode(errors="replace").strip()
+                    raise refusal(where, response.status, said)
+                yield response
+        except TimeoutError as error:
+            raise RequestFailed(f"{where}: no answer within {timeout_s:g} s", kind="timeout") from error
+        except aiohttp.ClientConnectorError as error:
+            raise RequestFailed(f"{where}: {error.os_error.strerror or error}", kind="refused") from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise RequestFailed(f"{where}: the connection broke off", kind="reset") from error
+        except aiohttp.ClientPayloadError as error:
+            raise RequestFailed(f"{where}: the answer broke off", kind="truncated") from error
+        except aiohttp.ClientError as error:
+            raise RequestFailed(f"{where}: {error!r}", kind="malformed") from error
+
+
+def _until(deadline: float) -> float:
+    return max(deadline - time.monotonic(), ANSWER_S)
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,171 @@
+"""The command line and environment of one SGLang server, from the configuration. Pure, but for the port.
+
+Ray runs actors at nice 15, and their children with them, unless RAY_worker_niceness=0 was set before it started; and
+sets OMP_NUM_THREADS to the CPUs booked, 1 for none. Threads are therefore said explicitly here, niceness is not.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.errors import ResourceError
+from launcher.base.listening import is_everywhere
+from launcher.config.schema import SGLangConfig
+
+CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
+GPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_gpu")
+SEEDS_BETWEEN_LIVES = 1009
+"""A restarted server must not draw the same samples again; larger than any number of servers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Which part of a server over several nodes: `address` is where its ranks meet, `host:port` on the first node.
+
+    SGLang divides the ranks evenly over the nodes, in their order; only the first node serves.
+    """
+
+    n_nodes: int
+    node_rank: int
+    address: str
+
+
+def command(
+    config: SGLangConfig,
+    *,
+    entry: tuple[str, ...],
+    device: str,
+    index: int,
+    generation: int,
+    model_path: str,
+    weight_version: int,
+    port: int,
+    span: Span | None = None,
+) -> list[str]:
+    """`entry` and SGLang's arguments; those in `sglang.extra_args` come last, so they win."""
+    options: dict[str, object] = {
+        "model-path": model_path,
+        "weight-version": weight_version,
+        "host": config.host,
+        "port": port,
+        "load-format": "safetensors",  # `auto` also takes *.bin, which is unpickled
+        "dtype": config.dtype,
+        "tp-size": config.tp_size,
+        "dp-size": config.dp_size,
+        "random-seed": config.random_seed + index + SEEDS_BETWEEN_LIVES * generation,
+        "context-length": config.context_length,
+        "max-running-requests": config.max_running_requests,
+        "max-total-tokens": config.max_total_tokens,
+        "attention-backend": config.attention_backend,
+        "mem-fraction-static": config.mem_fraction_static if device == "cuda" else None,
+        "log-level": config.log_level,
+        "log-level-http": "warning",  # a line for each request costs more than it tells
+        "enable-metrics": True,
+        "skip-server-warmup": True,  # it begins with a sleep; the generation that makes a server READY replaces it
+    }
+    if span is not None:
+        options |= {"nnodes": span.n_nodes, "node-rank": span.node_rank, "dist-init-addr": span.address}
+        if span.node_rank > 0:
+            options["enable-metrics"] = None  # on a port that SGLang opens there without keys, for a health check
+    options |= {key.replace("_", "-"): value for key, value in config.extra_args.items()}
+    return [*entry, *(word for key, value in options.items() for word in _words(key, value))]
+
+
+def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tuple[str, ...]:
+    """`entry` under `sglang.memory_limit_gib`. Not on a GPU: CUDA reserves address space as large as its memory."""
+    if config.memory_limit_gib is None or device != "cpu":
+        return entry
+    return (
+        sys.executable,
+        "-S",
+        "-m",
+        "actors.processes.memory_limit",
+        str(int(config.memory_limit_gib * 2**30)),
+        *entry,
+    )
+
+
+def _words(key: str, value: object) -> Iterator[str]:
+    """`--key value`; a flag for True, nothing for False and None, several values for a list."""
+    if value is None or value is False:
+        return
+    yield f"--{key}"
+    if value is not True:
+        yield from map(str, value if isinstance(value, list | tuple) else [value])
+
+
+def environment(
+    config: SGLangConfig,
+    inherited: Mapping[str, str],
+    *,
+    device: str,
+    gpu_ids: tuple[str, ...],
+    scratch: Path,
+    model_path: str,
+) -> dict[str, str]:
+    """`inherited` and what this server needs.
+
+    `scratch` takes its temporary files, which SGLang leaves behind; compiled kernels stay where they always were.
+    """
+    environment = {**inherited, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules anew
+    if device == "cpu":
+        environment["OMP_NUM_THREADS"] = str(config.threads or max(1, int(config.num_cpus)))
+    elif gpu_ids:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpu_ids, key=_number))  # Ray's order is any
+    if Path(model_path).is_dir():
+        environment |= {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+        }  # nothing to ask a hub for, and no wait for it
+    return environment
+
+
+def _number(gpu_id: str) -> tuple[int, str]:
+    """Numbers in their order; names (`GPU-…`, `MIG-…`) after them."""
+    return (int(gpu_id), "") if gpu_id.isdigit() else (sys.maxsize, gpu_id)
+
+
+def choose_port(config: SGLangConfig, index: int) -> int:
+    """`sglang.port` + index, or a free one. Raises ResourceError where it is in use or the host isn't ours."""
+    wanted = 0 if config.port is None else config.port + index
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: only a listener is in the way
+        try:
+            trial.bind((config.host, wanted))
+        except OSError as error:
+            raise ResourceError(
+                f"server {index} can't listen on {config.host}:{wanted or 'any port'}: {os.strerror(error.errno or 0)}",
+                "set sglang.port to a free port (null: one is found), or end what listens there (`ss -ltnp`); "
+                "sglang.host must be an address of this machine",
+            ) from error
+        address, port = trial.getsockname()[:2]
+        if is_everywhere(address):  # a name may mean that too
+            raise ResourceError(
+                f"sglang.host={config.host} is every interface of this machine: anybody could ask server {index}",
+                "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",
+            )
+        return int(port)
+
+
+def meeting_address(host: str) -> str:
+    """`host` and a port of it that is free now, where the ranks of a server meet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.bind((host, 0))
+        port = int(trial.getsockname()[1])
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url(config: SGLangConfig, port: int) -> str:
+    """Where clients reach the server."""
+    return f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"

@@ -1,0 +1,317 @@
+"""The Coordinator's hands on a real run: its server and trainer actors, its checkpoints, its folders of weights.
+
+Each action ends with a fresh look at what it changed: a plan made from an older one would order it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from actors.cluster.actor_calls import ActorAway
+from actors.processes.background_tasks import raise_defects
+from actors.supervision.cluster_observer import MARGIN_S, RunEyes
+from actors.supervision.fleet_scaling import FleetHands
+from actors.supervision.interfaces import Facts, Look
+from actors.supervision.monitor_handle import MonitorLink
+from actors.supervision.run_history import RunHistory
+from actors.supervision.server_handle import ServerSlot
+from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
+from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
+from launcher.base.messages import Cause, Overrides, RunWord, ServerInfo, ServerState
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import (
+    AbandonServer,
+    Action,
+    AdmitServer,
+    CondemnCheckpoints,
+    Halt,
+    JoinServer,
+    LeaveServer,
+    LoadWeights,
+    PauseTrainer,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+)
+from launcher.policy.canary_policy import is_sound
+from launcher.policy.reconcile_trainer import damage_stands
+from launcher.policy.restore import first_damaged
+
+STOP_S = 30.0
+VERIFIER_S = 2.0
+"""Between two rounds of known answers while training is paused."""
+
+
+class RunHands:
+    """`shares_gpu`: the servers and the trainer run on one GPU."""
+
+    def __init__(self, config: RunConfig, history: RunHistory, eyes: RunEyes, *, shares_gpu: bool) -> None:
+        self.changed = eyes.changed
+        self._config = config
+        self._history = history
+        self._eyes = eyes
+        self._slots, self._trainer, self._monitor = eyes.slots, eyes.trainer, eyes.monitor
+        self._memory = eyes.memory
+        self._shares_gpu = shares_gpu
+        self._first: list[asyncio.Task[Any]] = []
+        self._unusable: UsageError | None = None
+        self._is_stopped = False
+        self._fleet = FleetHands(config, history, eyes, start=self._start_server)
+
+    # ── the beginning ──
+
+    async def begin(self) -> None:
+        """Adopt, or start: a server that this attempt never started, a trainer that is empty and never was."""
+        self._memory.begin()
+        await self._eyes.refresh()
+        for name, slot in self._slots.items():
+            slot.is_abandoned = name in self._history.abandoned
+            if name in self._history.generations:
+                slot.adopt(self._history.generations[name], self._history.start_lineages[name])
+        self._trainer.adopt()
+        self._eyes.begin_looking()
+        if self._monitor is not None:
+            self._first.append(asyncio.create_task(self._ask_the_verifier_again(self._monitor)))
+        fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
+        for slot in fresh:
+            slot.expect()
+        servers = [asyncio.create_task(self._first_start(self._start_server(slot))) for slot in fresh]
+        self._first += servers
+        view = self._trainer.view
+        if not view.is_started and not view.busy and not self._history.attempts:
+            self._trainer.expect()
+            before = servers if self._shares_gpu else []
+            self._first.append(asyncio.create_task(self._first_start(self._start_trainer(before))))
+
+    async def _first_start(self, starting: Awaitable[object]) -> None:
+        """What can't be started for what the user wrote ends the run; anything else is the plan's to mend."""
+        try:
+            await starting
+        except UsageError as error:
+            self._unusable = error
+        except LauncherError as error:
+            self._history.event("start.failed", subject="run", reason=error.message)
+        self.changed.set()
+
+    async def _ask_the_verifier_again(self, monitor: MonitorLink) -> None:
+        """While the trainer is paused for a broken reward function, no batch shows whether it has been mended."""
+        while True:
+            await asyncio.sleep(VERIFIER_S)
+            incident = self._eyes.incident(time.monotonic())
+            if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and not self._trainer.view.is_running:
+                with contextlib.suppress(LauncherError):
+                    scored = await self._trainer.score_canaries()
+                    if is_sound(scored, self._config.reward_health):
+                        self._trainer.reward_answers()
+                    await monitor.canaries(scored)
+
+    async def _start_trainer(self, before: Sequence[asyncio.Task[None]]) -> None:
+        """SGLang takes its share of what memory is free when it starts: on one GPU the servers go first."""
+        if before:
+            await asyncio.wait(before)
+        started = time.monotonic()
+        ready = await self._trainer.start(self._history.started_trainer())
+        self._history.event(
+            "trainer.started",
+            subject="trainer",
+            reason="model, data and reward function are loaded",
+            seconds=time.monotonic() - started,
+            **dataclasses.asdict(ready),
+        )
+
+    def look(self) -> Look:
+        if self._unusable is not None:
+            raise self._unusable
+        raise_defects(self._first)
+        return self._eyes.look(is_stopped=self._is_stopped)
+
+    # ── acting ──
+
+    def deadline_s(self, action: Action) -> float:
+        config = self._config
+        match action:
+            case RestartServer():
+                return config.rollout.setup_timeout + STOP_S + 2 * MARGIN_S
+            case LoadWeights():
+                return config.actor.weight_update_timeout + MARGIN_S
+            case AdmitServer():
+                return config.rollout.request_timeout + MARGIN_S
+            case RestartTrainer() | RestoreTrainer():
+                return config.health.trainer_first_s + MARGIN_S
+            case PauseTrainer():
+                return config.health.trainer_min_s
+            case JoinServer():
+                return self._fleet.join_deadline_s
+            case LeaveServer():
+                return self._fleet.leave_deadline_s
+            case Halt():
+                return config.health.trainer_first_s + 4 * STOP_S
+        return STOP_S
+
+    async def perform(self, action: Action) -> Facts:
+        try:
+            return await self._do(action)
+        finally:
+            await self._eyes.refresh()
+
+    async def _do(self, action: Action) -> Facts:
+        match action:
+            case PauseTrainer():
+                await self._trainer.pause(save=False)
+            case ResumeTrainer():
+                await self._trainer.resume()
+            case RestartTrainer(overrides=rung):
+                if (where := self._trainer.facts().ran_out) is not None:
+                    self._memory.ran_out("trainer", where, self._trainer.lengths, rung)
+                await self._trainer.start(self._history.started_trainer())
+                return {"pid": self._trainer.view.pid}
+            case RestoreTrainer(global_step=step):
+                return await self._restore(step)
+            case CondemnCheckpoints(after_step=step):
+                return {"checkpoints": list(await asyncio.to_thread(self._eyes.shelf.condemn_after, step))}
+            case RestartServer(name=name, overrides=rung):
+                return await self._restart_server(self._slots[name], rung)
+            case AbandonServer(name=name):
+                await self._abandon(self._slots[name])
+            case JoinServer(name=name):
+                return await self._fleet.join(name)
+            case LeaveServer(name=name):
+                return await self._fleet.leave(name)
+            case LoadWeights(name=name, lineage=lineage):
+                return {"version": await self._load_weights(name, lineage)}
+            case AdmitServer(name=name):
+                return await self._admit(self._slots[name])
+            case Halt(word=word):
+                await self._halt(word)
+        return {}
+
+    async def _restore(self, global_step: int) -> Facts:
+        try:
+            next_step = await self._trainer.restore(global_step, self._history.lineage)
+        except CheckpointError as error:
+            made_at = await asyncio.to_thread(self._eyes.shelf.made_at, global_step)
+            self._history.found_damaged(global_step, made_at, error.message)
+            raise
+        if self._monitor is not None:
+            await self._monitor.restored(global_step)
+        return {"next_step": next_step, "lineage": self._history.lineage}
+
+    async def _restart_server(self, slot: ServerSlot, rung: Overrides) -> Facts:
+        if (where := self._eyes.ran_out(slot)) is not None:
+            self._memory.ran_out(slot.name, where, self._trainer.lengths, rung)
+        await self._limit_rollouts()
+        await self._take_from_traffic(slot, ServerState.DEAD)
+        info = await self._start_server(slot)
+        return {"generation": slot.generation, "pid": info.pid, "weight_version": info.weight_version}
+
+    async def _limit_rollouts(self) -> None:
+        """Before requests that wait for a server find one. A trainer that is away starts with the limit."""
+        if self._memory.concurrency is not None:
+            with contextlib.suppress(LauncherError):
+                await self._trainer.limit_rollouts(self._memory.concurrency)
+
+    async def _start_server(self, slot: ServerSlot) -> ServerInfo:
+        generation = self._history.generations.get(slot.name, -1) + 1
+        try:
+            weights = await asyncio.to_thread(self._start_weights, slot.name)
+        except LauncherError as error:
+            slot.not_started(error.message)
+            raise
+        overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
+        return await slot.start(generation, weights, overrides)
+
+    def _start_weights(self, name: str) -> StartWeights:
+        """The trainer's newest, where it has any; else the checkpoint that it is about to load, or the first ones."""
+        view = self._trainer.view
+        if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
+            return kept
+        found = self._eyes.shelf.newest_model(self._history.damaged_checkpoints)
+        lineage = 1 if self._history.lineage == 0 else None
+        return first_weights(found, self._config.sglang.model_path, lineage)
+
+    async def _take_from_traffic(self, slot: ServerSlot, state: ServerState) -> None:
+        """Its requests end with its process in any case; a trainer that is away has none."""
+        if slot.info is not None:
+            with contextlib.suppress(LauncherError):
+                await self._trainer.set_servers([dataclasses.replace(slot.info, state=state)])
+
+    async def _abandon(self, slot: ServerSlot) -> None:
+        slot.is_abandoned = True
+        await self._take_from_traffic(slot, ServerState.FAILED)
+        await slot.stop()
+
+    def _living(self, name: str) -> ServerInfo:
+        info = self._slots[name].info
+        if info is None or info.state is not ServerState.READY:
+            raise ServerError(f"{name} is not there to be given anything")
+        return info
+
+    async def _load_weights(self, name: str, lineage: int) -> int:
+        """The version that it got: the one that was ordered, or a newer one."""
+        self._eyes.watched.load_begins(name)
+        within_s = self._config.actor.weight_update_timeout
+        version = await self._trainer.send_weights(self._living(name), lineage, within_s=within_s)
+        if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
+            await self._monitor.trust(name)
+        return version
+
+    async def _admit(self, slot: ServerSlot) -> Facts:
+        known = {(info.name, info.generation): info for info in self._trainer.view.servers}
+        info = known.get((slot.name, slot.generation), self._living(slot.name))
+        within_s = self._config.rollout.request_timeout
+        distance = await self._trainer.admit(info, within_s=within_s)
+        facts: dict[str, object] = {
+            "pid": info.pid,
+            "url": info.url,
+            "generation": info.generation,
+            "weight_version": info.weight_version,
+            "distance": distance,
+        }
+        if slot.exit is not None and slot.exit.generation == slot.generation - 1 > slot.recovered:
+            slot.recovered = slot.exit.generation
+            facts["recovered_after_s"] = time.monotonic() - slot.exit.monotonic
+        return facts
+
+    # ── the end ──
+
+    async def _halt(self, word: RunWord) -> None:
+        """In reverse order of the start. Nothing here may keep the run from ending: the driver ends what stays."""
+        for task in self._first:
+            task.cancel()
+        try:
+            if word is not RunWord.FINISHED:
+                await self._quietly("trainer", self._save(), within_s=self._config.health.trainer_first_s)
+            weights = self._trainer.view.weights
+            await self._quietly("trainer", self._trainer.close_training())
+            await asyncio.gather(*(self._quietly(name, slot.stop()) for name, slot in self._slots.items()))
+            for name in self._slots:
+                forget(name, weights)
+        finally:  # else a stop that fails would be ordered again and again
+            self._is_stopped = True
+
+    async def _save(self) -> None:
+        view = self._trainer.view
+        incident = self._eyes.incident(time.monotonic())
+        damaged = damage_stands(incident, self._trainer.facts())
+        if view.is_loaded and (view.is_running or view.is_allowed):
+            await self._trainer.pause(save=not damaged)
+        if damaged and incident is not None and (first := first_damaged(incident)) is not None:
+            await asyncio.to_thread(self._eyes.shelf.forget_after, first - 1)
+
+    async def _quietly(self, subject: str, ending: Awaitable[None], *, within_s: float = STOP_S) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await ending
+        except (RunError, ActorAway, TimeoutError) as error:
+            self._history.event("actor.stop_failed", subject=subject, reason=str(error) or "no answer in time")
+
+    async def close(self) -> None:
+        for task in self._first:
+            task.cancel()
+        await asyncio.gather(*self._first, self._fleet.close(), self._eyes.close(), return_exceptions=True)

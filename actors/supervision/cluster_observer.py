@@ -1,0 +1,261 @@
+"""The Coordinator's eyes on a real run: its servers, its trainer, its monitor, its checkpoints.
+
+What is seen is gathered by tasks that each wait for one actor, so that one that hangs delays nothing that is known of
+the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from actors.cluster.node_identity import is_here, lease_of
+from actors.cluster.node_watch import Node, NodeWatch
+from actors.monitoring.monitor_view import Watched
+from actors.processes.background_tasks import keep
+from actors.supervision.interfaces import Look
+from actors.supervision.monitor_handle import MonitorLink
+from actors.supervision.oom_backoff import MemoryLadder
+from actors.supervision.oom_hint import LastWords
+from actors.supervision.progress_tracker import ProgressBook
+from actors.supervision.run_history import RunHistory
+from actors.supervision.server_handle import ServerSlot
+from actors.supervision.trainer_handle import TrainerLink
+from actors.supervision.watched_servers import WatchedServers
+from launcher.base.errors import LauncherError
+from launcher.base.messages import Incident, ServerExit, ServerInfo, ServerState
+from launcher.checkpoints.restore_candidates import Shelf
+from launcher.config.schema import RunConfig
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.observed import ServerFacts
+from launcher.policy.reconcile_trainer import TRAINER
+from launcher.policy.restore import CheckpointFacts, first_damaged
+from launcher.run_files.run_paths import RunPaths
+
+MARGIN_S = 15.0
+"""For what surrounds a deadline of its own: a call that waits, a process that ends."""
+
+
+class RunEyes:
+    """`servers`, `trainer` and `monitor` are actors. `changed` is set when what is seen should not wait for the next
+    turn.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        history: RunHistory,
+        *,
+        servers: Mapping[str, Any],
+        trainer: Any,
+        monitor: Any,
+        memory: MemoryLadder,
+        furthest: int = 0,
+    ) -> None:
+        """`furthest`: the step after the last one that this attempt has ever committed."""
+        self.changed = asyncio.Event()
+        self._config = config
+        self._history = history
+        self.memory = memory
+        self._last_words = LastWords(lambda name: paths.server_log(int(name.rpartition("-")[2])))
+        self._slow: set[str] = set()
+        self._progress = ProgressBook(history, furthest)
+        self.slots: dict[str, ServerSlot] = {}
+        self.actors: dict[str, Any] = {TRAINER: trainer}
+        for name, actor in servers.items():
+            self.add_slot(name, actor)
+        self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
+        self.trainer = TrainerLink(
+            trainer,
+            ended=self._trainer_ended,
+            changed=self.changed,
+            health=config.health,
+            log=paths.trainer_log,
+            lease_s=lease_of(config),
+        )
+        self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
+        self._has_nodes = config.cluster.address != "local"
+        self._homeless: set[str] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+        self.monitor = (
+            None
+            if monitor is None
+            else MonitorLink(
+                monitor,
+                targets=self._targets,
+                changed=self.changed,
+                hung_after_s=config.health.supervisor_silence_s,
+                hung=self._monitor_hung,
+            )
+        )
+        self.shelf = Shelf(config, paths)
+        self._checkpoints: tuple[CheckpointFacts, ...] | None = None
+        self._is_shelf_away = False
+
+    def add_slot(self, name: str, actor: Any) -> ServerSlot:
+        setup_s = self._config.rollout.setup_timeout + MARGIN_S
+        self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        self.slots[name].progress_at = self._progress.at(name)
+        self.actors[name] = actor
+        return self.slots[name]
+
+    async def refresh(self) -> None:
+        """Ask everybody anew, side by side."""
+        await asyncio.gather(self.trainer.refresh(), *(slot.refresh() for slot in self.slots.values()))
+
+    def begin_looking(self) -> None:
+        self.trainer.begin_looking()
+        if self._has_nodes:
+            self.nodes.begin_looking()
+        for slot in self.slots.values():
+            slot.begin_looking()
+        if self.monitor is not None:
+            self.monitor.begin_looking()
+
+    def look(self, *, is_stopped: bool) -> Look:
+        now = time.monotonic()
+        trainer = self.trainer.facts(self.nodes.homeless_since(TRAINER))
+        incident = self.incident(now)
+        in_pool = {info.name: info for info in self.trainer.view.servers}
+        self._note_progress(trainer.next_step, in_pool, now)
+        self._note_pace(self.trainer.view.slow)
+        self._note_fleet()
+        damaged = first_damaged(incident) if incident is not None else None
+        healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
+        return Look(
+            servers=tuple(
+                self.memory.as_due(
+                    self._seen(
+                        slot,
+                        in_pool.get(name),
+                        is_publishing=trainer.is_publishing or name in self.trainer.view.loading,
+                    )
+                )
+                for name, slot in self.slots.items()
+            ),
+            trainer=trainer,
+            checkpoints=self.checkpoints(healthy_until),
+            memory=self.memory.settings(self.trainer.lengths),
+            incident=incident,
+            progress_at=self._progress.at(TRAINER),
+            is_stopped=is_stopped,
+            evals=self.trainer.view.evals,
+            rejections=self.trainer.view.rejections,
+            monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
+        )
+
+    def pids(self) -> dict[str, int]:
+        """Of the main process of each server and of the trainer, as far as they are known and of this node."""
+        infos = {name: slot.info for name, slot in self.slots.items()}
+        known = {name: info.pid for name, info in infos.items() if info is not None and is_here(info.node)}
+        known["trainer"] = self.trainer.view.pid or None if is_here(self.trainer.view.node) else None
+        return {name: pid for name, pid in known.items() if pid is not None}
+
+    def incident(self, now: float) -> Incident | None:
+        return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
+
+    def checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
+        """As last seen, where the disk can't be read now: a run that steps needs none of them, and to take it for one
+        that has none would begin it anew. Raises CheckpointError and JournalError where it never could be read."""
+        try:
+            seen = self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
+        except LauncherError as error:
+            if self._checkpoints is None:
+                raise
+            if not self._is_shelf_away:
+                self._history.event("checkpoint.unreadable", subject="checkpoints", reason=error.message)
+            self._is_shelf_away = True
+            return self._checkpoints
+        self._checkpoints, self._is_shelf_away = seen, False
+        return seen
+
+    def ran_out(self, slot: ServerSlot) -> RanOut | None:
+        """Where memory ran out, if that ended this life."""
+        return self._seen(slot, None, is_publishing=False).ran_out
+
+    def _seen(self, slot: ServerSlot, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
+        judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
+        homeless_since = self.nodes.homeless_since(slot.name)
+        facts = slot.facts(in_pool, judged, is_publishing=is_publishing, homeless_since=homeless_since)
+        facts = dataclasses.replace(facts, is_loading=slot.name in self.trainer.view.loading)
+        return self._last_words.explain(facts, slot.generation)
+
+    async def close(self) -> None:
+        closing = [self.trainer.close(), self.nodes.close(), *(slot.close() for slot in self.slots.values())]
+        if self.monitor is not None:
+            closing.append(self.monitor.close())
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    def _targets(self) -> list[Watched]:
+        return self.watched.targets(self.trainer.view)
+
+    def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
+        """Before the look that it is part of: with the help of whoever is READY."""
+        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state is ServerState.READY]
+        self._progress.note(next_step, helpers, now)
+        for name, slot in self.slots.items():
+            slot.progress_at = self._progress.at(name)
+
+    def _note_pace(self, slow: Mapping[str, str]) -> None:
+        """Said when it begins and when it ends, and acted on by nobody: slow is not dead."""
+        for name in slow.keys() - self._slow:
+            self._history.event("server.slow", subject=name, reason=slow[name])
+        for name in self._slow - slow.keys():
+            self._history.event("server.pace_back", subject=name, reason="as fast as it used to be, or begun anew")
+        self._slow = set(slow)
+
+    def _note_fleet(self) -> None:
+        """Said when a server has no node any more, and when one has room for it again."""
+        homeless = {name for name in self.slots if self.nodes.homeless_since(name) is not None}
+        left = len(self.slots) - len(homeless)
+        for name in sorted(homeless - self._homeless):
+            reason = f"no node has room for {name}: {left} of {len(self.slots)} servers go on"
+            self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
+            known = [info for info in self.trainer.view.servers if info.name == name]
+            keep(self._telling, self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
+        for name in sorted(self._homeless - homeless):
+            reason = f"a node has room for {name} again"
+            self._history.event("fleet.grown", subject=name, reason=reason, servers=left)
+        self._homeless = homeless
+
+    def _node_lost(self, node: Node) -> None:
+        """Its servers get no more traffic at once: what waits for an answer from there would wait for its timeout."""
+        reason = f"node {node.address} ({node.id[:8]}) was lost"
+        gone = [slot for slot in self.slots.values() if slot.lost_with_node(node.id, reason)]
+        names = [slot.name for slot in gone]
+        if self.trainer.lost_with_node(node.id, reason):
+            names.append(TRAINER)
+        if self._config.actor.dp_size > 1:  # one of its ranks may have been there
+            self.trainer.fence()
+        if node.id in self._history.coordinator_nodes:
+            names.append("the Coordinator")
+        self._history.event(
+            "node.lost", subject=node.address, reason=node.reason or reason, node=node.id, held=names, cause="node_lost"
+        )
+        infos = [replace(slot.info, state=ServerState.DEAD, reason=reason) for slot in gone if slot.info is not None]
+        if infos and TRAINER not in names:
+            keep(self._telling, self._tell_trainer(infos))
+
+    async def _tell_trainer(self, infos: list[ServerInfo]) -> None:
+        with contextlib.suppress(LauncherError):  # a trainer that is away has no requests either
+            await self.trainer.set_servers(infos)
+
+    def _node_joined(self, node: Node) -> None:
+        self._history.event("node.joined", subject=node.address, reason="it is of the cluster", node=node.id)
+
+    def _server_died(self, end: ServerExit) -> None:
+        if (end.name, end.generation) in self._history.died:
+            return  # told to the Coordinator before this one
+        self._history.server_died(end, time.monotonic() - end.monotonic)
+
+    def _monitor_hung(self) -> None:
+        self._history.event("monitor.hung", subject="health_monitor", reason="answers nobody: it is ended")
+
+    def _trainer_ended(self, reason: str) -> None:
+        self._history.event("trainer.died", subject="trainer", reason=reason)

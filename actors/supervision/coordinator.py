@@ -1,0 +1,204 @@
+"""The Coordinator: observe → plan → perform → record, until the run has its word. The only writer of RunState.
+
+`Coordinator` is the plain class, with a `Hands` to see and act through; `CoordinatorActor` is the Ray actor around it.
+It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
+one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
+
+Consumes: `abort`, `hold`, `resize`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by:
+any of these; no action is waited for, each runs as a task with its own deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection
+
+from actors.supervision.artifact_collector import IncidentKeeper
+from actors.supervision.fleet_record import JOIN_ASKED, LEAVE_ASKED, server_names
+from actors.supervision.incident_tracker import IncidentLog
+from actors.supervision.interfaces import Hands, Look
+from actors.supervision.run_history import RunHistory
+from launcher.base.errors import LauncherError, UsageError
+from launcher.base.messages import Outcome, RunWord
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import Action
+from launcher.policy.observed import Observed
+from launcher.policy.reconcile_fleet import change_to
+from launcher.policy.recovery import plan
+from launcher.policy.run_state import ENDS
+
+TURN_S = 0.25
+"""Between two looks where nothing calls for one."""
+
+
+class Coordinator:
+    """Used on one asyncio loop. `clock` gives seconds that all processes of this host share."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        hands: Hands,
+        history: RunHistory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keeper: IncidentKeeper | None = None,
+    ) -> None:
+        self._config = config
+        self._hands = hands
+        self._history = history
+        self._clock = clock
+        self._keeper = keeper
+        self._incidents = IncidentLog(history, keeper)
+        self._under_way: dict[asyncio.Task[None], Action] = {}
+
+    async def run(self) -> Outcome:
+        """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
+        if self._history.was_begun:
+            self._history.adopt(f"a run that is {self._history.state}")
+        else:
+            self._history.begin()
+        await self._hands.begin()
+        self._incidents.begin()
+        try:
+            while self._history.state not in ENDS:
+                await self._wait(self.turn())
+            self._incidents.close(self._clock())
+            return self._outcome(self._hands.look())
+        finally:
+            await self._drop_tasks()
+            await self._hands.close()
+            if self._keeper is not None:
+                await self._keeper.close()
+
+    def abort(self, reason: str) -> None:
+        """End the run, saving what there is. Asking twice changes nothing."""
+        self._history.asked_to_abort(reason)
+        self._hands.changed.set()
+
+    def add_server(self, reason: str) -> str:
+        """Have one more server join; its name. Raises UsageError where the run is ending."""
+        self._check_goes_on()
+        name = self._history.fleet.next_name(server_names(self._config))
+        self._history.event(JOIN_ASKED, subject=name, reason=reason)
+        self._hands.changed.set()
+        return name
+
+    def remove_server(self, name: str, reason: str) -> None:
+        """Have a server leave. Asking twice changes nothing. Raises UsageError where it can't be spared, or isn't."""
+        self._check_goes_on()
+        fleet, first = self._history.fleet, server_names(self._config)
+        if name in fleet.leaving:
+            return
+        staying = fleet.staying(first)
+        if name not in staying:
+            raise UsageError(f"there is no server {name!r}", f"of the fleet: {', '.join(staying)}")
+        if staying == [name]:
+            raise UsageError(f"{name} is the only server that stays", "add another one first, or stop the run")
+        self._history.event(LEAVE_ASKED, subject=name, reason=reason)
+        self._hands.changed.set()
+
+    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
+        """Have servers join or leave until there are so many, none of `without` among them; asking twice changes
+        nothing. A run that is ending stays as it is."""
+        change = change_to(servers, self._history.fleet.staying(server_names(self._config)), without=without)
+        with contextlib.suppress(UsageError):
+            for _ in range(change.joins):
+                self.add_server(reason)
+            for name in change.leaves:
+                self.remove_server(name, reason)
+
+    def _check_goes_on(self) -> None:
+        if self._history.state in ENDS or self._history.ending is not None or self._history.abort_reason:
+            raise UsageError("the run is ending", "nothing was changed")
+
+    def hold(self, reason: str) -> None:
+        """Pause the trainer until this is asked with "". Asking twice changes nothing."""
+        if reason != self._history.hold_reason:
+            self._history.asked_to_hold(reason)
+            self._hands.changed.set()
+
+    def turn(self) -> float | None:
+        """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
+        self._reap()
+        now = self._clock()
+        look = self._hands.look()
+        seen = self._observe(look)
+        made = plan(seen, self._history.attempts, self._config, now)
+        self._incidents.turn(seen, made, look.rejections, now)
+        self._history.enter(made.state, made.reason)
+        for attempt in made.attempts:
+            self._history.attempted(attempt)
+        for action in made.actions:
+            self._history.begun(action)
+            self._under_way[asyncio.create_task(self._perform(action))] = action
+        return made.wake_at
+
+    def _observe(self, look: Look) -> Observed:
+        history = self._history
+        return Observed(
+            state=history.state,
+            servers=look.servers,
+            trainer=look.trainer,
+            checkpoints=look.checkpoints,
+            memory=look.memory,
+            incident=look.incident,
+            under_way=tuple(self._under_way.values()),
+            tried=(*look.tried, *history.tried),
+            progress_at=look.progress_at,
+            hold_reason=history.hold_reason,
+            abort_reason=history.abort_reason,
+            ending=history.ending,
+            is_stopped=look.is_stopped,
+            joining=tuple(name for name in history.fleet.joining if name not in history.fleet.left),
+            leaving=dict(history.fleet.leaving),
+            newcomers=frozenset(history.fleet.newcomers),
+            monitor_silent_s=look.monitor_silent_s,
+        )
+
+    async def _perform(self, action: Action) -> None:
+        """To its end, however it ends; a failed one is due again, and the plan counts how often."""
+        started, deadline_s = self._clock(), self._hands.deadline_s(action)
+        try:
+            if self._keeper is not None:
+                await self._keeper.evidence_before(action)
+            async with asyncio.timeout(deadline_s):
+                facts = await self._hands.perform(action)
+        except TimeoutError:
+            self._history.failed(action, f"not done within {deadline_s:g} s", self._clock() - started)
+        except LauncherError as error:
+            self._history.failed(action, error.message, self._clock() - started)
+        else:
+            self._history.done(action, facts, self._clock() - started)
+        finally:
+            self._hands.changed.set()
+
+    def _reap(self) -> None:
+        """Forget what has ended. An error that `_perform` did not expect is a defect, and raised here."""
+        for task in [task for task in self._under_way if task.done()]:
+            del self._under_way[task]
+            task.result()
+
+    async def _wait(self, wake_at: float | None) -> None:
+        left_s = TURN_S if wake_at is None else min(TURN_S, max(wake_at - self._clock(), 0.0))
+        try:
+            async with asyncio.timeout(left_s):
+                await self._hands.changed.wait()
+        except TimeoutError:
+            return
+        self._hands.changed.clear()
+
+    async def _drop_tasks(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _outcome(self, look: Look) -> Outcome:
+        last_step = look.trainer.next_step - 1
+        return Outcome(
+            word=RunWord(self._history.state),
+            reason=self._history.ending_reason,
+            last_step=last_step if last_step >= 0 else None,
+            evals=look.evals,
+        )

@@ -1,0 +1,48 @@
+"""Facts of an event of the journal, in the types that they had when it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.base.messages import Cause
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory_backoff import MemorySettings, Tried
+from launcher.policy.restart_budget import Attempt, Rung
+
+
+def attempt_of(event: Mapping[str, object]) -> Attempt:
+    return Attempt(
+        at=number_of(event, "at"),
+        cause=Cause(str(event["cause"])),
+        subject=str(event["subject"]),
+        rung=Rung(str(event["rung"])),
+        onset_step=optional_number(event, "onset_step"),
+        restored_step=optional_number(event, "restored_step"),
+    )
+
+
+def tried_of(event: Mapping[str, object]) -> Tried:
+    settings = event["settings"]
+    assert isinstance(settings, Mapping)
+    return Tried(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
+
+
+def list_of(event: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    value = event.get(key)
+    return value if isinstance(value, list) else []
+
+
+def number_of(event: Mapping[str, object], key: str) -> float:
+    value = event.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def numbers_of(event: Mapping[str, object], key: str) -> frozenset[float]:
+    value = event.get(key)
+    listed = value if isinstance(value, list | tuple) else ()
+    return frozenset(float(one) for one in listed if isinstance(one, int | float))
+
+
+def optional_number(event: Mapping[str, object], key: str) -> int | None:
+    value = event.get(key)
+    return value if isinstance(value, int) else None

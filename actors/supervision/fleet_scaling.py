@@ -1,0 +1,98 @@
+"""A server joins, and a server leaves, while the run goes on.
+
+joining  the driver makes its actor, as it made the others ─► it starts, gets weights and the golden probe as any
+         server that is restarted ─► traffic
+leaving  no traffic any more ─► what it is at ends, or moves ─► it stops ─► the driver ends its actor
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+
+from actors.supervision.cluster_observer import MARGIN_S, RunEyes
+from actors.supervision.interfaces import Facts
+from actors.supervision.run_history import RunHistory
+from actors.supervision.server_handle import STOP_S, ServerSlot
+from actors.weights.start_weights import forget
+from launcher.base.errors import LauncherError, ServerError
+from launcher.config.schema import RunConfig
+
+ACTOR_S = 60.0
+LOOK_S = 0.25
+
+
+class FleetHands:
+    """`start` is how a slot's server is started; `find` gives the actor of a name, ValueError where there is none."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        history: RunHistory,
+        eyes: RunEyes,
+        *,
+        start: Callable[[ServerSlot], Awaitable[object]],
+        find: Callable[[str], Any] = ray.get_actor,
+    ) -> None:
+        self._history = history
+        self._eyes = eyes
+        self._start = start
+        self._find = find
+        self._drain_s = config.sglang.drain_timeout
+        self._starting: set[asyncio.Task[None]] = set()
+        self.join_deadline_s = ACTOR_S + MARGIN_S
+        self.leave_deadline_s = self._drain_s + STOP_S + 2 * MARGIN_S
+
+    async def join(self, name: str) -> Facts:
+        """From now on it is of the fleet, watched and mended as the others. Raises ServerError where nobody made it."""
+        slot = self._eyes.add_slot(name, await self._actor_of(name))
+        slot.expect()
+        slot.begin_looking()
+        task = asyncio.create_task(self._begin(slot))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        return {"servers": len(self._eyes.slots)}
+
+    async def _actor_of(self, name: str) -> Any:
+        try:
+            async with asyncio.timeout(ACTOR_S):
+                while True:
+                    with contextlib.suppress(ValueError):
+                        return self._find(name)
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError as error:
+            raise ServerError(f"nobody has made an actor for {name} within {ACTOR_S:g} s") from error
+
+    async def _begin(self, slot: ServerSlot) -> None:
+        """A start that fails is the plan's to mend, whatever it failed for: the run has other servers."""
+        try:
+            await self._start(slot)
+        except LauncherError as error:
+            self._history.event("start.failed", subject=slot.name, reason=error.message)
+        self._eyes.changed.set()
+
+    async def leave(self, name: str) -> Facts:
+        slot = self._eyes.slots.get(name)
+        if slot is None:
+            return {"moved": 0, "servers": len(self._eyes.slots)}
+        moved = 0
+        with contextlib.suppress(LauncherError):  # a trainer that is away has no requests, and its next life none here
+            moved = await self._eyes.trainer.drain_server(name, within_s=self._drain_s)
+        try:
+            await slot.stop()
+        except LauncherError as error:  # its actor is ended next, and its tree with it
+            self._history.event("actor.stop_failed", subject=name, reason=error.message)
+        forget(name, self._eyes.trainer.view.weights)
+        self._eyes.slots.pop(name, None)
+        await slot.close()
+        return {"moved": moved, "servers": len(self._eyes.slots)}
+
+    async def close(self) -> None:
+        tasks = list(self._starting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""Every actor of a run, made by its driver, so that all of them end with it (P8).
+
+Each is trivial until the Coordinator starts what it holds, and comes back empty from Ray when its process ends. Who
+joins the fleet later is made here too, and who leaves it ends here: the Coordinator decides, and this follows its
+journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from actors.cluster.placement_group import Placed
+from actors.monitoring.health_monitor_actor import HealthMonitorActor
+from actors.serving.server_worker_node import SGLangSeat
+from actors.serving.sglang_server import SGLangServer
+from actors.supervision.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
+from actors.supervision.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
+from actors.training.trainer import MONITOR, Trainer
+from launcher.config.schema import RunConfig
+from launcher.resources.memory_history import MemoryBook
+from launcher.run_files.run_paths import RunPaths
+
+ALWAYS_BACK = {"max_restarts": -1, "max_task_retries": 0}
+NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
+
+
+class RunActors:
+    """`server_entry`: the command in SGLang's place, for tests. `trainer` is there once `create` was called."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        placed: Placed,
+        server_entry: tuple[str, ...] | None = None,
+    ) -> None:
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._placed = placed
+        self._server_entry = server_entry
+        self._all: list[Any] = []
+        self._servers: dict[str, tuple[Any, ...]] = {}
+        self._monitor: Any = None
+        self.trainer: Any = None
+
+    def create(self, book: MemoryBook) -> Any:
+        """Servers, trainer, HealthMonitor, Coordinator. Returns the last."""
+        config, paths, attempt, placed = self._config, self._paths, self._attempt, self._placed
+        for name in server_names(config):
+            self._servers[name] = self._new_server(name)
+        ranks = {"rank_options": placed.further_ranks()} if config.actor.dp_size > 1 else {}
+        self.trainer = self._new(Trainer, placed.options(TRAINER), config, paths, attempt, has_monitor=True, **ranks)
+        watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
+        self._monitor = self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, paths, attempt)
+        return self._new(
+            CoordinatorActor,
+            {"name": COORDINATOR, **watchers},
+            config,
+            paths,
+            attempt,
+            has_monitor=True,
+            on_gpu=placed.servers_on_gpu,
+            shares_gpu=placed.shares_gpu,
+            book=book,
+        )
+
+    def follow(self, event: Mapping[str, object]) -> None:
+        """The fleet as the Coordinator has it."""
+        name = str(event.get("subject"))
+        if event.get("event") == JOIN_ASKED and name not in self._servers:
+            self._servers[name] = self._new_server(name)
+        elif event.get("event") == LEFT:
+            for ended in self._servers.pop(name, ()):
+                self._all.remove(ended)
+                ray.kill(ended)
+
+    def end(self) -> None:
+        """The Coordinator first, so that nobody mends what is being ended; the guards end every server's tree."""
+        if self._monitor is not None and self._config.alerts.webhook is not None:
+            ray.wait([self._monitor.tell_people.remote()], timeout=self._config.alerts.timeout)
+        for actor in reversed(self._all):
+            ray.kill(actor)
+
+    def _new_server(self, name: str) -> tuple[Any, ...]:
+        """Its further seats first, where it spans nodes: it is told of them once, with its constructor."""
+        config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)
+        if not self._placed.has(name):
+            options = self._placed.options_of_a_joining(name, config)
+            return (self._new(SGLangServer, options, config, paths, index, entry),)
+        seats = tuple(
+            self._new(SGLangSeat, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
+            for seat in self._placed.further_seats(index)
+        )
+        return (self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats), *seats)
+
+    def _new(self, actor: Any, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        self._all.append(actor.options(**ALWAYS_BACK, **options).remote(*arguments, **named))
+        return self._all[-1]

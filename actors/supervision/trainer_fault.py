@@ -1,0 +1,59 @@
+"""What the step loop found by itself, and is no fault of its process: since when it stands, and whether it may go on.
+
+Numbers that are not finite stand until the trainer is restored; a reward function that did not answer, until it does.
+"""
+
+from __future__ import annotations
+
+from launcher.base.messages import Cause, Incident, LoopFailure
+from launcher.policy.exit_cause import find_trainer_cause
+
+NOT_OF_THE_PROCESS = frozenset({Cause.NONFINITE, Cause.VERIFIER_BROKEN})
+OF_THE_REWARD = frozenset({"RewardError", "RewardImportError"})
+
+
+class LoopTrouble:
+    """Of one trainer over all its lives."""
+
+    def __init__(self) -> None:
+        self._failed_since: float | None = None
+        self._failed_before: tuple[Cause, int] | None = None
+        self._first_failed_at = 0.0
+        self._answered: tuple[Cause, int] | None = None
+
+    def incident(self, failure: LoopFailure | None, now: float) -> Incident | None:
+        cause = cause_of(failure)
+        if failure is None or cause not in NOT_OF_THE_PROCESS or (cause, failure.global_step) == self._answered:
+            self._failed_since = None
+            return None
+        if self._failed_since is None:
+            again = (cause, failure.global_step) == self._failed_before
+            self._failed_since = self._first_failed_at if again else now
+            self._failed_before, self._first_failed_at = (cause, failure.global_step), self._failed_since
+        return Incident(
+            cause=cause,
+            subject="trainer" if cause is Cause.NONFINITE else "reward",
+            reason=failure.message,
+            since=self._failed_since,
+            onset_step=failure.global_step,
+        )
+
+    def reward_answers(self, failure: LoopFailure | None) -> None:
+        """The step that failed for want of a reward may be tried again.
+
+        If it fails again, that counts from the first time: a function that can't score one prompt is broken too.
+        """
+        if failure is not None and cause_of(failure) is Cause.VERIFIER_BROKEN:
+            self._answered = (Cause.VERIFIER_BROKEN, failure.global_step)
+
+    def goes_on(self) -> None:
+        """What fails from now on is another failure."""
+        self._answered = None
+
+
+def cause_of(failure: LoopFailure | None) -> Cause | None:
+    if failure is None:
+        return None
+    if failure.kind in OF_THE_REWARD:
+        return Cause.VERIFIER_BROKEN
+    return find_trainer_cause([f"{failure.kind}: {failure.message}".replace("\n", " ")], None).cause

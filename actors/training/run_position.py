@@ -1,0 +1,63 @@
+"""Where a run stands: the counters that a checkpoint holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.base.messages import EvalReport
+from launcher.checkpoints.checkpoint_store import CheckpointName
+
+REWARDS_KEPT = 20
+"""Rewards of the last steps that a checkpoint's manifest averages as its health."""
+
+EVALS_KEPT = 100
+"""The first and the newest, which are shown: every state after a step and every look at the trainer carries them. All
+stand in events.jsonl."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where the run stands: `next_step` counts from 0, `epoch_step` is its number within `epoch`."""
+
+    next_step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    last_epoch: int = 0
+    last_epoch_step: int = 0
+    recent_rewards: tuple[float, ...] = ()
+    evals: tuple[EvalReport, ...] = ()
+
+    @property
+    def checkpoint_name(self) -> CheckpointName | None:
+        """Of the checkpoint that holds the last step; None before the first."""
+        if self.next_step == 0:
+            return None
+        return CheckpointName(epoch=self.last_epoch, epoch_step=self.last_epoch_step, global_step=self.next_step - 1)
+
+    def after_step(self, *, reward: float, epoch: int) -> Position:
+        """The step was committed; `epoch` is the queue's, one further where that step ended an epoch."""
+        return dataclasses.replace(
+            self,
+            next_step=self.next_step + 1,
+            epoch=epoch,
+            epoch_step=self.epoch_step + 1 if epoch == self.epoch else 0,
+            last_epoch=self.epoch,
+            last_epoch_step=self.epoch_step,
+            recent_rewards=(*self.recent_rewards, reward)[-REWARDS_KEPT:],
+        )
+
+    def with_evals(self, evals: Sequence[EvalReport]) -> Position:
+        return dataclasses.replace(self, evals=(*evals[:1], *evals[1:][1 - EVALS_KEPT :]))
+
+    def to_json(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Position:
+        fields = dict(data)
+        evals = tuple(EvalReport(**report) for report in fields.pop("evals"))
+        rewards = tuple(fields.pop("recent_rewards"))
+        return cls(evals=evals, recent_rewards=rewards, **fields)

@@ -1,0 +1,344 @@
+"""The GRPO step loop, as verbs: collect → admit → learn → publish → remember → record → save.
+
+    take prompts ─► rollouts at version v ─► whole? ─► gradients finite? ─► gate? ─► optimizer step = v + 1
+         ▲                                     │ no          │ no             │ no            │
+         └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   publish ─► state in memory ─► ledger
+                                                                                  ─► checkpoint when due
+
+The step is done when its state stands in memory (actors/training/step_memory.py): killed before that, it was never
+taken.
+
+The gate (the HealthMonitor) is asked last, since the distance between the server's and the trainer's log-probs is
+known only after the forward pass. `run` returns when a stop was requested, and may be called again.
+
+Plain: no Ray, no HTTP. What it drives is handed in, so that a test can feed it rollouts that were recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actors.data.prompt_queue import PromptQueue
+from actors.model.batch_metrics import batch_metrics
+from actors.model.policy_model import PolicyModel, UpdateStats
+from actors.rollout.live_rollouts import Stopped
+from actors.training.checkpointing import Checkpointer
+from actors.training.rejections import Rejections
+from actors.training.run_position import Position
+from launcher.base.errors import CheckpointError, TrainerError
+from launcher.base.messages import Cause, EvalReport, StepReport
+from launcher.base.rollouts import RolloutBatch
+from launcher.config.schema import RunConfig
+from launcher.policy.admission import Admission, BatchReport, admit
+from launcher.run_files.journal import Journal
+
+NONFINITE_IN_A_ROW = 2
+"""One poisoned batch is dropped; a second one in a row says that the weights are at fault."""
+
+
+class RolloutSource(Protocol):
+    """Where batches come from. Raises Stopped when asked to stop while it waits."""
+
+    def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch: ...
+
+    def evaluate(self, weight_version: int) -> EvalReport | None: ...
+
+
+Gate = Callable[[RolloutBatch, UpdateStats | None], Admission]
+"""The last question before the weights move; without figures, of a batch that was turned away before it.
+
+Raises Stopped when asked to stop while it waits for the answer."""
+
+
+def no_gate(batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
+    """Of a loop without a monitor: what is known of the batch alone has been asked already."""
+    return Admission(admitted=True, reason="nobody else to ask")
+
+
+@dataclass
+class Phase:
+    """What the loop is doing, for whoever looks in from another thread."""
+
+    name: str = "start"
+    since: float = field(default_factory=time.monotonic)
+    entered: int = 0
+
+    def enter(self, name: str) -> None:
+        self.name, self.since = name, time.monotonic()
+        self.entered += 1
+
+
+class GrpoLoop:
+    """Runs steps from `position` until the last, or until stopped. One instance is one life of the trainer."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model: PolicyModel,
+        queue: PromptQueue,
+        rollouts: RolloutSource,
+        publish: Callable[[int], None],
+        checkpointer: Checkpointer,
+        record: Callable[[StepReport], None],
+        journal: Journal,
+        attempt: int,
+        gate: Gate = no_gate,
+    ) -> None:
+        """`weights_lock` is held while the weights move: who reads them from another thread takes it."""
+        self._config = config
+        self._model = model
+        self._queue = queue
+        self._rollouts = rollouts
+        self._publish = publish
+        self._checkpointer = checkpointer
+        self._record = record
+        self._journal = journal
+        self._attempt = attempt
+        self._gate = gate
+        self._position = Position()
+        self._stopping = False
+        self._saves = True
+        self._nonfinite_in_a_row = 0
+        self._is_last_step_owed = False
+        self._is_half_taken = False
+        self._checkpoint_s = self._state_s = 0.0
+        self.rejections = Rejections(journal)
+        self.evals: list[EvalReport] = []
+        self.phase = Phase()
+        self.weights_lock = threading.RLock()
+
+    @property
+    def next_step(self) -> int:
+        return self._position.next_step
+
+    @property
+    def total_steps(self) -> int:
+        in_epochs = self._config.total_train_epochs * self.steps_per_epoch
+        return min(in_epochs, self._config.total_train_steps or in_epochs)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._queue.steps_per_epoch(self._config.train_dataset.batch_size)
+
+    @property
+    def policy_version(self) -> int:
+        return self._model.policy_version
+
+    def restore(self, position: Position, *, is_last_step_owed: bool = False) -> None:
+        """Go on after `position`; the model and the queue have been restored by the caller.
+
+        `is_last_step_owed`: what was due after the last step may not have been done; `run` begins with it.
+        """
+        self._position = position
+        self._is_last_step_owed = is_last_step_owed
+        self._nonfinite_in_a_row = 0
+        self._is_half_taken = False
+        self.rejections.restored()
+        self.evals = list(position.evals)
+
+    def request_stop(self, *, save: bool = True) -> None:
+        """Finish the step under way, save if asked to, and return from `run`."""
+        self._saves = save
+        self._stopping = True
+
+    def allow(self) -> None:
+        """Take back a stop: the next `run` steps."""
+        self._stopping, self._saves = False, True
+
+    def run(self) -> bool:
+        """Step until the end (True) or until a stop was requested (False).
+
+        Raises RunError where the run can't go on; what was committed by then is saved first where it is sound.
+        """
+        self._queue.load_state_dict(self._queue.state_dict())  # what was in flight at a stop is taken again
+        try:
+            finished = self._steps()
+        except TrainerError:
+            raise  # the weights may be at fault: the checkpoint that stands is the better one
+        except Exception:
+            self._save_what_is_sound()
+            raise
+        if finished or self._saves:
+            self._save(required=finished)
+        self.phase.enter("idle")
+        return finished
+
+    def _steps(self) -> bool:
+        try:
+            if self._is_last_step_owed:
+                self._is_last_step_owed = False
+                self._do_what_is_due()
+            if self.next_step == 0 and not self.evals:
+                self._evaluate()
+            while self.next_step < self.total_steps:
+                if self._stopping:
+                    return False
+                self._step()
+            if not self.evals or self.evals[-1].policy_version != self.policy_version:
+                self._evaluate()
+        except Stopped:
+            return False
+        return True
+
+    def _step(self) -> None:
+        started = time.monotonic()
+        self.phase.enter("rollout")
+        batch = self._rollouts.collect(
+            self._queue, want=self._config.train_dataset.batch_size, weight_version=self.policy_version
+        )
+        if not self._admitted(batch):
+            return
+        self.phase.enter("train")
+        training = time.monotonic()
+        stats = self._model.compute_gradients(batch.groups)
+        if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
+            return
+        with self.weights_lock:  # version and phase change together, or a look between them would see a stale server
+            self._is_half_taken = True
+            self._model.commit()
+            self.phase.enter("publish")
+        self._queue.commit(batch.prompt_ids)
+        metrics = batch_metrics(batch, stats, self._config.gconfig.max_new_tokens)
+        taken = self._position
+        self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
+        publishing = time.monotonic()
+        try:
+            self._publish(self.policy_version)
+        finally:  # the step was taken, whatever became of its weights' way to the servers
+            now = time.monotonic()
+            timing = {
+                "timeperf/rollout_s": batch.seconds,
+                "timeperf/train_s": publishing - training,
+                "timeperf/publish_s": now - publishing,
+                "timeperf/state_s": self._state_s,  # of the state and the checkpoint since the line before
+                "timeperf/checkpoint_s": self._checkpoint_s,
+                "timeperf/step_s": now - started + self._state_s + self._checkpoint_s,
+            }
+            self._state_s = self._checkpoint_s = 0.0
+            self._write_down(taken, batch, metrics | timing)
+        self._do_what_is_due()
+
+    def _admitted(self, batch: RolloutBatch) -> bool:
+        report = BatchReport.of(batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples)
+        decision = admit(report)
+        if not decision.admitted:
+            self._reject(batch, decision)
+            self._gate(batch, None)  # the monitor hears of it: a server may have made it, and go on making them
+        return decision.admitted
+
+    def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
+        try:
+            decision = self._gate(batch, stats)
+        except Stopped:
+            self._model.discard()
+            raise
+        if not decision.admitted:
+            self._model.discard()
+            self._reject(batch, decision)
+        return decision.admitted
+
+    def _is_finite(self, stats: UpdateStats, batch: RolloutBatch) -> bool:
+        if stats.finite:
+            self._nonfinite_in_a_row = 0
+            return True
+        self._model.discard()
+        self._nonfinite_in_a_row += 1
+        reason = "; ".join(stats.problems)
+        if self._nonfinite_in_a_row >= NONFINITE_IN_A_ROW or not self._model.weights_are_finite():
+            raise TrainerError(
+                f"step {self.next_step}: numbers that are not finite: {reason}",
+                "actor.optimizer.lr, actor.optimizer.gradient_clipping and actor.dtype are the usual causes; "
+                "recover.mode=auto resumes from the last checkpoint",
+            )
+        self._reject(batch, Admission(admitted=False, reason=reason, cause=Cause.NONFINITE))
+        return False
+
+    def _reject(self, batch: RolloutBatch, decision: Admission) -> None:
+        self._queue.requeue(batch.prompt_ids)
+        self.rejections.add(batch, decision, self.next_step)
+
+    def _write_down(self, taken: Position, batch: RolloutBatch, metrics: dict[str, float]) -> None:
+        """The step at `taken` is committed: first its state, then its lines, which the state holds too."""
+        self.rejections.committed(taken.next_step)
+        report = StepReport(
+            global_step=taken.next_step,
+            epoch=taken.epoch,
+            epoch_step=taken.epoch_step,
+            attempt=self._attempt,
+            policy_version=self.policy_version,
+            time=time.time(),
+            prompt_ids=batch.prompt_ids,
+            weight_versions=batch.weight_versions,
+            rollouts_failed=batch.failed,
+            rollouts_retried=batch.retried,
+            metrics=metrics,
+        )
+        started = time.monotonic()
+        self._checkpointer.remember(self._model, self._queue, self._position, report)
+        self._state_s = time.monotonic() - started
+        self._record(report)
+        self._is_half_taken = False
+
+    def _do_what_is_due(self) -> None:
+        """After the last step: save and evaluate where it is time to."""
+        ended_epoch = self._position.epoch != self._position.last_epoch
+        if self._checkpointer.is_due(ended_epoch=ended_epoch):
+            self._save(required=False)
+        if self._checkpointer.evaluation_is_due(ended_epoch=ended_epoch):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        self.phase.enter("evaluate")
+        report = self._rollouts.evaluate(self.policy_version)
+        if report is None:
+            return
+        self._position = self._position.with_evals([*self.evals, report])
+        self.evals = list(self._position.evals)
+        self._journal.record(
+            "eval.done",
+            subject="trainer",
+            global_step=self.next_step - 1,
+            policy_version=report.policy_version,
+            prompts=report.prompts,
+            sampled=report.sampled,
+            greedy=report.greedy,
+        )
+
+    def forget(self) -> None:
+        """The trainer ends here: its state leaves the memory, where the disk holds it as well."""
+        self._checkpointer.forget(self._position)
+
+    def _save(self, *, required: bool) -> None:
+        """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`."""
+        self.phase.enter("checkpoint")
+        started = time.monotonic()
+        try:
+            self._checkpointer.save(self._model, self._queue, self._position)
+        except CheckpointError as error:
+            self._journal.record(
+                "checkpoint.failed", subject="trainer", reason=error.message, global_step=self.next_step - 1
+            )
+            if required:
+                raise
+        self._checkpoint_s += time.monotonic() - started
+
+    def _save_what_is_sound(self) -> None:
+        """Before the loop ends with an error, which nothing here may hide: it says what the run has to change.
+
+        Not within a step: an optimizer that found no memory has moved some weights and not others, and a checkpoint
+        of a step that has no line in the ledger would lose it.
+        """
+        if self._is_half_taken:
+            return
+        try:
+            self._model.discard()
+            if self._model.weights_are_finite():
+                self._save(required=False)
+        except Exception as error:  # noqa: BLE001 - whatever ended the loop, as want of memory, may end this too
+            reason = f"{type(error).__name__}: {error}"
+            self._journal.record("checkpoint.failed", subject="trainer", reason=reason, global_step=self.next_step - 1)

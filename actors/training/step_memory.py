@@ -1,0 +1,180 @@
+"""The training state after each step, kept in memory outside the process, and taken from there again.
+
+The step is done with the rename of its state's manifest. The state holds its lines of the ledger and of the metrics
+too, and those are written after it: so a trainer that is killed before the rename has not taken the step at all, and
+one that is killed after it goes on behind the step, and first writes down what is missing
+(actors/training/step_records.py). With the ledger first, a kill between the two would take back a step that was written
+down.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from actors.cluster.fencing import wait_for_lease
+from actors.data.prompt_queue import PromptQueue
+from actors.model.policy_model import PolicyModel
+from actors.model.stored_tensors import overwrite_tensors
+from actors.training.run_position import Position
+from launcher.base.errors import CheckpointError
+from launcher.base.messages import StepReport
+from launcher.base.private_folders import make_private
+from launcher.checkpoints.checkpoint_store import Checkpoint
+from launcher.checkpoints.in_memory_checkpoints import MemoryState, MemoryStates, StateFacts, write_small
+from launcher.checkpoints.state_files import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
+from launcher.config.fingerprint import config_fingerprint
+from launcher.config.schema import RunConfig
+from launcher.resources.hardware import find_hardware
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """Where a trainer goes on. `last`: the step that its state ends with, where it comes from memory."""
+
+    position: Position
+    last: StepReport | None = None
+
+
+class StepMemory:
+    """Of one life of the trainer. What can't be kept costs an event and not the run."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, journal: Journal) -> None:
+        self._states = MemoryStates(paths)
+        self._is_on = config.recover.memory
+        self._journal = journal
+        self._fingerprint = config_fingerprint(config)
+        self._run: float | None = None
+        self._slots: int | None = None  # known when the size of a state is
+        self._has_failed = False
+        self._share = config.recover.memory_share
+        self._next_at = float("-inf")
+
+    def keep(
+        self, model: PolicyModel, queue: PromptQueue, position: Position, report: StepReport, base: Checkpoint | None
+    ) -> None:
+        """The state behind the step of `report`, which is `position`. `base`: the newest checkpoint on the disk."""
+        name = position.checkpoint_name
+        began = time.monotonic()
+        if not self._is_on or name is None or self._slots == 0 or began < self._next_at:
+            return
+        wait_for_lease()
+        facts, tensors = model.training_state()
+        try:
+            if self._slots is None:
+                self._slots = self._find_slots(_full_size(tensors))
+                if self._slots == 0:
+                    return
+            folder = self._states.begin(self._slots)
+            state = {"position": position.to_json(), "queue": queue.state_dict(), "report": asdict(report)}
+            files = {
+                TENSORS_FILE: overwrite_tensors(folder / TENSORS_FILE, tensors),
+                FACTS_FILE: write_small(folder / FACTS_FILE, facts),
+                POSITION_FILE: write_small(folder / POSITION_FILE, state),
+            }
+            self._states.commit(folder, self._facts_of(position, model.policy_version, base), files)
+        except OSError as error:
+            self._failed(position.next_step - 1, error)
+        else:
+            self._has_failed = False
+        ended = time.monotonic()
+        self._next_at = ended + (ended - began) * (1 - self._share) / self._share
+
+    def _facts_of(self, position: Position, policy_version: int, base: Checkpoint | None) -> StateFacts:
+        return StateFacts(
+            global_step=position.next_step - 1,
+            epoch=position.last_epoch,
+            epoch_step=position.last_epoch_step,
+            policy_version=policy_version,
+            run=self._run,
+            base=None if base is None else str(base),
+            base_made_at=None if base is None or base.manifest is None else base.manifest.created_at,
+            config_fingerprint=self._fingerprint,
+        )
+
+    def _find_slots(self, size: int) -> int:
+        self._run = self._states.run_began()
+        make_private(self._states.root)
+        slots = self._states.slots_that_fit(size, find_hardware().memory_free)
+        if slots < 2:
+            what = "only one is kept: a kill while it is written costs the steps since the last checkpoint"
+            self._journal.record(
+                "state.no_room",
+                subject="trainer",
+                reason=f"two states after a step need {2 * size / MIB:.0f} MiB in {self._states.root.parent}; "
+                + (what if slots else "none is kept: a kill costs the steps since the last checkpoint"),
+            )
+        if slots == 0:
+            self._states.remove()
+        return slots
+
+    def _failed(self, step: int, error: OSError) -> None:
+        """Said once, until it works again. What was half written has no manifest."""
+        if not self._has_failed:
+            reason = f"the state after the step can't be kept in {self._states.root}: {error.strerror or error}"
+            self._journal.record("state.failed", subject="trainer", reason=reason, global_step=step)
+        self._has_failed = True
+
+    def find(self, global_step: int, checkpoints: Sequence[Checkpoint]) -> MemoryState | None:
+        """The state after a step, where it counts beside these checkpoints."""
+        if not self._is_on:
+            return None
+        found = [state for state in self._states.standing(checkpoints) if state.global_step == global_step]
+        return found[-1] if found else None
+
+    def load(self, state: MemoryState, model: PolicyModel, queue: PromptQueue) -> Restored:
+        """Put everything back to it, once it is proven whole. Raises CheckpointError; it then counts no more."""
+        try:
+            state.verify()
+            kept = _read(state.folder / POSITION_FILE)
+            restored = Restored(position=Position.from_json(kept["position"]), last=_report(kept["report"]))
+            if restored.position.next_step - 1 != state.global_step:
+                raise CheckpointError(f"{state.folder} is not of step {state.global_step}", "an older state is used")
+            model.load(state.folder)
+            queue.load_state_dict(kept["queue"])
+        except (KeyError, TypeError, CheckpointError) as error:
+            self._states.drop(state)
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{state.folder} can't be read: {error!r}", "an older state is used") from error
+        return restored
+
+    def drop_after(self, global_step: int) -> None:
+        """The run goes on behind this step; where nothing is kept any more, what an earlier life kept goes too."""
+        if self._is_on:
+            self._states.drop_after(global_step)
+        else:
+            self.remove()
+
+    def remove(self) -> None:
+        self._states.remove()
+
+
+def _full_size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes, also where the optimizer has not moved every weight yet: each brings as much again for each moment."""
+    weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(MASTER))
+    return max((1 + len(MOMENTS)) * weights, sum(tensor.nbytes for tensor in tensors.values()))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read: {error}", "an older state is used") from error
+    return content
+
+
+def _report(data: dict[str, Any]) -> StepReport:
+    fields = dict(data)
+    prompts, versions = tuple(fields.pop("prompt_ids")), tuple(fields.pop("weight_versions"))
+    return StepReport(prompt_ids=prompts, weight_versions=versions, **fields)

@@ -1,0 +1,66 @@
+"""The lines that a committed step leaves behind: in the ledger, in the metrics, for whoever asks the trainer."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from actors.cluster.fencing import wait_for_lease
+from launcher.base.messages import StepReport
+from launcher.run_files.journal import LineLog
+from launcher.run_files.line_tail import standing_line
+from launcher.run_files.run_paths import RunPaths
+
+MOST_REPORTS = 2000
+"""Kept for whoever shows them: 4 KB each with batches of 256 prompts. All stand in the run's files."""
+
+log = logging.getLogger("trainer")
+
+
+class StepRecords:
+    """`committed`: steps of this life so far."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.committed = 0
+        self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
+        self._ledger = LineLog(paths.ledger, durable=True)
+        self._metrics = LineLog(paths.metrics)
+
+    def write(self, report: StepReport) -> None:
+        wait_for_lease()
+        self._ledger.append(report.ledger_line())
+        self._metrics.append(report.metrics_line())
+        self._tell(report)
+
+    def since(self, committed: int) -> tuple[StepReport, ...]:
+        """Those committed since there were so many, of this life; of more than MOST_REPORTS the newest."""
+        new = min(self.committed - committed, len(self._reports))
+        return tuple(self._reports)[len(self._reports) - new :] if new > 0 else ()
+
+    def complete(self, report: StepReport) -> None:
+        """Write what a kill kept from being written of the last step: its state was whole before its lines were."""
+        if not _stands(self._metrics.path, report.metrics_line(), ("attempt", "time")):
+            self._metrics.append(report.metrics_line())
+        ledger_line = report.ledger_line()
+        if not _stands(self._ledger.path, ledger_line, tuple(ledger_line)):
+            self._ledger.append(ledger_line)
+            self._tell(report)
+
+    def _tell(self, report: StepReport) -> None:
+        self._reports.append(report)
+        self.committed += 1
+        log.info(
+            "step %d: reward %.3f, policy_version %d",
+            report.global_step,
+            report.metrics["rollout/reward"],
+            report.policy_version,
+        )
+
+
+def _stands(path: Path, line: Mapping[str, object], keys: tuple[str, ...]) -> bool:
+    """Is the line that stands for this step this one? Before a restore another branch of the run wrote one too."""
+    known = standing_line(path, cast(int, line["global_step"]))
+    return known is not None and all(known.get(key) == line[key] for key in keys)

@@ -1,0 +1,171 @@
+"""The trainer as a Ray actor: a thin skin over `Training`.
+
+The group `train` has one thread, on which everything that steps happens; `ctl` always answers; `mend` is for what one
+server needs and may wait for. `__init__` does nothing that can fail, since Ray never restarts an actor whose
+constructor raised. Torch is imported in the actor's process only: the driver, which imports this module, does without
+and starts seconds sooner.
+
+A process that Ray has started anew is empty, and says so, until it is told to `start` and to `restore`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from actors.cluster.fencing import hold_lease, holds_lease
+from actors.cluster.node_identity import lease_of, this_node
+from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.model.lean_imports import lean_imports
+from actors.serving.setting_overrides import with_overrides
+from launcher.base.errors import RunError, TrainerError
+from launcher.base.messages import Overrides, ServerInfo, Snapshot, TrainerEnd, TrainerReady, TrainerView
+from launcher.config.schema import RunConfig
+from launcher.policy.admission import Admission, BatchReport
+from launcher.policy.canary_policy import CanaryRound
+from launcher.run_files.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from actors.training.training import Training
+
+
+GATE_TIMEOUT_S = 10.0
+"""For one answer of the monitor; it is asked again for as long as it takes."""
+MONITOR = "health_monitor"
+
+
+@ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})  # type: ignore[call-overload]  # annotated wrongly upstream
+class Trainer:
+    """`start`, `restore`, `allow`, `run`; the others at any time after `start`, before it they raise TrainerError."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        *,
+        has_monitor: bool = False,
+        rank_options: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """`rank_options`: Ray's, for each trainer rank beside this one, which is the first."""
+        die_with_raylet()
+        hold_lease(lease_of(config))
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._has_monitor = has_monitor
+        self._rank_options = rank_options
+        self._training: Training | None = None
+        self._busy = ""
+
+    @ray.method(concurrency_group="train")
+    def start(self, overrides: Overrides) -> TrainerReady:
+        """Load everything. `overrides`: settings that gave way since the run was configured. Once in a process."""
+        if self._training is not None:
+            return self._training.ready()
+        self._busy = "starting"
+        try:
+            config = with_overrides(self._config, overrides)
+            ask = ask_monitor if self._has_monitor else None
+            with lean_imports():
+                from actors.training.training import Training
+
+                self._training = Training(config, self._paths, self._attempt, ask=ask, rank_options=self._rank_options)
+        finally:
+            self._busy = ""
+        return self._training.ready()
+
+    @ray.method(concurrency_group="train")
+    def restore(self, global_step: int, lineage: int) -> int:
+        return self._begun().restore(global_step, lineage)
+
+    @ray.method(concurrency_group="train")
+    def run(self) -> TrainerEnd:
+        return self._begun().run()
+
+    @ray.method(concurrency_group="ctl")
+    def view(self) -> TrainerView:
+        """Always answers, also of an empty process."""
+        if self._training is None:
+            return TrainerView(pid=os.getpid(), busy=self._busy, node=this_node())
+        return replace(self._training.view(), node=this_node())
+
+    @ray.method(concurrency_group="ctl")
+    def allow(self) -> None:
+        self._begun().allow()
+
+    @ray.method(concurrency_group="ctl")
+    def pause(self, save: bool) -> None:
+        self._begun().pause(save=save)
+
+    @ray.method(concurrency_group="ctl")
+    def set_servers(self, servers: Sequence[ServerInfo]) -> None:
+        self._begun().set_servers(servers)
+
+    @ray.method(concurrency_group="ctl")
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        self._begun().limit_rollouts(max_concurrent)
+
+    @ray.method(concurrency_group="ctl")
+    def snapshot(self, since: int) -> Snapshot:
+        return self._begun().snapshot(since)
+
+    @ray.method(concurrency_group="mend")
+    def send_weights(self, server: ServerInfo, lineage: int) -> int:
+        return self._begun().send_weights(server, lineage)
+
+    @ray.method(concurrency_group="mend")
+    def admit(self, server: ServerInfo) -> float:
+        return self._begun().admit(server)
+
+    @ray.method(concurrency_group="mend")
+    def drain_server(self, name: str, within_s: float) -> int:
+        return self._begun().drain_server(name, within_s)
+
+    @ray.method(concurrency_group="mend")
+    def score_canaries(self) -> CanaryRound:
+        return self._begun().score_canaries()
+
+    @ray.method(concurrency_group="ctl")
+    def close(self) -> None:
+        if self._training is not None:
+            self._training.close()
+
+    def _begun(self) -> Training:
+        if self._training is None:
+            raise TrainerError("the trainer has not started")
+        return self._training
+
+
+@functools.cache
+def _monitor() -> Any:
+    """Its handle outlives its restarts; looking it up each time costs a question to the cluster's store."""
+    return ray.get_actor(MONITOR)
+
+
+def ask_monitor(report: BatchReport) -> Admission:
+    """One question to the HealthMonitor. Raises MonitorAway; RunError where the monitor itself failed at it.
+
+    A monitor that fails at a batch would fail at it for ever: it must not be waited for as one that is away. Ray
+    raises what an actor raised as an error of that kind too, so a ValueError of the monitor's own is not the one that
+    says that nobody bears its name.
+    """
+    from actors.training.admission_gate import MonitorAway
+
+    if not holds_lease():
+        raise MonitorAway("this trainer is cut off from the cluster: another may be stepping")
+    try:
+        answer = cast(Admission, ray.get(_monitor().admit.remote(report), timeout=GATE_TIMEOUT_S))
+    except RayTaskError as error:
+        raise RunError(
+            f"the HealthMonitor failed at the gate: {error.cause!r}", "this is a defect; see the logs of its actor"
+        ) from error
+    except (RayError, ValueError) as error:  # ValueError: no actor of that name
+        raise MonitorAway(f"the HealthMonitor does not answer: {type(error).__name__}") from error
+    return answer

@@ -1,0 +1,348 @@
+"""One life of the trainer: puts the step loop's parts together, runs it, and answers while it runs. No Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
+
+from actors.data.dataset import load_records
+from actors.data.prompt_queue import PromptQueue
+from actors.data.training_data import DataLoader
+from actors.model.policy_model import PolicyModel, UpdateStats
+from actors.ranks.rank_controller import RankCrew
+from actors.reward.canaries import make_canaries, pick, score_canaries
+from actors.reward.reward_pool import RewardPool
+from actors.rollout.live_rollouts import LoopThread
+from actors.training.admission_gate import Ask, MonitorGate
+from actors.training.checkpointing import Checkpointer
+from actors.training.step_loop import GrpoLoop, no_gate
+from actors.training.step_memory import Restored
+from actors.training.step_records import StepRecords
+from actors.training.training_servers import TrainingServers
+from launcher.base.errors import TrainerError
+from launcher.base.messages import (
+    LoopFailure,
+    ServerInfo,
+    Snapshot,
+    TrainerEnd,
+    TrainerReady,
+    TrainerStatus,
+    TrainerView,
+)
+from launcher.base.rollouts import RolloutBatch
+from launcher.config.schema import RunConfig
+from launcher.policy.admission import Admission, BatchReport
+from launcher.policy.canary_policy import CanaryRound, CanaryScore
+from launcher.policy.restore import FIRST_WEIGHTS
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+
+CANARIES_FILE = "canaries.json"
+
+log = logging.getLogger("trainer")
+
+
+class Training:
+    """Loaded when constructed, with nothing stepped: `restore` says from which state, `allow` and `run` go on from it.
+
+    `restore` and `run` belong to one thread; the other methods may be called from any.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        *,
+        ask: Ask | None = None,
+        rank_options: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Load model, data and reward function. `ask`: the HealthMonitor. Raises the UsageErrors of each, and
+        TrainerError where the ranks that `rank_options` places don't meet."""
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._log_to_file()
+        self._journal = Journal(paths.events, attempt, time.time)
+        self._records = StepRecords(paths)
+        self._thread = LoopThread("rollouts")
+        self._reward = RewardPool(config.reward)  # its processes start while the model loads
+        records = load_records(config.train_dataset, key="train_dataset")
+        crew = None
+        if config.actor.dp_size > 1:
+            crew = RankCrew(config, paths, self._journal, rank_options)
+        self._model = PolicyModel(
+            config.actor,
+            config.ref,
+            temperature=config.gconfig.temperature,
+            total_steps=planned_steps(config, prompts=len(records)),
+            tokenizer_path=config.tokenizer_path,
+            crew=crew,
+        )
+        context = config.sglang.context_length or self._model.context_length
+        self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records)
+        self._servers = TrainingServers(
+            config,
+            paths,
+            self._journal,
+            thread=self._thread,
+            model=self._model,
+            data=self._data,
+            reward=self._reward,
+            collected=self._begin_canaries,
+        )
+        scored = list(self._data.prompts.values())
+        kept = paths.logs / CANARIES_FILE
+        self._canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
+        self._scoring: Future[tuple[CanaryScore, ...]] | None = None
+        self._gate = None if ask is None else MonitorGate(ask, away=self._monitor_away)
+        self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
+        self._first_position = self._queue.state_dict()
+        self._checkpointer = Checkpointer(config, paths, self._journal)
+        self._loop = self._assemble()
+        self._busy, self._is_loaded, self._is_allowed, self._is_running = "", False, False, False
+        self._is_finished = False
+        self._failure: LoopFailure | None = None
+
+    def ready(self) -> TrainerReady:
+        return TrainerReady(
+            next_step=self._loop.next_step,
+            total_steps=self._loop.total_steps,
+            steps_per_epoch=self._loop.steps_per_epoch,
+            policy_version=self._loop.policy_version,
+            prompts=len(self._data.prompts),
+            held_out=len(self._data.held_out),
+            left_out=self._data.left_out,
+            pid=os.getpid(),
+        )
+
+    # ── on the train thread ──
+
+    def restore(self, global_step: int, lineage: int) -> int:
+        """Load the checkpoint of a step, or the first weights (-1); returns the step that is next.
+
+        `lineage` counts the restores of the run, this one included. Raises CheckpointError: then nothing is loaded.
+        """
+        self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
+        try:
+            with self._loop.weights_lock:
+                restored = self._load(global_step)
+                if restored.last is not None:
+                    self._records.complete(restored.last)
+                self._loop.restore(restored.position, is_last_step_owed=restored.last is not None)
+                self._servers.begin(lineage)
+            self._is_loaded = True
+        finally:
+            self._busy = ""
+        where = "from memory" if restored.last is not None else "from the disk"
+        self._journal.record(
+            "trainer.restored",
+            subject="trainer",
+            reason="to the first weights" if global_step == FIRST_WEIGHTS else f"to step {global_step}, {where}",
+            global_step=self._loop.next_step - 1,
+            lineage=lineage,
+        )
+        return self._loop.next_step
+
+    def _load(self, global_step: int) -> Restored:
+        if global_step == FIRST_WEIGHTS:
+            return Restored(position=self._checkpointer.begin_anew(self._model, self._queue, self._first_position))
+        return self._checkpointer.load_step(global_step, self._model, self._queue)
+
+    def run(self) -> TrainerEnd:
+        """Step until the end, or until paused; at once where it was not allowed. Raises RunError.
+
+        So whoever wants to hear of the end may call it again: the second call waits for the first.
+        """
+        if self._is_allowed:
+            self._is_running = True
+            try:
+                self._is_finished = self._loop.run()
+            except Exception as error:
+                log.exception("the step loop ended with an error")
+                self._failure = LoopFailure(
+                    kind=type(error).__name__, message=str(error), global_step=self._loop.next_step
+                )
+                raise
+            finally:
+                self._is_allowed = self._is_running = False
+        return TrainerEnd(finished=self._is_finished, next_step=self._loop.next_step, evals=tuple(self._loop.evals))
+
+    # ── from any thread ──
+
+    def allow(self) -> None:
+        """The next `run` steps."""
+        self._loop.allow()
+        self._servers.rollouts.allow()
+        if self._gate is not None:
+            self._gate.allow()
+        self._failure = None
+        self._is_allowed = True
+
+    def pause(self, *, save: bool) -> None:
+        """Let `run` return: at once while it waits for rollouts or the gate, else after the step under way."""
+        self._loop.request_stop(save=save)
+        self._servers.rollouts.stop()
+        if self._gate is not None:
+            self._gate.stop()
+
+    def send_weights(self, server: ServerInfo, lineage: int) -> int:
+        """Send one server the current weights; returns their version.
+
+        Raises WeightsRefused where they are those of another restore by now, RequestFailed.
+        """
+        return self._servers.send_weights(self._loop, server, lineage)
+
+    def admit(self, server: ServerInfo) -> float:
+        """Give a server traffic if its weights prove to be ours; returns their distance in nats.
+
+        Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for.
+        """
+        return self._servers.admit(self._loop, server)
+
+    def view(self) -> TrainerView:
+        """The state, consistent in itself: no step is committed while it is looked at."""
+        lost = self._model.lost
+        if self._busy and not lost:
+            return TrainerView(pid=os.getpid(), busy=self._busy, is_started=True)
+        loop = self._loop
+        with nullcontext() if lost else loop.weights_lock:  # whoever waits for a lost rank may hold it for good
+            return TrainerView(
+                pid=os.getpid(),
+                is_started=True,
+                is_loaded=self._is_loaded,
+                is_allowed=self._is_allowed,
+                is_running=self._is_running,
+                is_finished=self._is_finished,
+                is_at_gate=self._gate is not None and self._gate.is_waiting,
+                phase=loop.phase.name,
+                progress=loop.phase.entered + self._servers.pool.leases_ended,
+                lineage=self._servers.lineage,
+                policy_version=loop.policy_version,
+                next_step=loop.next_step,
+                total_steps=loop.total_steps,
+                longest_sequence=self._data.longest_sequence,
+                largest_micro_batch=self._model.largest_micro_batch,
+                failure=self._failure or self._failure_of_ranks(),
+                rejections=loop.rejections.since_step,
+                weights=self._servers.published,
+                servers=self._servers.pool.servers(),
+                in_flight=self._servers.pool.in_flight(),
+                loading=self._servers.loading,
+                slow=self._servers.pool.paces.slow(self._config.health),
+                evals=tuple(loop.evals),
+            )
+
+    def _failure_of_ranks(self) -> LoopFailure | None:
+        if not self._model.lost:
+            return None
+        return LoopFailure(kind=TrainerError.__name__, message=self._model.lost, global_step=self._loop.next_step)
+
+    def set_servers(self, servers: Sequence[ServerInfo]) -> None:
+        """Tell the pool of rollouts which servers there are."""
+        self._servers.set_servers(servers)
+
+    def drain_server(self, name: str, within_s: float) -> int:
+        """Take a server out of the pool: it gets nothing more, what it is at ends or moves. How many moved."""
+        return self._servers.drain(name, within_s=within_s)
+
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        """At most so many prompts in flight from now on, also of the batch that is being collected."""
+        self._servers.limit_rollouts(max_concurrent)
+
+    def snapshot(self, since: int) -> Snapshot:
+        """What is going on, and the steps committed in this life from the `since`-th on."""
+        loop = self._loop
+        status = TrainerStatus(
+            phase=loop.phase.name,
+            next_step=loop.next_step,
+            total_steps=loop.total_steps,
+            steps_per_epoch=loop.steps_per_epoch,
+            policy_version=loop.policy_version,
+            pid=os.getpid(),
+            seconds_in_phase=time.monotonic() - loop.phase.since,
+        )
+        return Snapshot(
+            status=status,
+            servers=self._servers.pool.servers(),
+            reports=self._records.since(since),
+            committed=self._records.committed,
+            evals=tuple(loop.evals),
+        )
+
+    def close(self) -> None:
+        """Release what outlives a killed process: reward workers, folders in memory."""
+        self._loop.forget()
+        self._servers.close()
+        self._reward.close()
+        self._model.close()
+
+    def _log_to_file(self) -> None:
+        handler = logging.FileHandler(self._paths.trainer_log)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+    def _assemble(self) -> GrpoLoop:
+        return GrpoLoop(
+            self._config,
+            model=self._model,
+            queue=self._queue,
+            rollouts=self._servers.rollouts,
+            publish=self._servers.publish,
+            checkpointer=self._checkpointer,
+            record=self._records.write,
+            journal=self._journal,
+            attempt=self._attempt,
+            gate=no_gate if self._gate is None else self._ask_gate,
+        )
+
+    def _ask_gate(self, batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
+        assert self._gate is not None
+        report = BatchReport.of(
+            batch,
+            policy_version=self._loop.policy_version,
+            n_samples=self._config.gconfig.n_samples,
+            global_step=self._loop.next_step,
+            canaries=self._scored_canaries(),
+        )
+        if stats is None:
+            return self._gate(report)
+        distance = stats.logprob_distance
+        names = {server.url: server.name for server in self._servers.pool.servers()}
+        makers = {rollout.completion.server for rollout in batch.rollouts}
+        by_server = distance.by_server or dict.fromkeys(makers, distance.mean)  # one made all of it
+        distances = {names[url]: by for url, by in by_server.items() if url in names}
+        return self._gate(dataclasses.replace(report, logprob_distance=distance.mean, distances=distances))
+
+    def score_canaries(self) -> CanaryRound:
+        """Ask the live reward function for answers that are known."""
+        step = self._loop.next_step
+        return CanaryRound(step=step, scores=self._submit_canaries().result())
+
+    def _submit_canaries(self) -> Future[tuple[CanaryScore, ...]]:
+        chosen = pick(self._canaries, self._config.gate.canaries, self._loop.next_step)
+        return self._thread.submit(score_canaries(chosen, self._reward))
+
+    def _begin_canaries(self) -> None:
+        """With the batch, so that they are scored while it is trained on."""
+        self._scoring = self._submit_canaries()
+
+    def _scored_canaries(self) -> tuple[CanaryScore, ...]:
+        scoring, self._scoring = self._scoring or self._submit_canaries(), None
+        return scoring.result()
+
+    def _monitor_away(self, why: str) -> None:
+        event = "gate.waiting" if why else "gate.answered"
+        self._journal.record(event, subject="trainer", reason=why, global_step=self._loop.next_step)
+
+
+def planned_steps(config: RunConfig, *, prompts: int) -> int:
+    """Length of the learning-rate schedule, in optimizer steps."""
+    in_epochs = config.total_train_epochs * -(-prompts // config.train_dataset.batch_size)
+    return min(in_epochs, config.total_train_steps or in_epochs)

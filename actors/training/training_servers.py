@@ -1,0 +1,208 @@
+"""The trainer's side of the servers: which there are, rollouts from them, weights to them, and whom to believe.
+
+All of it lives on an asyncio loop on a thread of its own; the methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from actors.data.training_data import TrainingData
+from actors.model.policy_model import PolicyModel, torch_dtype
+from actors.reward.reward_pool import RewardPool
+from actors.rollout.live_rollouts import LiveRollouts, LoopThread
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import RequestFailed, SGLangClient
+from actors.training.step_loop import GrpoLoop
+from actors.weights.weight_consistency_check import GREEDY, golden_distance
+from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
+from launcher.checkpoints.in_memory_checkpoints import memory_folder
+from launcher.config.schema import RunConfig
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
+
+PROBE_TIMEOUT_S = 5.0
+
+
+class TrainingServers:
+    """`thread` runs it; `rollouts` is the step loop's source."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        journal: Journal,
+        *,
+        thread: LoopThread,
+        model: PolicyModel,
+        data: TrainingData,
+        reward: RewardPool,
+        collected: Callable[[], None],
+    ) -> None:
+        """`collected` is called when a batch is, before it is handed over."""
+        self._config = config
+        self._journal = journal
+        self._thread = thread
+        self._model = model
+        self._data = data
+        self._lineage = 0
+        self._keys = ServerKeys.read(paths.keys)
+        on_disk = config.actor.weight_update_mode == "disk"
+        dtype = torch_dtype(config.sglang.dtype)
+        self._folders = (
+            WeightFolders(memory_folder(paths, "weights"), lambda folder: model.export(folder, dtype))
+            if on_disk
+            else None
+        )
+        thread.call(self._connect(reward, collected))
+
+    async def _connect(self, reward: RewardPool, collected: Callable[[], None]) -> None:
+        """Make what lives on the asyncio loop, on it."""
+        config, tokenizer = self._config, self._model.tokenizer
+        self._client = SGLangClient(self._keys)
+        self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
+        engine = RolloutEngine(
+            client=self._client,
+            pool=self.pool,
+            scorer=reward,
+            config=config.rollout,
+            decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
+        )
+        self.rollouts = LiveRollouts(
+            self._thread,
+            engine,
+            config=config,
+            prompts=self._data.prompts,
+            held_out=self._data.held_out,
+            collected=collected,
+        )
+        dtype = torch_dtype(config.sglang.dtype)
+        self._publisher = WeightPublisher(
+            self._client,
+            self.pool,
+            folders=self._folders,
+            weights=lambda: dict(self._model.named_weights(dtype)),
+            tp_size=config.sglang.tp_size,
+            timeout_s=config.actor.weight_update_timeout,
+        )
+
+    @property
+    def lineage(self) -> int:
+        return self._lineage
+
+    @property
+    def published(self) -> PublishedWeights | None:
+        return self._publisher.newest
+
+    @property
+    def loading(self) -> tuple[str, ...]:
+        """Servers that are being sent weights, also those that no step waits for."""
+        return self._publisher.loading()
+
+    def begin(self, lineage: int) -> None:
+        """The weights are others from now on: those after the `lineage`-th restore."""
+        self._lineage = lineage
+        self._thread.call(self._publisher.begin(lineage))
+
+    def set_servers(self, servers: Sequence[ServerInfo]) -> None:
+        """Tell the pool of rollouts which servers there are."""
+        self._thread.call(self.pool.update(servers))
+
+    def drain(self, name: str, *, within_s: float) -> int:
+        """Take a server out: it gets nothing more, what it is at ends or moves. How many requests moved."""
+        return self._thread.call(self.pool.drain(name, within_s=within_s))
+
+    def limit_rollouts(self, max_concurrent: int) -> None:
+        self._thread.call(self.pool.limit(max_concurrent * self._config.gconfig.n_samples))
+
+    def publish(self, version: int) -> None:
+        """Where no server takes them the loop goes on to wait for one: to mend servers is the Coordinator's."""
+        try:
+            self._thread.call(self._publisher.publish(version))
+        except WeightsRefused as error:
+            self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
+
+    def send_weights(self, loop: GrpoLoop, server: ServerInfo, lineage: int) -> int:
+        """Send one server the weights that are current now, which may be newer than when it was ordered; their version.
+
+        Where others serve, the trainer steps on: an order for one version would come too late again and again.
+        Raises WeightsRefused where they are those of another restore, RequestFailed.
+        """
+        with loop.weights_lock:
+            if lineage != self._lineage:
+                raise WeightsRefused(f"the trainer was restored {self._lineage} times by now, not {lineage}")
+            version = self._model.policy_version
+            send = self._thread.call(self._publisher.prepare(version))
+        self._thread.call(self._publisher.send_to(server, send, version))
+        return version
+
+    def admit(self, loop: GrpoLoop, server: ServerInfo) -> float:
+        """Give a server traffic if its weights prove to be ours; returns their distance in nats.
+
+        Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for. ServerError
+        where it has ended: it stays what it is.
+        """
+        prompt = self._data.golden_prompt
+        timeout_s = self._config.rollout.request_timeout
+        if not self.pool.is_living(server):  # who orders this says that it lives; what is heard from now on counts
+            self.set_servers([dataclasses.replace(server, state=ServerState.STALE)])
+        try:
+            distance = golden_distance(
+                lambda: self._thread.call(
+                    self.pool.while_it_lives(
+                        server,
+                        self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s),
+                    )
+                ),
+                lambda tokens: self._own_logprobs(loop, prompt, tokens),
+                limit=golden_limit(self._config),
+                name=server.name,
+            )
+        except ServerError as error:
+            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
+            with contextlib.suppress(ServerError):  # one that has ended stays what it is
+                self._thread.call(self.pool.update_if_alive(doubted))
+            raise
+        with loop.weights_lock:  # no step may be published between this look and the admission
+            lives = {(known.name, known.generation): known for known in self.pool.servers()}
+            known = lives.get((server.name, server.generation), server)
+            ready = dataclasses.replace(known, state=ServerState.READY, reason="")
+            self._thread.call(self.pool.update_if_alive(ready))
+        return distance
+
+    def _own_logprobs(self, loop: GrpoLoop, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
+        with loop.weights_lock:
+            return self._model.policy_version, self._model.logprobs(prompt, tokens)
+
+    async def _weight_version_at(self, url: str) -> int | None:
+        try:
+            return (await self._client.model_info(url, timeout_s=PROBE_TIMEOUT_S)).weight_version
+        except RequestFailed:
+            return None
+
+    def close(self) -> None:
+        """Ends the thread too."""
+        self._thread.call(self._disconnect())
+        self._thread.close()
+        if self._folders is not None:
+            self._folders.remove()
+
+    async def _disconnect(self) -> None:
+        await self._publisher.close()
+        await self.pool.close()
+        await self._client.close()
+
+
+def golden_limit(config: RunConfig) -> float:
+    """The distance of one server's log-probs that its rounding explains, as at the gate."""
+    is_exact = {config.sglang.dtype, config.actor.dtype} == {"float32"}
+    limit = config.gate.distance_float32 if is_exact else config.gate.distance_unknown
+    return math.inf if limit is None else limit

@@ -1,0 +1,46 @@
+"""Does a server hold the trainer's weights? One greedy completion, its log-probs against the trainer's own.
+
+The version label is what somebody wrote; this is what the weights say. Stale by one version or damaged in one tensor,
+in float32 the log-probs differ by orders of magnitude more than the same weights do (thresholds: `gate.*`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from actors.serving.sglang_client import Sampling
+from launcher.base.errors import WeightsRefused
+from launcher.base.rollouts import Completion
+
+GOLDEN_TOKENS = 16
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=1)
+TRIES = 3
+"""While other servers serve, the trainer steps on; an answer from the version before is asked for again."""
+
+Own = Callable[[Sequence[int]], tuple[int, list[float]]]
+"""The trainer's policy version and its log-probs of a completion."""
+
+
+def golden_distance(generate: Callable[[], Completion], own: Own, *, limit: float, name: str) -> float:
+    """Mean |server's - trainer's log-prob| in nats, where it is within `limit`.
+
+    Raises WeightsRefused where it is not, and where the server's version is never the trainer's; RequestFailed.
+    """
+    for _ in range(TRIES):
+        answer = generate()
+        version, logprobs = own(answer.token_ids)
+        if answer.weight_version == version:
+            return _judge(answer, logprobs, limit, name)
+    raise WeightsRefused(f"{name} answers with weight version {answer.weight_version}, not {version}")
+
+
+def _judge(answer: Completion, logprobs: Sequence[float], limit: float, name: str) -> float:
+    distance = fmean(abs(theirs - ours) for theirs, ours in zip(answer.logprobs, logprobs, strict=True))
+    if math.isfinite(distance) and distance <= limit:
+        return distance
+    raise WeightsRefused(
+        f"{name} says weight version {answer.weight_version}, but its log-probs are {distance:.2g} from the trainer's, "
+        f"more than {limit:.2g}"
+    )

@@ -1,0 +1,59 @@
+"""Folders of weights in memory-backed storage, from which servers load, and a restarted one starts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from launcher.base.errors import WeightsRefused
+
+KEPT_VERSIONS = 2
+"""Folders that stay: the one being served, and the one that servers may still be reading."""
+
+
+class WeightFolders:
+    """`{root}/v{version}`: whole Hugging Face folders, each appearing under its name only when complete."""
+
+    def __init__(self, root: Path, export: Callable[[Path], None]) -> None:
+        """`export` writes a model folder into an existing empty one."""
+        self._root = root
+        self._export = export
+        shutil.rmtree(root, ignore_errors=True)  # what an earlier attempt was killed over
+        root.mkdir(parents=True, mode=0o700)
+
+    def write(self, version: int) -> Path:
+        """Raises WeightsRefused where the folder can't be written."""
+        folder = self._root / f"v{version}"
+        staged = self._root / f".v{version}"
+        for leftover in (staged, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            staged.mkdir()
+            self._export(staged)
+            return staged.rename(folder)
+        except OSError as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise WeightsRefused(
+                f"weight version {version} can't be written to {folder}: {error.strerror or error}",
+                "make room in this machine's shared memory, or set actor.weight_update_mode=tensor",
+            ) from error
+
+    def have(self, version: int) -> Path:
+        """The folder of a version, written where it does not stand yet. Raises WeightsRefused."""
+        folder = self._root / f"v{version}"
+        return folder if folder.is_dir() else self.write(version)
+
+    def forget_all(self) -> None:
+        """After a restore the same numbers stand for other weights."""
+        for folder in self._root.glob("v*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def forget_before(self, version: int, *, spare: Set[int] = frozenset()) -> None:
+        """`spare`: versions that some server is still reading, however late."""
+        for folder in self._root.glob("v*"):
+            if int(folder.name[1:]) <= version - KEPT_VERSIONS and int(folder.name[1:]) not in spare:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)

@@ -1,0 +1,221 @@
+"""New weights to every server, each confirming the version before it gets traffic (P3).
+
+`disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; it also is what a
+restarted server starts from. `tensor`: over the wire to servers on this node, with no copy on any disk.
+
+All load side by side, each by its own deadline, and each gets traffic as soon as it has confirmed. The step goes on
+when the first has, and the others have had about as long again: by then the even ones serve, and one that stalls is
+late. Its loading goes on beside the step; it is STALE until it confirms, and one that confirms a version that is no
+longer the newest is sent the newest next. Whoever was late or refused is not waited for again until it has kept up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from actors.rollout.server_pool import OVER, Life, ServerPool
+from actors.serving.sglang_client import SGLangClient
+from actors.weights.weight_folders import WeightFolders
+from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
+
+PATIENCE_S = 1.0
+"""At least so long, and at least as long again as the first one took, the others are waited for."""
+
+NamedWeights = Mapping[str, torch.Tensor]
+Send = Callable[[str], Awaitable[None]]
+"""Sends one version to the server at a url."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parcel:
+    """One version, ready to be sent; `lineage`: how many restores lie behind it."""
+
+    version: int
+    lineage: int
+    send: Send
+
+
+class WeightPublisher:
+    """Publishes to the servers of a pool, and tells the pool what each one confirmed. Lives on the pool's loop."""
+
+    def __init__(
+        self,
+        client: SGLangClient,
+        pool: ServerPool,
+        *,
+        folders: WeightFolders | None,
+        weights: Callable[[], NamedWeights],
+        tp_size: int,
+        timeout_s: float,
+    ) -> None:
+        """`folders` None: over the wire. `weights` are the ones to send then, each server split over `tp_size` GPUs."""
+        self._client = client
+        self._pool = pool
+        self._folders = folders
+        self._weights = weights
+        self._tp_size = tp_size
+        self._timeout_s = timeout_s
+        self._lineage = 0
+        self._newest: PublishedWeights | None = None
+        self._parcel: _Parcel | None = None
+        self._loading: dict[Life, asyncio.Task[bool]] = {}
+        self._reading: dict[Life, int] = {}
+        self._late: set[Life] = set()
+
+    @property
+    def newest(self) -> PublishedWeights | None:
+        """The newest weights that stand in a folder."""
+        return self._newest
+
+    def loading(self) -> tuple[str, ...]:
+        """Servers that are being sent weights now, also those that no step waits for."""
+        return tuple(sorted({name for name, _ in self._loading}))
+
+    async def begin(self, lineage: int) -> None:
+        """From now on the weights are those after the `lineage`-th restore; folders from before it are others."""
+        self._lineage, self._newest, self._parcel = lineage, None, None
+        await self.close()
+        if self._folders is not None:
+            self._folders.forget_all()
+
+    async def close(self) -> None:
+        """Nobody waits for what is still loading."""
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def publish(self, version: int) -> None:
+        """Send the current weights as `version` to all servers side by side; back when those that keep up have them.
+
+        Raises WeightsRefused where no server at all took them; one alone that did not is STALE.
+        """
+        servers = [server for server in self._pool.servers() if server.state not in OVER]
+        send = self._over_the_wire(version, len(servers)) if self._folders is None else self._from_disk(version)
+        self._parcel = _Parcel(version=version, lineage=self._lineage, send=send)
+        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_life(server))}
+        took_them = await self._wait_for(fresh)
+        if self._folders is not None:
+            self._folders.forget_before(version, spare=frozenset(self._reading.values()))
+        if not took_them:
+            raise WeightsRefused(
+                f"no server took weight version {version}: "
+                + "; ".join(f"{server.name}: {server.reason}" for server in self._pool.servers()),
+                "see llm_server-<i>.log; actor.weight_update_timeout is each server's deadline",
+            )
+
+    async def _wait_for(self, fresh: Mapping[asyncio.Task[bool], ServerInfo]) -> bool:
+        """Until the first has taken them and the others had their time, or all have ended. Did any take them?"""
+        started, give_up_at = time.monotonic(), float("inf")
+        waiting = set(self._loading.values())
+        took_them = False
+        while waiting:
+            awaited = {task for task in waiting if task in fresh and _life(fresh[task]) not in self._late}
+            if took_them and (not awaited or time.monotonic() >= give_up_at):
+                break
+            left_s = max(0.0, give_up_at - time.monotonic()) if took_them else None
+            done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() for task in done if not task.cancelled()) and not took_them:
+                took_them = True
+                now = time.monotonic()
+                give_up_at = now + max(PATIENCE_S, now - started)
+        self._late |= {_life(fresh[task]) for task in waiting if task in fresh}
+        return took_them
+
+    def _begin_loading(self, server: ServerInfo) -> asyncio.Task[bool]:
+        life = _life(server)
+        task = self._loading[life] = asyncio.create_task(self._bring_up_to_date(server))
+        task.add_done_callback(functools.partial(self._ended, life))
+        return task
+
+    def _ended(self, life: Life, task: asyncio.Task[bool]) -> None:
+        if self._loading.get(life) is task:
+            del self._loading[life]
+
+    def _is_loading(self, life: Life) -> bool:
+        return life in self._loading and not self._loading[life].done()
+
+    async def _bring_up_to_date(self, server: ServerInfo) -> bool:
+        """Send the newest, again where another has become the newest meanwhile. Does it hold the newest?"""
+        life = _life(server)
+        while (parcel := self._parcel) is not None:
+            if not await self._deliver(server, parcel):
+                self._late.add(life)
+                return False
+            if parcel is self._parcel:
+                self._late.discard(life)
+                return True
+        return False
+
+    async def _deliver(self, server: ServerInfo, parcel: _Parcel) -> bool:
+        if not self._pool.is_living(server):
+            return False
+        life = _life(server)
+        self._reading[life] = parcel.version
+        await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
+        try:
+            await self._pool.while_it_lives(server, parcel.send(server.url))
+        except ServerError as error:
+            if self._pool.is_living(server):
+                await self._pool.mark_stale(server.name, error.message)
+            return False
+        finally:
+            del self._reading[life]
+        if self._pool.is_living(server):
+            await self._pool.confirm(server.name, parcel.version, parcel.lineage)
+        return True
+
+    async def prepare(self, version: int) -> Send:
+        """Make the current weights ready to be sent as `version`, whatever happens to the model from then on.
+
+        Call it while the weights stand still. Raises WeightsRefused.
+        """
+        return (
+            self._from_disk(version) if self._folders is not None else self._tensors(_copies(self._weights()), version)
+        )
+
+    async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
+        """Send what was prepared to one server, which stays without traffic until it is admitted.
+
+        Raises ServerError: WeightsRefused, RequestFailed, or that it has ended.
+        """
+        lineage = self._lineage
+        await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
+        await self._pool.while_it_lives(server, send(server.url))
+        await self._pool.confirm(server.name, version, lineage)
+        self._late.discard(_life(server))
+
+    def _from_disk(self, version: int) -> Send:
+        assert self._folders is not None
+        folder = self._folders.have(version)
+        self._newest = PublishedWeights(path=str(folder), version=version, lineage=self._lineage)
+        return lambda url: self._client.update_weights_from_disk(
+            url, path=folder, weight_version=version, timeout_s=self._timeout_s
+        )
+
+    def _over_the_wire(self, version: int, servers: int) -> Send:
+        """One server alone is waited for: it reads the model's own memory. Of several, one may be late."""
+        weights = self._weights()
+        return self._tensors(weights if servers == 1 else _copies(weights), version)
+
+    def _tensors(self, tensors: NamedWeights, version: int) -> Send:
+        return lambda url: self._client.update_weights_from_tensor(
+            url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
+        )
+
+
+def _life(server: ServerInfo) -> Life:
+    return (server.name, server.generation)
+
+
+def _copies(weights: NamedWeights) -> NamedWeights:
+    """Those that share the model's memory; in another number format they are copies already."""
+    return {name: tensor.clone() if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()}

@@ -1,0 +1,134 @@
+"""One checkpoint folder: its name, what can be said of it from its manifest, and the full proof.
+
+AReaL's layout (DESIGN.md §5): `epoch{e}epochstep{s}globalstep{g}`, all from 0, `g` the step that was just completed.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from launcher.base.errors import CheckpointError
+from launcher.checkpoints.manifest import (
+    FAULT_HINT,
+    KEEP_MARK,
+    MANIFEST_NAME,
+    Manifest,
+    check_files,
+    check_sizes,
+    list_files,
+)
+
+_NAME = re.compile(r"epoch(\d+)epochstep(\d+)globalstep(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CheckpointName:
+    """The completed step that a checkpoint holds; its text is the folder's name. Ordered by `global_step`."""
+
+    global_step: int
+    epoch: int
+    epoch_step: int
+
+    def __str__(self) -> str:
+        return f"epoch{self.epoch}epochstep{self.epoch_step}globalstep{self.global_step}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The name that `text` is, or None."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            return None
+        epoch, epoch_step, global_step = (int(number) for number in match.groups())
+        return cls(epoch=epoch, epoch_step=epoch_step, global_step=global_step)
+
+
+class CheckpointState(enum.StrEnum):
+    """What a folder's manifest says. COMMITTED is a claim: `verify` proves it."""
+
+    COMMITTED = "COMMITTED"
+    UNVERIFIED = "UNVERIFIED"  # no manifest: AReaL's own, or anyone's
+    DAMAGED = "DAMAGED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint as listed, its files not yet looked at. `manifest` is there if and only if COMMITTED."""
+
+    path: Path
+    name: CheckpointName
+    state: CheckpointState
+    manifest: Manifest | None = None
+    keep: bool = False
+    problem: str = ""
+
+    @property
+    def global_step(self) -> int:
+        return self.name.global_step
+
+    @property
+    def policy_version(self) -> int | None:
+        """The version of the weights it holds, where a manifest says so."""
+        return None if self.manifest is None else self.manifest.policy_version
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+def read_checkpoint(path: Path, name: CheckpointName) -> Checkpoint:
+    """What the manifest of a folder says, without looking at its files. Never raises: the state says what is wrong."""
+    try:
+        manifest = Manifest.read(path)
+        if manifest.global_step != name.global_step:
+            raise CheckpointError(f"{path / MANIFEST_NAME} is of step {manifest.global_step}", FAULT_HINT)
+    except CheckpointError as error:
+        state, problem = _why_not(path, error)
+        return Checkpoint(path=path, name=name, state=state, problem=problem)
+    return Checkpoint(
+        path=path,
+        name=name,
+        state=CheckpointState.COMMITTED,
+        manifest=manifest,
+        keep=(path / KEEP_MARK).exists(),
+    )
+
+
+def _why_not(path: Path, error: CheckpointError) -> tuple[CheckpointState, str]:
+    if (path / MANIFEST_NAME).exists():
+        return CheckpointState.DAMAGED, error.message
+    if not any(path.glob("*")):
+        return CheckpointState.DAMAGED, f"{path} is empty"
+    return (
+        CheckpointState.UNVERIFIED,
+        f"{path} has no {MANIFEST_NAME}: not a checkpoint of ours, nothing vouches for it",
+    )
+
+
+def verify_checkpoint(path: Path) -> tuple[str, ...]:
+    """Prove that every file is there, in its length, with its hash, as the manifest on disk says now.
+
+    Returns the names of files that the manifest does not list: harmless, since nothing of ours reads them.
+    Raises CheckpointError naming the file and what is wrong with it.
+    """
+    manifest = _manifest_of(path)
+    check_files(path, manifest)
+    found = {file.relative_to(path).as_posix() for file in list_files(path)}
+    return tuple(sorted(found - manifest.files.keys()))
+
+
+def check_checkpoint_sizes(path: Path) -> None:
+    """The cheap half of `verify_checkpoint`: no hashes. Raises CheckpointError."""
+    check_sizes(path, _manifest_of(path).files)
+
+
+def _manifest_of(path: Path) -> Manifest:
+    name = CheckpointName.parse(path.name)
+    if name is None:
+        return Manifest.read(path)  # a copy under another name, such as recover_checkpoint
+    checkpoint = read_checkpoint(path, name)
+    if checkpoint.manifest is None:
+        raise CheckpointError(checkpoint.problem, FAULT_HINT)
+    return checkpoint.manifest

@@ -1,0 +1,325 @@
+"""CheckpointStore: stage → hash → sync → rename. A crash at any moment leaves the old state or the whole new one.
+
+    stage ──► .staging-<name>-<x>/ ──(caller writes files)──► commit: manifest, fsync, rename ──► <name>/
+                                                                                                   │ prune
+    set_aside/<name>.<why>-<n>/ ◄── damaged, or of steps that a restore threw away                ▼
+                                                                                   .trash-<name>-<x>/ ──► gone
+
+Files are opaque here: no torch, no model. One process writes (the run's lock sees to that); any number may read,
+since reading changes nothing. What a crash left staged or half deleted is removed by the next `stage`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.durable import make_folder, sync_file, sync_folder
+from launcher.base.errors import CheckpointError, LauncherError
+from launcher.checkpoints.checkpoint_folder import (
+    Checkpoint,
+    CheckpointName,
+    CheckpointState,
+    check_checkpoint_sizes,
+    read_checkpoint,
+    verify_checkpoint,
+)
+from launcher.checkpoints.checkpoint_listing import Listing, list_folder
+from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, Manifest, record_files
+from launcher.config.fingerprint import Fingerprint
+
+__all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore", "NewestWhole", "Skipped"]
+
+log = logging.getLogger(__name__)
+
+STAGING = ".staging-"
+TRASH = ".trash-"
+SET_ASIDE = "set_aside"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A checkpoint that was passed over, and why."""
+
+    checkpoint: Checkpoint
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestWhole:
+    """The newest checkpoint that was proven whole (None: there is none), and the newer ones that were not."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[Skipped, ...]
+
+
+class CheckpointStore:
+    """The checkpoints below `root` (RunPaths.default_checkpoints). Asking creates nothing; only `stage` does."""
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.root = root
+        self._clock = clock
+        self._staged: set[Path] = set()
+        self._whole: set[Path] = set()  # committed or verified in this process: need no second hashing
+        self._listing = Listing()
+
+    # ── writing ──
+
+    def stage(self, name: CheckpointName) -> Path:
+        """A new empty folder on the same filesystem, which only `commit` makes visible. Raises CheckpointError."""
+        staged = self.root / f"{STAGING}{name}-{secrets.token_hex(4)}"
+        try:
+            make_folder(self.root)
+            self.clean()
+            staged.mkdir()
+        except OSError as error:
+            raise self._not_written(name, error) from error
+        self._staged.add(staged)
+        return staged
+
+    @contextlib.contextmanager
+    def staging(self, name: CheckpointName) -> Iterator[Path]:
+        """`stage`, and on any exception `abandon`. What a writer of tensors raises becomes a CheckpointError."""
+        staged = self.stage(name)
+        try:
+            yield staged
+        except LauncherError:
+            raise
+        except Exception as error:  # torch and safetensors report a full disk as errors of their own kinds
+            raise self._not_written(name, error) from error
+        finally:
+            self.abandon(staged)
+
+    def abandon(self, staged: Path) -> None:
+        """Remove a staged folder; nothing to do after its commit. What resists is removed by a later `stage`."""
+        self._staged.discard(staged)
+        shutil.rmtree(staged, ignore_errors=True)
+
+    def commit(
+        self,
+        staged: Path,
+        *,
+        global_step: int,
+        policy_version: int,
+        config_fingerprint: Fingerprint,
+        health: Mapping[str, object],
+        keep: bool,
+    ) -> Checkpoint:
+        """Make a staged folder a checkpoint: durable and whole on return, or not there at all.
+
+        `keep`: retention never removes it. A damaged checkpoint of the same name is set aside. Raises
+        CheckpointError, with the staged folder removed, where one of that name is whole already (after a restore
+        to an older step, call `set_aside_after` first) and where the disk refuses.
+        """
+        name = self._name_of_staged(staged, global_step)
+        try:
+            manifest = Manifest(
+                format=FORMAT,
+                global_step=global_step,
+                policy_version=policy_version,
+                created_at=self._clock(),
+                files=record_files(staged),
+                config_fingerprint=dict(config_fingerprint),
+                health=dict(health),
+            )
+            _seal(staged, manifest, keep=keep)
+            self._make_way(name)
+            staged.rename(self.root / str(name))
+            sync_folder(self.root)
+        except OSError as error:
+            raise self._not_written(name, error) from error
+        finally:
+            self.abandon(staged)
+        self._whole.add(self.root / str(name))
+        return read_checkpoint(self.root / str(name), name)
+
+    def _name_of_staged(self, staged: Path, global_step: int) -> CheckpointName:
+        text = staged.name.removeprefix(STAGING).rpartition("-")[0]
+        name = CheckpointName.parse(text)
+        if staged.parent != self.root or name is None or name.global_step != global_step:
+            raise CheckpointError(
+                f"{staged} was not staged here for step {global_step}", "commit what `stage` returned"
+            )
+        return name
+
+    def _make_way(self, name: CheckpointName) -> None:
+        target = self.root / str(name)
+        if not target.exists():
+            return
+        try:
+            verify_checkpoint(target)
+        except CheckpointError as error:
+            log.warning("checkpoint set aside: %s", error.message)
+            self._set_aside(target, "damaged")
+            return
+        raise CheckpointError(
+            f"{target} is committed already and whole; it was not overwritten",
+            "a run that goes back to an older step sets the later checkpoints aside first",
+        )
+
+    def set_aside_after(self, global_step: int) -> tuple[Path, ...]:
+        """Take every checkpoint of a later step out of the list, without deleting it; -1 for all of them.
+
+        For a restore to `global_step`: the steps after it are trained again and bring checkpoints of the same names.
+        Returns where they lie now. Raises CheckpointError where a folder can't be moved.
+        """
+        return self._set_aside_after(global_step, "superseded")
+
+    def condemn_after(self, global_step: int) -> tuple[Path, ...]:
+        """The same for checkpoints that hold damage: nothing restores them, nothing prunes them, a person may look."""
+        return self._set_aside_after(global_step, "condemned")
+
+    def _set_aside_after(self, global_step: int, why: str) -> tuple[Path, ...]:
+        later = [checkpoint.path for checkpoint in self.list() if checkpoint.global_step > global_step]
+        moved = []
+        for path in reversed(later):
+            try:
+                moved.append(self._set_aside(path, why))
+            except OSError as error:
+                if path.exists():
+                    raise self._not_written(self.root / SET_ASIDE, error) from error
+                # the Coordinator condemns while the trainer goes back: the other one has put it aside meanwhile
+        return tuple(moved)
+
+    def _set_aside(self, path: Path, why: str) -> Path:
+        aside = self.root / SET_ASIDE
+        make_folder(aside)
+        number = 1
+        while (target := aside / f"{path.name}.{why}-{number}").exists():
+            number += 1
+        path.rename(target)
+        sync_folder(aside)
+        sync_folder(self.root)
+        self._whole.discard(path)
+        return target
+
+    # ── reading ──
+
+    def list(self) -> tuple[Checkpoint, ...]:
+        """All checkpoints, the newest last, as their manifests describe them. Empty where there is no folder yet.
+
+        Damaged ones and AReaL's own are listed too, with their `state` and `problem`. Raises CheckpointError where the
+        folder can't be read.
+        """
+        return self._listing.read(self.root, self._clock())
+
+    def find(self, global_step: int) -> Checkpoint | None:
+        """The committed checkpoint of a step, as listed."""
+        found = [c for c in self.list() if c.global_step == global_step and c.state is CheckpointState.COMMITTED]
+        return found[-1] if found else None
+
+    def verify(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """Prove a checkpoint whole; returns unlisted extra files. Raises CheckpointError naming file and fault."""
+        self._whole.discard(checkpoint.path)
+        extra = verify_checkpoint(checkpoint.path)
+        self._whole.add(checkpoint.path)
+        return extra
+
+    def latest_whole(self) -> NewestWhole:
+        """The newest checkpoint that proves whole now, passing over the others with their reasons."""
+        skipped: list[Skipped] = []
+        for checkpoint in reversed(self.list()):
+            try:
+                self.verify(checkpoint)
+            except CheckpointError as error:
+                skipped.append(Skipped(checkpoint=checkpoint, reason=error.message))
+            else:
+                return NewestWhole(checkpoint=checkpoint, skipped=tuple(skipped))
+        return NewestWhole(checkpoint=None, skipped=tuple(skipped))
+
+    # ── removing ──
+
+    def prune(self, keep_last: int, *, spare: Set[int] = frozenset()) -> tuple[Checkpoint, ...]:
+        """Remove all but the `keep_last` newest, those committed with `keep` and the steps in `spare`; returns what
+        was removed.
+
+        Nothing is removed unless the newest of them was proven whole, in this process. Those set aside by a restore
+        are thinned in the same way; damaged ones are left for a person. Raises CheckpointError.
+        """
+        if keep_last < 1:
+            raise ValueError(f"keep_last={keep_last} would remove every checkpoint")
+        surplus = (*self._surplus(keep_last, spare), *_surplus_aside(self.root / SET_ASIDE, keep_last))
+        try:
+            for checkpoint in surplus:
+                checkpoint.path.rename(self.root / f"{TRASH}{checkpoint.name}-{secrets.token_hex(4)}")
+            if surplus:
+                sync_folder(self.root)
+            self.clean()
+        except OSError as error:
+            raise CheckpointError(
+                f"old checkpoints in {self.root} can't be removed: {error}", "check the folder's permissions"
+            ) from error
+        return surplus
+
+    def _surplus(self, keep_last: int, spare: Set[int]) -> tuple[Checkpoint, ...]:
+        retained = 0
+        surplus = []
+        for checkpoint in reversed(self.list()):
+            if checkpoint.state is not CheckpointState.COMMITTED:
+                continue
+            if retained < keep_last:
+                retained += self._is_safe(checkpoint, thorough=not retained)
+            elif not checkpoint.keep and checkpoint.global_step not in spare:
+                surplus.append(checkpoint)
+        return tuple(surplus)
+
+    def _is_safe(self, checkpoint: Checkpoint, *, thorough: bool) -> bool:
+        try:
+            if thorough and checkpoint.path not in self._whole:
+                self.verify(checkpoint)
+            else:
+                check_checkpoint_sizes(checkpoint.path)
+        except CheckpointError as error:
+            log.warning("not counted as a checkpoint to keep: %s", error.message)
+            return False
+        return True
+
+    def clean(self) -> tuple[str, ...]:
+        """Remove what a crash left staged or half deleted; returns the names. Only the run's writer may call it."""
+        if not self.root.is_dir():
+            return ()
+        leftovers = [
+            path
+            for path in self.root.iterdir()
+            if path.name.startswith((STAGING, TRASH)) and path not in self._staged and path.is_dir()
+        ]
+        for path in leftovers:
+            shutil.rmtree(path)
+        return tuple(path.name for path in leftovers)
+
+    def _not_written(self, what: object, error: Exception) -> CheckpointError:
+        hint = "the last committed checkpoint stands; check the folder's permissions and its disk"
+        if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or _free_bytes(self.root) < 2**20:
+            hint = "its disk is full; the last committed checkpoint stands: make room, or lower recover.keep_last"
+        return CheckpointError(f"checkpoint {what} was not written to {self.root}: {error}", hint)
+
+
+def _seal(staged: Path, manifest: Manifest, *, keep: bool) -> None:
+    """Write the manifest last, and sync everything that the rename will make visible."""
+    if keep:
+        (staged / KEEP_MARK).touch()
+        sync_file(staged / KEEP_MARK)
+    (staged / MANIFEST_NAME).write_bytes(manifest.encode())
+    sync_file(staged / MANIFEST_NAME)
+    for folder in (*(path for path in staged.rglob("*") if path.is_dir()), staged):
+        sync_folder(folder)
+
+
+def _surplus_aside(aside: Path, keep_last: int) -> list[Checkpoint]:
+    superseded = [c for c in list_folder(aside) if ".superseded-" in c.path.name and c.manifest is not None]
+    superseded.sort(key=lambda checkpoint: checkpoint.manifest.created_at if checkpoint.manifest else 0.0)
+    return [checkpoint for checkpoint in superseded[:-keep_last] if not checkpoint.keep]
+
+
+def _free_bytes(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:  # not there yet: the error itself says enough
+        return 2**63

@@ -1,0 +1,237 @@
+"""The trainer's whole state after each step, in memory that outlives its process: a killed trainer loses no step.
+
+    the slot that is not the newest:  manifest removed ─► files overwritten in place ─► new manifest renamed into place
+
+Two slots in turn: a kill at any instant leaves the older state or the newer one, whole. Overwriting in place costs a
+third of writing anew, since the pages are there already; so a state that once fitted always fits. Nothing is synced:
+the memory outlives the process and not the machine, and what must survive that is the checkpoint on the disk. CRC-32
+instead of SHA-256 for the same reason: it is to find memory that was damaged, in a third of the time.
+
+A state counts only for the run that wrote it, and only while the checkpoint that was the newest then still stands: who
+removes checkpoints by hand, to go back, must not be brought forward again. Files are opaque here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.base.errors import CheckpointError
+from launcher.base.private_folders import could_be_ours
+from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName
+from launcher.checkpoints.manifest import MANIFEST_NAME, inside
+from launcher.config.fingerprint import Fingerprint
+from launcher.run_files.journal import encode, read_lines
+from launcher.run_files.run_paths import RunPaths
+
+MEMORY_BACKED = Path("/dev/shm")
+FORMAT = "grpo-memory-state/1"
+SLOTS = ("slot-0", "slot-1")
+LEFT_FREE = 0.2
+"""Of the free memory: the servers' weights take theirs later."""
+UNUSABLE = "an older state or a checkpoint is used instead"
+
+
+def memory_folder(paths: RunPaths, kind: str) -> Path:
+    """One folder for each run and kind, so that its next attempt finds what this one was killed over.
+
+    Memory-backed where all of the run is on one machine; else below its logs, where each node sees it.
+    """
+    digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
+    shared = MEMORY_BACKED / f"grpo-{kind}-{digest}"
+    if paths.several_machines.exists():
+        return paths.logs / shared.name
+    return shared if os.access(MEMORY_BACKED, os.W_OK) and could_be_ours(shared) else paths.logs / shared.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One file of a state: its length in bytes and the CRC-32 of its content."""
+
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFacts:
+    """What its manifest says of a state.
+
+    `run`: when the run began. `base`, `base_made_at`: its newest checkpoint on the disk then, None where it had none.
+    """
+
+    global_step: int
+    epoch: int
+    epoch_step: int
+    policy_version: int
+    run: float | None
+    base: str | None
+    base_made_at: float | None
+    config_fingerprint: Fingerprint
+
+    @property
+    def name(self) -> CheckpointName:
+        return CheckpointName(global_step=self.global_step, epoch=self.epoch, epoch_step=self.epoch_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryState:
+    """A state that claims to be whole; `verify` proves it."""
+
+    folder: Path
+    created_at: float
+    facts: StateFacts
+    files: Mapping[str, Checked]
+
+    @property
+    def global_step(self) -> int:
+        return self.facts.global_step
+
+    def __str__(self) -> str:
+        return f"the state after step {self.global_step} in memory"
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """What the manifest of a slot says; None where it has none, or none that can be read."""
+        try:
+            data = json.loads((folder / MANIFEST_NAME).read_bytes())
+            if data["format"] != FORMAT:
+                return None
+            return cls(
+                folder=folder,
+                created_at=float(data["created_at"]),
+                facts=StateFacts(**data["facts"]),
+                files={inside(name): Checked(**record) for name, record in data["files"].items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def verify(self) -> None:
+        """Every file in its length, with its checksum. Raises CheckpointError naming the first that differs."""
+        for name, record in self.files.items():
+            path = self.folder / name
+            try:
+                found = check(path)
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{path} can't be read: {error}", UNUSABLE) from error
+            if found != record:
+                raise CheckpointError(f"{path} was changed: it has {found}, its manifest says {record}", UNUSABLE)
+
+
+class MemoryStates:
+    """The states of one run. Asking creates nothing; one process writes, any number may read."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._root = memory_folder(paths, "state")
+        self._events = paths.events
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    def run_began(self) -> float | None:
+        """The time of the run's first event, which no other run of the same name shares."""
+        first = next(iter(read_lines(self._events)), {}).get("time")
+        return first if isinstance(first, float) else None
+
+    # ── reading ──
+
+    def standing(self, checkpoints: Sequence[Checkpoint]) -> list[MemoryState]:
+        """Those that count beside these checkpoints on the disk, the newest last."""
+        found = self._all()
+        run = self.run_began() if found else None
+        return [state for state in found if state.facts.run == run and _stands_on_any(state.facts, checkpoints)]
+
+    def newest_whole(self, checkpoints: Sequence[Checkpoint]) -> MemoryState | None:
+        """The newest that counts and proves whole now."""
+        for state in reversed(self.standing(checkpoints)):
+            try:
+                state.verify()
+            except CheckpointError:
+                continue
+            return state
+        return None
+
+    def _all(self) -> list[MemoryState]:
+        found = [state for slot in SLOTS if (state := MemoryState.read(self._root / slot)) is not None]
+        return sorted(found, key=lambda state: state.global_step)
+
+    # ── writing ──
+
+    def slots_that_fit(self, size: int, memory_free: float) -> int:
+        """How many states of `size` bytes there is room for, from 0 to 2; what lies there already makes room.
+
+        `memory_free`: bytes of this host's memory, within the container's limit.
+        """
+        taken = sum(file.stat().st_size for file in self._root.rglob("*") if file.is_file())
+        room = (1 - LEFT_FREE) * self._free(memory_free) + taken
+        return min(len(SLOTS), int(room // max(1, size)))
+
+    def _free(self, memory_free: float) -> float:
+        free = float(shutil.disk_usage(self._root.parent).free)
+        return min(free, memory_free) if self._root.parent == MEMORY_BACKED else free
+
+    def begin(self, slots: int) -> Path:
+        """The slot to overwrite: empty, or else the older one, which from now on counts no more. Raises OSError."""
+        used = {state.folder: state.global_step for state in self._all()}
+        folder = min((self._root / name for name in SLOTS[:slots]), key=lambda slot: used.get(slot, -1))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+        return folder
+
+    def commit(self, folder: Path, facts: StateFacts, files: Mapping[str, Checked]) -> None:
+        """From the rename on this is the newest state. Raises OSError."""
+        staged = folder / f".{MANIFEST_NAME}"
+        written = {name: asdict(record) for name, record in files.items()}
+        manifest = {"format": FORMAT, "created_at": time.time(), "facts": asdict(facts), "files": written}
+        staged.write_bytes(encode(manifest))
+        staged.rename(folder / MANIFEST_NAME)
+
+    def drop_after(self, global_step: int) -> tuple[int, ...]:
+        """States of later steps count no more; which they were."""
+        return self._drop([state for state in self._all() if state.global_step > global_step])
+
+    def drop(self, state: MemoryState) -> None:
+        self._drop([state])
+
+    def _drop(self, states: list[MemoryState]) -> tuple[int, ...]:
+        for state in states:
+            (state.folder / MANIFEST_NAME).unlink(missing_ok=True)
+        return tuple(state.global_step for state in states)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _stands_on_any(facts: StateFacts, checkpoints: Sequence[Checkpoint]) -> bool:
+    """One whose manifest is damaged has not been removed by anybody."""
+    return facts.base is None or any(
+        str(checkpoint) == facts.base
+        and (checkpoint.manifest is None or checkpoint.manifest.created_at == facts.base_made_at)
+        for checkpoint in checkpoints
+    )
+
+
+def check(path: Path) -> Checked:
+    """Raises OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return Checked(bytes=0, crc32=0)
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as content:
+            return Checked(bytes=size, crc32=zlib.crc32(content))
+
+
+def write_small(path: Path, content: Mapping[str, Any]) -> Checked:
+    """A file of a slot, as JSON. Raises OSError."""
+    data = json.dumps(content).encode()
+    path.write_bytes(data)
+    return Checked(bytes=len(data), crc32=zlib.crc32(data))

@@ -1,0 +1,187 @@
+"""`manifest.json`: what makes a folder a checkpoint of ours, and the proof that it still is one (DESIGN.md §5).
+
+It lists every file with its length and SHA-256, so that a torn, flipped or missing one names itself. It is written
+last, into a folder that nobody looks at yet; a folder without a valid manifest is not a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from launcher.base.durable import sync_file
+from launcher.base.errors import CheckpointError
+from launcher.run_files.journal import encode
+
+MANIFEST_NAME = "manifest.json"
+KEEP_MARK = ".keep"
+"""An empty file beside the manifest: retention leaves this checkpoint alone. Not in the manifest, so that it can be
+given and taken back without touching what was hashed."""
+FORMAT = "grpo-checkpoint/1"
+HASHING_THREADS = 4
+
+FAULT_HINT = "use an older checkpoint: `latest_whole` and recover.mode=auto pass this one over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One file of a checkpoint: its length in bytes and the SHA-256 of its content, in hex."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A checkpoint's contents and where it came from. Field names are the file's own keys.
+
+    `files` maps names relative to the folder, with `/`. `created_at` is in unix seconds. `config_fingerprint`: see
+    launcher/config/fingerprint.py. `health`: the reward mean of the last steps and the verdict at the time of the save.
+    """
+
+    format: str
+    global_step: int
+    policy_version: int
+    created_at: float
+    files: Mapping[str, FileRecord]
+    config_fingerprint: Mapping[str, str | int]
+    health: Mapping[str, object]
+
+    def encode(self) -> bytes:
+        return encode(asdict(self))
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(record.bytes for record in self.files.values())
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Of the last steps before the save; None where it does not say."""
+        told = self.health.get("reward_mean")
+        return float(told) if isinstance(told, int | float) else None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The manifest of a folder. Raises CheckpointError naming the folder, and what is wrong with the manifest."""
+        path = folder / MANIFEST_NAME
+        try:
+            return cls.decode(path.read_bytes())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{folder} has no {MANIFEST_NAME}", FAULT_HINT) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is not a whole manifest: {error!r}", FAULT_HINT) from error
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Of a manifest's own bytes. Raises ValueError, KeyError or TypeError where it is not a whole one."""
+        return cls._decode(json.loads(data))
+
+    @classmethod
+    def _decode(cls, data: dict[str, Any]) -> Self:
+        if data["format"] != FORMAT:
+            raise ValueError(f"format is {data['format']!r}, this version reads {FORMAT!r}")
+        fields = dict(data)
+        fields["files"] = {inside(name): FileRecord(**record) for name, record in data["files"].items()}
+        manifest = cls(**fields)
+        _check_types(manifest)
+        return manifest
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raises TypeError or ValueError: every later comparison trusts these types."""
+    for name in ("global_step", "policy_version"):
+        if type(getattr(manifest, name)) is not int:
+            raise TypeError(f"{name} is {getattr(manifest, name)!r}, not an integer")
+    if not isinstance(manifest.created_at, int | float):
+        raise TypeError(f"created_at is {manifest.created_at!r}, not unix seconds")
+    for name in ("config_fingerprint", "health"):
+        if not isinstance(getattr(manifest, name), dict):
+            raise TypeError(f"{name} is not an object")
+    if not manifest.files:
+        raise ValueError("it lists no files")
+
+
+def inside(name: str) -> str:
+    """`name`, which must not lead out of the folder: a manifest comes from disk and is believed in nothing."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"file name {name!r} leads out of the checkpoint")
+    return name
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """Hash every file below `folder`, and sync each to the disk. Raises CheckpointError where there are none,
+    or something else than files."""
+    paths = list_files(folder)
+    if not paths:
+        raise CheckpointError(f"{folder} holds no files", "write the files of a checkpoint before its commit")
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hashing and fsync release the interpreter lock
+        records = list(pool.map(_record_and_sync, paths))
+    return dict(zip((path.relative_to(folder).as_posix() for path in paths), records, strict=True))
+
+
+def _record_and_sync(path: Path) -> FileRecord:
+    record = _record(path)
+    sync_file(path)
+    return record
+
+
+def _record(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(bytes=os.fstat(file.fileno()).st_size, sha256=digest)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """All files of a checkpoint in the order of their names, without manifest and marks."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path} is not a plain file", "write the files themselves into a checkpoint")
+        if path.is_file() and path.relative_to(folder).as_posix() not in {MANIFEST_NAME, KEEP_MARK}:
+            files.append(path)
+    return files
+
+
+def check_sizes(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    """Every file is there in its length: the cheap half of `check_files`. Raises CheckpointError naming the file."""
+    for name, record in files.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path} is missing or unreadable: {error.strerror}", FAULT_HINT) from error
+        if size != record.bytes:
+            raise CheckpointError(f"{path} has {size} bytes, its manifest says {record.bytes}", FAULT_HINT)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Every file is there, in its length, with its hash. Raises CheckpointError naming the first that is not."""
+    check_sizes(folder, manifest.files)
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        for _ in pool.map(lambda item: _check_hash(folder / item[0], item[1]), manifest.files.items()):
+            pass
+
+
+def check_file(path: Path, expected: FileRecord) -> None:
+    """One file: there, in its length, with its hash. Raises CheckpointError naming it."""
+    check_sizes(path.parent, {path.name: expected})
+    _check_hash(path, expected)
+
+
+def _check_hash(path: Path, expected: FileRecord) -> None:
+    try:
+        found = _record(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}", FAULT_HINT) from error
+    if found != expected:
+        raise CheckpointError(
+            f"{path} was changed: its SHA-256 is {found.sha256[:12]}…, its manifest says {expected.sha256[:12]}…",
+            FAULT_HINT,
+        )

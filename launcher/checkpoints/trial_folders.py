@@ -1,0 +1,157 @@
+"""Where a trial lies below a fileroot, ours or AReaL's; and where it doesn't, which name is wrong and what there is.
+
+    {fileroot}/checkpoints/{user}/{experiment}/{trial}/      ours, and AReaL's
+    {fileroot}/checkpoints/{experiment}/{trial}/             a fork of AReaL, and its older layout
+    {fileroot}/recover/{experiment}/{trial}/                 the same, for what it recovers from
+
+Looking creates nothing; AReaL's own look for its recover folder makes it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.errors import StorageError, UsageError
+from launcher.checkpoints.checkpoint_folder import CheckpointName
+from launcher.checkpoints.manifest import MANIFEST_NAME
+from launcher.run_files.run_paths import RunPaths
+
+STEP_INFO = "step_info.json"
+MOST_NAMES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """`root` holds its checkpoints; `recover_info` is AReaL's, None where it has none. `is_ours`: this launcher's."""
+
+    paths: RunPaths
+    root: Path
+    logs: Path
+    recover_info: Path | None
+    is_ours: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.paths.experiment_name}/{self.paths.trial_name}"
+
+    @property
+    def default(self) -> Path:
+        """The folder of the actor's checkpoints."""
+        inner = self.root / "default"
+        return inner if inner.is_dir() or self.is_ours else self.root
+
+    @property
+    def areal_checkpoint(self) -> Path:
+        """What AReaL recovers model and optimizer from."""
+        return self.default / "recover_checkpoint"
+
+
+def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_name: str | None) -> Trial:
+    """The trial of these names. Raises UsageError naming what does not exist, and what does."""
+    root = fileroot.expanduser().absolute()
+    if not root.is_dir():
+        nearest = next(parent for parent in root.parents if parent.is_dir())
+        raise StorageError(
+            f"there is no folder {root}; {nearest} holds {some_of(folders_in(nearest))}",
+            "--fileroot is the cluster.fileroot of the run, the folder with checkpoints/ and logs/",
+        )
+    if not experiment_name or not trial_name:
+        flag = "--experiment-name" if not experiment_name else "--trial-name"
+        raise UsageError(f"{flag} is not given", f"in {root} there are {some_of(_trials(root))}")
+    paths = RunPaths(fileroot=root, user=user, experiment_name=experiment_name, trial_name=trial_name)
+    inner = Path(experiment_name) / trial_name
+    found = [
+        folder
+        for folder in (paths.checkpoints, root / "checkpoints" / inner, root / "recover" / inner)
+        if folder.is_dir()
+    ]
+    if not found:
+        raise _not_found(paths)
+    logs = next((folder for folder in (paths.logs, root / "logs" / inner) if folder.is_dir()), paths.logs)
+    return Trial(
+        paths=paths,
+        root=found[0],
+        logs=logs,
+        recover_info=_recover_info([*found, root / "recover" / inner]),
+        is_ours=found[0] == paths.checkpoints and _is_ours(paths),
+    )
+
+
+def _recover_info(roots: Sequence[Path]) -> Path | None:
+    places = [place for root in roots for place in (root / "recover_info", root)]
+    return next((place for place in places if (place / STEP_INFO).is_file()), None)
+
+
+def _is_ours(paths: RunPaths) -> bool:
+    if paths.events.is_file() or (paths.recover_checkpoint / MANIFEST_NAME).is_file():
+        return True
+    return any(paths.default_checkpoints.glob(f"epoch*/{MANIFEST_NAME}"))
+
+
+def _not_found(paths: RunPaths) -> UsageError:
+    """Which of the names is wrong, seen from the top down."""
+    top = paths.fileroot / "checkpoints"
+    if not top.is_dir():
+        return StorageError(
+            f"{paths.fileroot} has no folder checkpoints; it holds {some_of(folders_in(paths.fileroot))}",
+            "--fileroot is the cluster.fileroot of the run; a run that has saved nothing yet has none",
+        )
+    elsewhere = [
+        name for name in _trials(paths.fileroot) if name.endswith(f"{paths.experiment_name}/{paths.trial_name}")
+    ]
+    hint = f"it is there as {elsewhere[0]}" if elsewhere else f"in all there are {some_of(_trials(paths.fileroot))}"
+    for folder, flag, name in (
+        (top, "--user", paths.user),
+        (top / paths.user, "--experiment-name", paths.experiment_name),
+        (top / paths.user / paths.experiment_name, "--trial-name", paths.trial_name),
+    ):
+        if not (folder / name).is_dir():
+            there = _near(name, folders_in(folder))
+            return UsageError(f"{flag} {name}: there is no such folder in {folder}, which holds {some_of(there)}", hint)
+    raise AssertionError("all of it is there")
+
+
+def _trials(root: Path) -> list[str]:
+    """Every folder that holds checkpoints, as user/experiment/trial, without the user in the older layout."""
+    top = root / "checkpoints"
+    found = {
+        folder.relative_to(top).as_posix()
+        for depth in ("*/*", "*/*/*")
+        for folder in top.glob(depth)
+        if folder.is_dir() and any(_looks_like_a_trial(inner) for inner in (folder, folder / "default"))
+    }
+    return sorted(name for name in found if not name.endswith("/default"))
+
+
+def _looks_like_a_trial(folder: Path) -> bool:
+    try:
+        return any(
+            CheckpointName.parse(path.name) or path.name in {"recover_checkpoint", "recover_info"}
+            for path in folder.iterdir()
+        )
+    except OSError:
+        return False
+
+
+def folders_in(folder: Path) -> list[str]:
+    """The names of its folders, without hidden ones; none where it can't be read."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return [*close, *(other for other in names if other not in close)]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

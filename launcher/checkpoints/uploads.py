@@ -1,0 +1,262 @@
+"""Every committed checkpoint also stands at `recover.url`: copied beside the run, and fetched where a disk is empty.
+
+What is there is compared with what is here, again and again; nothing is remembered. So a trainer that was killed, or a
+copy that failed, is made up for by the next turn, and what a restore set aside here is taken away there. The newest is
+copied first: where copies take longer than saves, those between them are left out once retention has removed them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from launcher.base.errors import CheckpointError, ConfigError, LauncherError
+from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState
+from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.remote_store import NotWanted, RemoteCheckpoint, RemoteStore
+from launcher.config.schema import RunConfig
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+
+WAIT_FIRST_S = 1.0
+WAIT_MOST_S = 60.0
+"""Between two tries of what failed: twice as long each time, at most so long."""
+NICE = 10
+"""Copying yields to whatever steps."""
+
+log = logging.getLogger(__name__)
+
+
+def remote_of(config: RunConfig) -> RemoteStore | None:
+    """None where no URL is given. Raises ConfigError."""
+    if config.recover.url is None:
+        return None
+    return RemoteStore(config.recover.url, experiment_name=config.experiment_name, trial_name=config.trial_name)
+
+
+class Uploader:
+    """`turn` is one comparison and what follows from it; `start` has a thread take turns. One for a run at a time."""
+
+    def __init__(self, remote: RemoteStore, store: CheckpointStore, journal: Journal, *, keep_last: int) -> None:
+        self._remote = remote
+        self._store = CheckpointStore(store.root)  # reads alone, beside the one that writes
+        self._journal = journal
+        self._keep_last = keep_last
+        self._set_back_to: int | None = None
+        self._reason = ""
+        self._wake = threading.Event()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    # ── beside the run ──
+
+    def committed(self) -> None:
+        """There may be something to copy. Costs nothing."""
+        self._wake.set()
+
+    def set_back(self, global_step: int) -> None:
+        """The run goes on after this step: what is there of later ones is no checkpoint of it any more."""
+        self._set_back_to = global_step
+        if self._thread is None:  # not before: what stands here may be about to be set aside
+            self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Without waiting: a copy under way has no manifest yet, and the driver makes up for it."""
+        self._is_over = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone, on Linux
+        wait_s = WAIT_FIRST_S
+        while not self._is_over:
+            self._wake.clear()
+            try:
+                while not self._is_over and self.turn():
+                    wait_s = WAIT_FIRST_S
+                self._wake.wait()
+            except CheckpointError as error:
+                log.warning("%s", error.message)
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, WAIT_MOST_S)
+
+    # ── one turn ──
+
+    def turn(self) -> bool:
+        """Take away what is no longer, copy the newest that is missing. Is there perhaps more to do?
+
+        Raises CheckpointError, told in the journal once for each reason.
+        """
+        newest: Checkpoint | None = None
+        try:
+            there = self._without_superseded(self._remote.list())
+            missing = [one for one in self._here() if not _stands(one, there)]
+            newest = missing[-1] if missing else None
+            if newest is None:
+                self._make_room(there)
+                return False
+            self._copy(newest)
+        except CheckpointError as error:
+            self._tell_failure(newest, error.message)
+            raise
+        self._reason = ""
+        return True
+
+    def _here(self) -> list[Checkpoint]:
+        return [one for one in self._store.list() if one.state is CheckpointState.COMMITTED]
+
+    def _without_superseded(self, there: tuple[RemoteCheckpoint, ...]) -> tuple[RemoteCheckpoint, ...]:
+        step = self._set_back_to
+        if step is None:
+            return there
+        for one in there:
+            if one.name.global_step > step:
+                self._remote.remove(one.name)
+        if self._set_back_to == step:
+            self._set_back_to = None
+        return tuple(one for one in there if one.name.global_step <= step)
+
+    def _copy(self, checkpoint: Checkpoint) -> None:
+        started = time.monotonic()
+        try:
+            self._remote.upload(checkpoint, is_wanted=lambda: checkpoint.path.is_dir() and not self._is_over)
+        except NotWanted:
+            if not self._is_over:
+                self._remote.remove(checkpoint.name)
+            return
+        self._journal.record(
+            "checkpoint.uploaded",
+            subject=str(checkpoint),
+            global_step=checkpoint.global_step,
+            to=self._remote.where,
+            bytes=checkpoint.manifest.total_bytes if checkpoint.manifest else 0,
+            seconds=time.monotonic() - started,
+        )
+
+    def _make_room(self, there: tuple[RemoteCheckpoint, ...]) -> None:
+        """As here: what retention has removed on this disk goes there too, unless it is of the newest or for good.
+
+        A disk that has few of its own yet says nothing of what may go.
+        """
+        here = {one.name for one in self._here()}
+        if len(here) < self._keep_last:
+            return
+        for one in there[: -self._keep_last]:
+            if not one.keep and one.name not in here:
+                self._remote.remove(one.name)
+
+    def _tell_failure(self, checkpoint: Checkpoint | None, reason: str) -> None:
+        if reason != self._reason:
+            self._reason = reason
+            self._journal.record(
+                "checkpoint.upload_failed",
+                subject="checkpoints" if checkpoint is None else str(checkpoint),
+                reason=reason,
+                global_step=None if checkpoint is None else checkpoint.global_step,
+            )
+
+    # ── the driver's part ──
+
+    def finish(self, within_s: float) -> str:
+        """After the run: copy what is still missing. Why it is not all there; "" if it is."""
+        give_up_at, wait_s, reason = time.monotonic() + within_s, WAIT_FIRST_S, "not within recover.url_timeout"
+        while time.monotonic() < give_up_at:
+            try:
+                if not self.turn():
+                    return ""
+            except CheckpointError as error:
+                reason = error.message
+                time.sleep(min(wait_s, max(0.0, give_up_at - time.monotonic())))
+                wait_s = min(2 * wait_s, WAIT_MOST_S)
+        return reason
+
+
+def _stands(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
+    return any(
+        one.name == here.name and here.manifest is not None and one.manifest.files == here.manifest.files
+        for one in there
+    )
+
+
+def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> Checkpoint | None:
+    """Where this disk holds nothing of the run, the newest whole checkpoint from the URL, which now is on the disk.
+
+    Raises ConfigError where it can't be used, where all that is there is damaged, and where the URL holds later steps
+    than a disk that is not empty: to go on from here would throw them away.
+    """
+    try:
+        remote.check()
+        there = remote.list()
+    except CheckpointError as error:
+        raise ConfigError(f"recover.url: {error.message}", "see to it, or set recover.url=null") from error
+    store = CheckpointStore(paths.default_checkpoints)
+    if there and config.recover.mode == "off":
+        raise ConfigError(
+            f"recover.mode=off, but {remote.where} already holds checkpoints of this trial",
+            "give the new run another trial_name, or resume with recover.mode=auto",
+        )
+    newest_here = _newest_step_here(config, paths, store)
+    if newest_here is not None:
+        _refuse_to_throw_away(there, newest_here, store, remote)
+        return None
+    reasons = []
+    for one in reversed(there):
+        try:
+            return remote.fetch(one, store)
+        except LauncherError as error:
+            reasons.append(error.message)
+    if reasons:
+        raise ConfigError(
+            f"no whole checkpoint at {remote.where}: {'; '.join(reasons)}", "begin anew with another trial_name"
+        )
+    return None
+
+
+def tell_fetched(fetched: Checkpoint, remote: RemoteStore, journal: Journal) -> str:
+    """Into the journal; returns it in words."""
+    journal.record(
+        "checkpoint.fetched",
+        subject=str(fetched),
+        reason="this disk held nothing of the run",
+        global_step=fetched.global_step,
+        source=remote.where,
+    )
+    return f"{fetched} was fetched from {remote.where}, and is whole"
+
+
+def finish_uploads(config: RunConfig, paths: RunPaths, remote: RemoteStore, journal: Journal) -> str:
+    """Copy what the trainer has not yet. The checkpoints are safe on this disk whatever becomes of it: why they are
+    not all there, "" if they are."""
+    store = CheckpointStore(paths.default_checkpoints)
+    uploader = Uploader(remote, store, journal, keep_last=config.recover.keep_last)
+    try:
+        problem = uploader.finish(config.recover.url_timeout)
+    except KeyboardInterrupt:
+        problem = "ended by the user"
+    return f"not every checkpoint was copied to {remote.where}: {problem}" if problem else ""
+
+
+def _newest_step_here(config: RunConfig, paths: RunPaths, store: CheckpointStore) -> int | None:
+    steps = [one.global_step for one in store.list()]
+    in_memory = MemoryStates(paths).newest_whole(store.list()) if config.recover.memory else None
+    if in_memory is not None:
+        steps.append(in_memory.global_step)
+    return max(steps, default=None)
+
+
+def _refuse_to_throw_away(
+    there: tuple[RemoteCheckpoint, ...], newest_here: int, store: CheckpointStore, remote: RemoteStore
+) -> None:
+    """Those that this disk has set aside itself may go."""
+    aside = store.root / SET_ASIDE
+    mine = {path.name.partition(".")[0] for path in aside.iterdir()} if aside.is_dir() else set()
+    later = [one for one in there if one.name.global_step > newest_here and str(one.name) not in mine]
+    if later:
+        raise ConfigError(
+            f"{remote.where} holds step {later[-1].name.global_step}, this disk only step {newest_here} ({store.root})",
+            "to go on from the later one, move that folder away; to go on from here, give this run another recover.url",
+        )

@@ -1,0 +1,150 @@
+"""A run that is going on, shown as its own driver shows it, from its files alone; ends as it ends, with its exit code.
+
+    events.jsonl ─► lines      metrics.jsonl ─► rewards, pace      now.json ─► phase, servers      ─► the same panel
+
+Ctrl-C ends the look and not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from launcher.base.messages import EXIT_CODES, RunWord, StepReport
+from launcher.reporting.current_status import Now, read_now
+from launcher.reporting.event_lines import EventTail, tell
+from launcher.reporting.live_display import Display
+from launcher.reporting.run_progress import STEPS_REMEMBERED, Progress
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths
+
+POLL_S = 0.25
+SILENT_S = 60.0
+"""Without a beat: the driver is gone, or its disk stands."""
+SUMMARY_S = 20.0
+"""For the driver's last words, which draw a curve, after the run's own."""
+LOST = 3
+ENDS = {f"run.{word.lower()}": word for word in RunWord}
+
+Line = Mapping[str, object]
+
+
+class Attached:
+    """`total_epochs` and the rest of what the panel names come from the run's own files."""
+
+    def __init__(self, paths: RunPaths, out: TextIO) -> None:
+        self._paths = paths
+        self._display = Display(out)
+        self._events = EventTail(paths.events)
+        self._metrics = EventTail(paths.metrics)
+        self._progress: Progress | None = None
+        self._beat = (-1, -1)
+        self._heard_at = time.monotonic()
+
+    def follow(self) -> int:
+        """Until the run's word; its exit code. LOST where nothing is heard of it any more."""
+        with self._display, contextlib.suppress(KeyboardInterrupt):
+            while True:
+                if (code := self._ended()) is not None:
+                    return code
+                self._show(read_now(self._paths))
+                if time.monotonic() - self._heard_at > SILENT_S:
+                    self._display.line(
+                        f"nothing has been heard of the run for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
+                        "  → the command that started it goes on from its last step"
+                    )
+                    return LOST
+                time.sleep(POLL_S)
+        print("no longer attached; the run goes on", flush=True)
+        return 0
+
+    def _ended(self) -> int | None:
+        for event in self._events.new_events():
+            if line := tell(event):
+                self._display.line(line)
+                if self._progress is not None:
+                    self._progress.note(line)
+            word = ENDS.get(str(event.get("event")))
+            if word is not None:
+                self._display.close()
+                self._say_end(word, str(event.get("reason")))
+                code = event.get("exit_code")
+                return code if isinstance(code, int) else EXIT_CODES[word]
+        return None
+
+    def _say_end(self, word: RunWord, reason: str) -> None:
+        give_up_at = time.monotonic() + SUMMARY_S
+        began = time.time() - SUMMARY_S
+        while time.monotonic() < give_up_at:
+            with contextlib.suppress(OSError):
+                if self._paths.summary.stat().st_mtime > began:
+                    self._display.line(self._paths.summary.read_text())
+                    return
+            time.sleep(POLL_S)
+        self._display.line(f"{word}: {reason}")
+
+    def _show(self, now: Now | None) -> None:
+        if now is None or (now.attempt, now.beat) == self._beat:
+            return
+        if self._progress is None or now.attempt != self._beat[0]:
+            self._progress = progress_of(self._paths, now)
+            self._progress.add(list(map(_report, _last(self._paths.metrics, now.attempt))))
+        self._beat, self._heard_at = (now.attempt, now.beat), time.monotonic()
+        lines = [line for line in self._metrics.new_events() if line.get("attempt") == now.attempt]
+        self._progress.add(list(map(_report, lines)))
+        if now.status is not None:
+            view = self._progress.view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic())
+            self._display.update(view)
+
+
+def attach(paths: RunPaths, *, out: TextIO | None = None) -> int:
+    return Attached(paths, sys.stdout if out is None else out).follow()
+
+
+def last_end(paths: RunPaths) -> Line | None:
+    """The word of the last attempt; None where it goes on, or was cut off."""
+    last: Line = {}
+    for line in read_lines(paths.events):
+        if line.get("event") in ENDS or line.get("event") == "run.started":
+            last = line
+    return last if last.get("event") in ENDS else None
+
+
+def progress_of(paths: RunPaths, now: Now) -> Progress:
+    """As its driver began it, without any step yet."""
+    return Progress(
+        experiment_name=paths.experiment_name,
+        trial_name=paths.trial_name,
+        attempt=now.attempt,
+        total_epochs=epochs_of(now),
+        started=time.monotonic() - now.elapsed_s,
+    )
+
+
+def epochs_of(now: Now) -> int:
+    status = now.status
+    return 1 if status is None else max(1, -(-status.total_steps // max(1, status.steps_per_epoch)))
+
+
+def _last(metrics: Path, attempt: int) -> Sequence[Line]:
+    return [line for line in read_lines(metrics) if line.get("attempt") == attempt][-STEPS_REMEMBERED:]
+
+
+def _report(line: Line) -> StepReport:
+    figures = {key: float(value) for key, value in line.items() if isinstance(value, int | float)}
+    head = {
+        key: int(figures.pop(key, 0)) for key in ("global_step", "epoch", "epoch_step", "attempt", "policy_version")
+    }
+    return StepReport(
+        **head,
+        time=figures.pop("time", 0.0),
+        prompt_ids=(),
+        weight_versions=(),
+        rollouts_failed=0,
+        rollouts_retried=0,
+        metrics=figures,
+    )

@@ -1,0 +1,159 @@
+"""A run that outlives the command that started it: its driver is an actor of the cluster.
+
+    python -m launcher … cluster.detached=true
+        │ checks, as for any run
+        ├─► keeper   a detached actor; runs the driver (launcher/driver.py), owns all other actors of the run
+        └─► attach   shows the run from its files, ends with its exit code; Ctrl-C ends the look and not the run
+
+The end of the keeper ends everything it started, as the end of a driver does (P8). One that was lost with its node is
+started anew by Ray elsewhere: it waits until whatever its predecessor owned has ended, and goes on from the last
+committed step. When the run has its word the keeper ends itself, for good.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import ray
+
+from actors.cluster.fencing import MARGIN_S, hold_lease
+from actors.cluster.joined_cluster import make_ready
+from actors.cluster.ray_cluster import ray_cluster
+from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.reward.data_check import check_data
+from launcher.base.errors import LauncherError, ResourceError, StorageError
+from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.checkpoints.resume_decision import already_finished, resume_point
+from launcher.checkpoints.uploads import remote_of
+from launcher.cli.attach import attach, last_end
+from launcher.cli.unattended import KEEPER, Unattended, same_command
+from launcher.config.schema import RunConfig
+from launcher.run_files import control_requests
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunLock, RunPaths, names_of
+
+STARTED_S = 120.0
+LOCK_S = 180.0
+"""For the lock of a predecessor on a machine that is lost: a network file system takes its time to open it."""
+
+
+class Drive(Protocol):
+    """The driver (launcher/driver.py): runs `config` to its end and returns the exit code."""
+
+    def __call__(
+        self, config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unattended: Unattended | None = None
+    ) -> int: ...
+
+
+def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None = None) -> int:
+    """Start the run on its cluster, and show it. Raises the UsageErrors that can be known before that.
+
+    `drive` is called in the keeper's process, so it must be importable by name there.
+    """
+    check_data(config)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    config.cluster.fileroot = str(paths.fileroot)  # the keeper may be on another machine, in another folder
+    with RunLock(paths):  # nobody else runs it; the keeper takes it next
+        if finished := already_finished(config, paths):
+            print(finished, flush=True)
+            return EXIT_CODES[RunWord.FINISHED]
+        if remote_of(config) is None:  # else the keeper may have to fetch what there is first
+            resume_point(config, paths)
+        ServerKeys.make(paths.keys)
+        control_requests.forget(paths)
+    with ray_cluster(config, paths, num_cpus=0):
+        make_ready(paths, lambda text: print(text, flush=True), keeper="")
+        options = {"name": KEEPER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
+        keeper = (
+            cast(Any, Keeper).options(**options).remote(config, drive, same_command(), str(Path.cwd()), server_entry)
+        )
+        _wait_started(keeper)
+    print(f"detached: the run goes on without this command; {control(paths)}", flush=True)
+    return attach(paths)
+
+
+def control(paths: RunPaths) -> str:
+    """How to reach it from now on."""
+    return f"python -m scripts.run_control status|attach|pause|resume|stop {names_of(paths)}"
+
+
+def _wait_started(keeper: Any) -> None:
+    try:
+        ray.get(keeper.begin.remote(), timeout=STARTED_S)
+    except ray.exceptions.RayError as error:
+        ray.kill(keeper)
+        raise ResourceError(
+            f"the run's keeper did not start on the cluster: {error}", "is this program installed on every node?"
+        ) from error
+
+
+@ray.remote
+class Keeper:
+    """The driver as an actor. It drives on a thread of its own: one that Ray starts anew is asked by nobody."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        drive: Drive,
+        command: str,
+        folder: str,
+        server_entry: tuple[str, ...] | None = None,
+    ) -> None:
+        die_with_raylet()
+        hold_lease(config.cluster.lease_s)
+        self._config = config
+        self._drive_run = drive
+        self._command = command
+        self._folder = folder
+        self._server_entry = server_entry
+        self._is_again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._driving: threading.Thread | None = None
+        if self._is_again:
+            self.begin()
+
+    def begin(self) -> int:
+        """Its process, which drives from now on."""
+        if self._driving is None:
+            self._driving = threading.Thread(target=self._drive, name="driver", daemon=True)
+            self._driving.start()
+        return os.getpid()
+
+    def _drive(self) -> None:
+        paths = RunPaths.of(self._config)
+        try:
+            if Path(self._folder).is_dir():
+                os.chdir(self._folder)  # relative paths of the configuration are the command's
+            if self._is_again:
+                time.sleep(self._config.cluster.lease_s + MARGIN_S)
+                if last_end(paths) is not None:
+                    return
+            with (paths.logs / "driver.log").open("a", buffering=1) as out:
+                unattended = Unattended(out=out, command=self._command, is_again=self._is_again)
+                _with_patience(
+                    lambda: self._drive_run(self._config, server_entry=self._server_entry, unattended=unattended)
+                )
+        except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
+            code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[RunWord.ERRORED]
+            Journal(paths.events, 0, time.time).record("run.errored", reason=str(error), exit_code=code)
+        finally:
+            ray.kill(ray.get_actor(KEEPER))
+
+
+def _with_patience(drive_it: Callable[[], int]) -> None:
+    give_up_at = time.monotonic() + LOCK_S
+    while True:
+        try:
+            drive_it()
+        except StorageError:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(2.0)
+        else:
+            return

@@ -1,0 +1,129 @@
+"""What a run shows and keeps for people: the display, WandB, the resolved configuration, the closing summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+import yaml
+
+from launcher.base.durable import replace_file
+from launcher.base.messages import EvalReport, Outcome, ServerInfo, StepReport, TrainerStatus
+from launcher.config.schema import RunConfig
+from launcher.html_report.report_writer import ReportWriter
+from launcher.reporting.closing_summary import write_summary
+from launcher.reporting.live_display import Display
+from launcher.reporting.run_progress import Progress
+from launcher.reporting.wandb_sink import WandbSink
+from launcher.run_files.run_paths import RunPaths
+
+
+class Screen:
+    """One attempt as its driver sees it. What is told here never ends the run."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, out: TextIO | None = None) -> None:
+        """`out`: sys.stdout, where nothing else is said."""
+        self._config = config
+        self._paths = paths
+        self._display = Display(sys.stdout if out is None else out)
+        self._started = time.monotonic()
+        self._progress: Progress | None = None
+        self._wandb: WandbSink | None = None
+        self._report: ReportWriter | None = None
+        self._evals: tuple[EvalReport, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._display.close()
+        if self._report is not None:
+            self._report.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def line(self, text: str) -> None:
+        """Say something once: a milestone, or what happened and what is done about it."""
+        self._display.line(text)
+        if self._progress is not None:
+            self._progress.note(text)
+
+    def milestone(self, text: str) -> None:
+        """A step of the start, with the seconds since the command."""
+        self.line(f"[{self.elapsed_s:5.1f} s] {text}")
+
+    def alert(self, title: str, text: str) -> None:
+        """Tell the run's owner through WandB, where it is on (alerts.wandb)."""
+        if self._wandb is not None and self._config.alerts.wandb:
+            self._wandb.alert(title, text)
+
+    def begin(self, attempt: int) -> None:
+        """The attempt has its number: keep its settings, and open WandB."""
+        config = self._config
+        self._progress = Progress(
+            experiment_name=config.experiment_name,
+            trial_name=config.trial_name,
+            attempt=attempt,
+            total_epochs=config.total_train_epochs,
+            started=self._started,
+        )
+        settings = dataclasses.asdict(config)
+        write_config(settings, self._paths, attempt)
+        self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
+        self._report = ReportWriter(self._paths)
+
+    def show(
+        self,
+        status: TrainerStatus,
+        *,
+        servers: tuple[ServerInfo, ...],
+        reports: tuple[StepReport, ...],
+        evals: tuple[EvalReport, ...],
+    ) -> None:
+        """The run as it is now; `reports` are the steps committed since the last time."""
+        if self._progress is None or self._wandb is None:
+            return
+        self._progress.add(reports)
+        for report in reports:
+            self._wandb.log(report.metrics_line())
+        for held_out in evals:
+            if held_out not in self._evals:
+                self._tell_eval(held_out)
+        self._evals = evals
+        self._display.update(self._progress.view(status, servers=servers, evals=evals, now=time.monotonic()))
+
+    def close(self, outcome: Outcome) -> None:
+        """The last panel stays; below it the summary, which also goes into the run's folder with the curve."""
+        self._display.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+        if self._report is not None:
+            self._report.close()
+        self._display.line(write_summary(self._paths, outcome))
+
+    def _tell_eval(self, report: EvalReport) -> None:
+        self.line(
+            f"held-out accuracy at policy_version {report.policy_version}: sampled {report.sampled:.3f}, "
+            f"greedy {report.greedy:.3f} ({report.prompts} prompts)"
+        )
+        if self._wandb is not None:
+            step = report.policy_version - 1
+            self._wandb.log({"global_step": step, "eval/sampled": report.sampled, "eval/greedy": report.greedy})
+
+
+def write_config(settings: dict[str, object], paths: RunPaths, attempt: int) -> None:
+    """config.yaml, as resolved; a later attempt with other settings gets a file of its own beside it."""
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    target = paths.config
+    if target.exists() and target.read_text() != text:
+        target = target.with_name(f"config.attempt{attempt}.yaml")
+    replace_file(target, text.encode())

@@ -1,0 +1,116 @@
+"""From the command line's overrides to one typed RunConfig.
+
+With `launcher.__main__` and `launcher.config.hydra_messages`, the only home of Hydra and OmegaConf: what comes out is a
+plain object, and nothing below sees a DictConfig.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from launcher.base.errors import ConfigError
+from launcher.config import hydra_plugin
+from launcher.config.hydra_messages import explain, unknown_key
+from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.config.settings import settings_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIG_FOLDER = REPOSITORY / "conf"
+CONFIG_NAME = "config"
+
+YAML_SWITCHES = {"True": "on", "False": "off"}
+"""YAML 1.1 reads a bare `on` or `off` as a boolean, so `recover: {mode: on}` in a preset arrives as "True"."""
+
+
+@functools.cache
+def register() -> None:
+    """Make the schema and the resolver `${repo:…}` (a path below the repository's root) known to Hydra."""
+    OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
+    # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
+    # preset has none: Hydra can't override below a section that is null.
+    ConfigStore.instance().store(name="schema", node=RunConfig(valid_dataset=DatasetConfig()))
+    hydra_plugin.store()
+
+
+def presets() -> list[str]:
+    """The names that `conf=` takes."""
+    return sorted(file.stem for file in (CONFIG_FOLDER / "conf").glob("*.yaml"))
+
+
+def compose(overrides: Sequence[str]) -> RunConfig:
+    """The RunConfig of a command line, for scripts and tests. Raises ConfigError; not checked
+    (`launcher.resources.config_checks`).
+    """
+    register()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_FOLDER)):
+        try:
+            composed = hydra.compose(CONFIG_NAME, overrides=list(overrides))
+        except Exception as error:  # Hydra raises ValueErrors and assertions beside its own kinds
+            raise explain(error, overrides) from error
+    return to_run_config(composed)
+
+
+def to_run_config(composed: DictConfig) -> RunConfig:
+    """Resolve, convert and complete a composed configuration, once. Raises ConfigError."""
+    _refuse_other_keys(composed)
+    _drop_absent_held_out(composed)
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        config = None if missing else cast(RunConfig, OmegaConf.to_object(composed))
+    except Exception as error:  # resolvers raise what they like
+        raise explain(error) from error
+    if config is None:
+        raise ConfigError(f"no value for {', '.join(missing)}", f"set it in the preset, or here: {missing[0]}=…")
+    return _completed(config)
+
+
+def _refuse_other_keys(composed: DictConfig) -> None:
+    """`+actor.foo=1` and `~seed` pass Hydra, and would then have no effect, or its default, without a word."""
+    names = {setting.key for setting in settings_of(RunConfig)}
+    for name in sorted({name.partition(".")[0] for name in names} - composed.keys()):
+        raise ConfigError(f"~{name}: a setting can't be deleted", "give it another value instead")
+    for key in _keys(OmegaConf.to_container(composed), names):
+        is_null_section = any(name.startswith(f"{key}.") for name in names)
+        if key not in names and not is_null_section:
+            raise unknown_key(key, f"+{key}")
+
+
+def _keys(node: Any, settings: set[str], prefix: str = "") -> Iterator[str]:
+    if not isinstance(node, Mapping) or prefix[:-1] in settings:
+        yield prefix[:-1]
+        return
+    for name, value in node.items():
+        yield from _keys(value, settings, f"{prefix}{name}.")
+
+
+def _drop_absent_held_out(composed: DictConfig) -> None:
+    """No held-out data set is meant where nothing of it was given."""
+    if composed.valid_dataset == OmegaConf.structured(DatasetConfig):
+        composed.valid_dataset = None
+
+
+def _completed(config: RunConfig) -> RunConfig:
+    """Paths made absolute: an actor may work in another folder than the one the command was given in."""
+    config.cluster.fileroot = str(Path(config.cluster.fileroot).expanduser().absolute())
+    config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)
+    for model in (config.actor, config.ref):
+        model.path = local_or_name(model.path)
+    for dataset in (config.train_dataset, config.valid_dataset):
+        if dataset is not None:
+            dataset.path = local_or_name(dataset.path)
+    config.sglang.model_path = local_or_name(config.sglang.model_path)
+    config.tokenizer_path = local_or_name(config.tokenizer_path)
+    return config
+
+
+def local_or_name(path_or_name: str) -> str:
+    """An existing file or folder as an absolute path; anything else (a hub name, a missing path) as it is."""
+    path = Path(path_or_name).expanduser()
+    return str(path.absolute()) if path_or_name and path.exists() else path_or_name

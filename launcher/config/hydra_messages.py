@@ -1,0 +1,184 @@
+"""What Hydra and OmegaConf refuse, said in one message of ours: the key, what was given, what is allowed.
+
+Their errors carry most of that as text only (a preset's errors lose the exception they came from), so the text of
+the whole chain is what is read. What no rule knows is shown as they said it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from launcher.base.errors import ConfigError
+from launcher.config.schema import RunConfig
+from launcher.config.settings import Setting, settings_of
+
+HELP = "how to write one: python -m launcher --help, and conf/conf/ for examples"
+EVERY_KEY = "Every key with its default: docs/configuration.md, or `python -m launcher conf=<preset> --cfg job`"
+
+
+def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
+    """The one error of ours for what composing a configuration from `overrides` raised."""
+    if isinstance(error, yaml.YAMLError):
+        return ConfigError(f"a preset is not valid YAML: {_one_line(str(error))}", "correct the file at that line")
+    text = "\n".join(str(link) for link in _chain(error))
+    for pattern, say in RULES:
+        found = re.search(pattern, text, re.DOTALL)
+        if found:
+            return say(found, "\n".join([text, *(f"override: {override}" for override in overrides)]))
+    return ConfigError(f"the configuration can't be composed: {_one_line(text)}", HELP)
+
+
+def unknown_key(key: str, given: str) -> ConfigError:
+    """No setting has this key; the nearest ones that have, by spelling or by their last name, are offered."""
+    near = nearest(key)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return ConfigError(f"unknown key {key} (given: {given})", hint + EVERY_KEY)
+
+
+def nearest(key: str) -> list[str]:
+    """At most three known keys: those that end in the same name first, then those that look alike."""
+    known = [setting.key for setting in settings_of(RunConfig)]
+    sections = {name.rpartition(".")[0] for name in known if "." in name}
+    last = key.rpartition(".")[2]
+    same_name = [name for name in known if name.rpartition(".")[2] == last]
+    same_name.sort(key=lambda name: -difflib.SequenceMatcher(None, key, name).ratio())
+    alike = difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    return list(dict.fromkeys([*same_name, *alike]))[:3] or difflib.get_close_matches(key, sections, n=1)
+
+
+def _no_preset(found: re.Match[str], text: str) -> ConfigError:
+    return ConfigError(
+        f"no preset named; presets: {', '.join(_options(text))}",
+        "python -m launcher conf=<preset> [key=value …]; with dry_run=true it only shows its plan",
+    )
+
+
+def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
+    group, name = found.groups()
+    options = _options(text)
+    near = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {group}={near[0]}? " if near else ""
+    return ConfigError(
+        f"unknown preset {group}={name}; presets: {', '.join(options)}",
+        f"{hint}A preset of your own: --config-dir <folder>, with the file <folder>/conf/<name>.yaml",
+    )
+
+
+def _unknown_override(found: re.Match[str], text: str) -> ConfigError:
+    key = found.group(1)
+    if key.startswith("sglang.extra_args."):
+        return ConfigError(f"{key} is not there yet", f"to add it, write +{key}=…")
+    given = re.search(rf"override: (\+*{re.escape(key)}=.*)", text)
+    return unknown_key(key, given.group(1) if given else key)
+
+
+def _unknown_in_preset(found: re.Match[str], text: str) -> ConfigError:
+    file, key = found.groups()
+    if key == Path(file).parent.name:
+        return ConfigError(
+            f"the preset {file}.yaml is empty, or its first line is not `# @package _global_`",
+            "begin it with that line: a preset sets keys of the whole configuration",
+        )
+    return unknown_key(key, f"in {file}.yaml")
+
+
+def _wrong_type(found: re.Match[str], text: str) -> ConfigError:
+    said, key = found.groups()
+    where = re.search(r"In '([^']+)': \w+ raised while", text)
+    place = f" (in {where.group(1)}.yaml)" if where else ""
+    setting = next((s for s in settings_of(RunConfig) if s.key == key), None)
+    if setting is None:
+        inside = [s.key for s in settings_of(RunConfig) if s.key.startswith(f"{key}.")]
+        return ConfigError(
+            f"{key}{place}: a section of settings, not a value", f"set one of its keys, e.g. {inside[0]}=…"
+        )
+    given = re.search(rf"Error merging override (.*?{re.escape(key)}=[^\n]*)", text)
+    shown = given.group(1) if given else key
+    return ConfigError(f"{shown}{place}: {_plainly(said)}", f"{key} is {describe(setting)}")
+
+
+def describe(setting: Setting) -> str:
+    """A setting's type, allowed values and meaning, in one line."""
+    allowed = f", allowed: {setting.allowed}" if setting.allowed is not None else ""
+    return f"of type {setting.type}{allowed} ({setting.meaning})"
+
+
+def _plainly(said: str) -> str:
+    if "is not Optional" in said:
+        return "null is not allowed"
+    return said[0].lower() + said[1:]
+
+
+def _malformed(found: re.Match[str], text: str) -> ConfigError:
+    return ConfigError(
+        f"an argument can't be read: {_one_line(found.group(0))}",
+        "write key=value without spaces; quote lists and texts with special characters, e.g. 'key=[a,b]'",
+    )
+
+
+def _many_values(found: re.Match[str], text: str) -> ConfigError:
+    return ConfigError(
+        f"{found.group(1)}: several values for one run",
+        "add -m to run one after the other; for a list write 'key=[a,b]'",
+    )
+
+
+def _deleted(found: re.Match[str], text: str) -> ConfigError:
+    return ConfigError(f"{found.group(1)}: a setting can't be deleted", "give it another value instead")
+
+
+def _below_null(found: re.Match[str], text: str) -> ConfigError:
+    return ConfigError(
+        "a key below a section that the preset sets to null can't be given", "take the null out of the preset"
+    )
+
+
+def _interpolation(found: re.Match[str], text: str) -> ConfigError:
+    key = re.search(r"full_key: (\S+)", text)
+    return ConfigError(
+        f"{key.group(1) if key else 'a value'}: {_one_line(found.group(0))}",
+        "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder",
+    )
+
+
+RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
+    (r"You must specify 'conf'", _no_preset),
+    (r"Could not find '(\w+)/([^']+)'", _unknown_preset),
+    (r"Error merging override (~\S+)", _deleted),
+    (r"(?:Error parsing override|mismatched input|token recognition error|LexerNoViableAlt)[^\n]*", _malformed),
+    (r"no viable alternative at input '[^\n]*", _malformed),
+    (r"Ambiguous value for argument '([^']+)'", _many_values),
+    (r"Could not override '([^']+)'", _unknown_override),
+    (r"In '([^']+)': \w+ raised while composing config:\s+Key '[^\n]*\s+full_key: (\S+)", _unknown_in_preset),
+    (r"((?:Value |field |Invalid type |Invalid value |Cannot convert )[^\n]*)\s+full_key: (\S+)", _wrong_type),
+    (r"(?:Unsupported interpolation|Interpolation key|Interpolation to)[^\n]*", _interpolation),
+    (r"Unexpected type for root: NoneType", _below_null),
+)
+"""First match wins."""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _options(text: str) -> list[str]:
+    """What Hydra lists, one indented name a line, after the word "options"."""
+    listed = re.search(r"vailable options[^\n]*\n((?:\t\S+\n?)*)", text)
+    return sorted(listed.group(1).split()) if listed else []
+
+
+def _one_line(text: str) -> str:
+    lines = (line.strip() for line in text.splitlines())
+    return "; ".join(
+        line
+        for line in lines
+        if line and not line.startswith(("See http", "full_key", "object_type", "reference_type"))
+    )

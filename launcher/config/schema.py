@@ -1,0 +1,339 @@
+"""Every setting: its type, its one default, what it means and which values are allowed.
+
+Values that differ by experiment stand in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
+sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
+turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. The settings of supervision
+are in `launcher/config/supervision.py`, contradictions between settings in `launcher/resources/config_checks.py`;
+`python -m scripts.document_settings` writes docs/configuration.md from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.config.settings import (
+    COUNT,
+    DEADLINE,
+    MISSING,
+    NATURAL,
+    POSITIVE,
+    SHARE,
+    AnyOf,
+    Between,
+    Matching,
+    OneOf,
+    part,
+    same_as,
+    setting,
+)
+from launcher.config.supervision import (
+    AlertsConfig,
+    GateConfig,
+    HealthConfig,
+    MemoryConfig,
+    RestartConfig,
+    RestoreConfig,
+    RewardHealthConfig,
+)
+
+FRACTION = Between(0, 1, open_low=True, open_high=True)
+BETA = Between(0, 1, open_high=True)
+DEVICE = OneOf(("auto", "cpu", "cuda"))
+DTYPE = OneOf(("float32", "bfloat16"))
+FOLDER_NAME = Matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
+    "a folder's name: at most 128 letters, digits, '.', '_' and '-', beginning with a letter or a digit",
+)
+
+
+@dataclass
+class ClusterConfig:
+    fileroot: str = setting("outputs/grpo", "folder under which checkpoints and logs of all runs stand")
+    n_nodes: int = setting(1, "machines of the run; of a running cluster, so many must be there", COUNT)
+    n_gpus_per_node: int | None = setting(
+        None, "GPUs of each machine that the run may book; null: as many as are found", NATURAL
+    )
+    address: str = setting(
+        "local",
+        "a running Ray cluster, or `local` for one of the run's own",
+        Matching(r"local|auto|[^\s:/]+:\d{1,5}", "local, auto, or ip:port"),
+    )
+    placement: str = setting(
+        "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))
+    )
+    placement_timeout: float = setting(60.0, "the cluster must have room for the whole run by then", DEADLINE)
+    detached: bool = setting(False, "the run outlives its driver; not with address=local (scripts/run_control.py)")
+    lease_s: float = setting(
+        15.0,
+        "a trainer, server or supervisor that hears nothing of its cluster for so long ends itself; "
+        "what is lost with a node begins anew only after that",
+        Between(5, 600, why="as less would be a slow answer, and more a long wait for each lost node"),
+    )
+    node_wait_s: float = setting(
+        600.0, "for a node with room for the trainer, or for a single server; then the run halts", DEADLINE
+    )
+
+
+@dataclass
+class DatasetConfig:
+    """GSM8K records: `question`, and an `answer` that ends in `#### 42`."""
+
+    path: str = setting(MISSING, "hub name, a .parquet or .jsonl file, or a folder of those")
+    name: str | None = setting(None, "the hub's configuration name, e.g. main")
+    split: str = setting("train", "the hub's split")
+    batch_size: int = setting(16, "prompts per step", COUNT)
+    shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
+    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is said", COUNT)
+    max_items: int | None = setting(None, "the first n records only", COUNT)
+
+
+@dataclass
+class GenerationConfig:
+    n_samples: int = setting(
+        8, "completions per prompt; an advantage is a reward against the mean of its group", Between(2)
+    )
+    max_new_tokens: int = setting(512, "a completion is cut here", COUNT)
+    min_new_tokens: int = setting(0, "no completion ends before", NATURAL)
+    temperature: float = setting(1.0, "of sampling; the log-probs that training uses are at it", POSITIVE)
+    top_p: float = setting(1.0, "share of the probability that sampling draws from", SHARE)
+    top_k: int = setting(-1, "tokens that sampling draws from; -1: all", AnyOf((OneOf((-1,)), COUNT)))
+
+
+@dataclass
+class RolloutConfig:
+    max_concurrent_rollouts: int = setting(
+        16, "prompts in flight at once, each with all its samples in one request", COUNT
+    )
+    max_head_offpolicyness: int = setting(0, "versions that a token's weights may be behind; 0: current weights only")
+    request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
+    request_retries: int = setting(3, "attempts after the first, each for the samples still missing", NATURAL)
+    retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
+    retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)
+    prompt_attempts: int = setting(3, "failed tries of one prompt in one step after which the run halts", COUNT)
+    setup_timeout: float = setting(
+        300.0,
+        "a starting server must have answered a generation by then; rollouts wait this long for one",
+        Between(10, 86_400, why="as SGLang can't start in less, and more than a day would never fire"),
+    )
+
+
+@dataclass
+class SGLangConfig:
+    model_path: str = same_as("actor.path", "what the server starts from; the trainer's weights follow")
+    dtype: str = same_as("actor.dtype", "of weights and arithmetic in the server", DTYPE)
+    device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
+    n_servers: int = setting(1, "servers that share the rollouts", COUNT)
+    drain_timeout: float = setting(
+        60.0, "a server that is taken out of the run ends its requests until then; what it has not moves", DEADLINE
+    )
+    tp_size: int = setting(1, "GPUs over which one server's weights are split", COUNT)
+    dp_size: int = setting(1, "copies of the weights behind one server's address, each over tp_size GPUs", COUNT)
+    context_length: int | None = setting(None, "prompt + completion; null: the model's own", COUNT)
+    mem_fraction_static: float = setting(
+        0.8, "share of the GPU's free memory for weights and KV cache; not used on the CPU", FRACTION
+    )
+    max_total_tokens: int | None = setting(
+        None, "size of the token pool; needed on the CPU, where nothing else bounds it", COUNT
+    )
+    memory_limit_gib: float | None = setting(
+        None, "on the CPU: of each process of a server, kept by the kernel (RLIMIT_DATA); null: none", POSITIVE
+    )
+    max_running_requests: int | None = setting(None, "requests decoded together; null: SGLang's choice", COUNT)
+    random_seed: int = same_as("seed", "SGLang's own seed", NATURAL)
+    attention_backend: str | None = setting(None, "null: SGLang's choice (torch_native on the CPU)")
+    host: str = setting("127.0.0.1", "address that the servers listen on")
+    port: int | None = setting(None, "of the first server, the next ones following; null: free ones", Between(1, 65535))
+    log_level: str = setting("info", "of llm_server-<i>.log", OneOf(("debug", "info", "warning", "error", "critical")))
+    num_cpus: float = setting(1.0, "CPUs that Ray books for one server (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for one server (bookkeeping, not a limit)", SHARE)
+    threads: int | None = setting(None, "OMP_NUM_THREADS of a CPU server; null: the CPUs booked", COUNT)
+    extra_args: dict[str, Any] = setting(
+        {}, "SGLang arguments not named here, e.g. `+sglang.extra_args.watchdog_timeout=60`"
+    )
+
+
+@dataclass
+class OptimizerConfig:
+    type: str = setting("adamw", "the optimizer", OneOf(("adamw",)))
+    lr: float = setting(1.7e-5, "learning rate after the warm-up", POSITIVE)
+    weight_decay: float = setting(0.01, "decoupled, as AdamW's", NATURAL)
+    beta1: float = setting(0.9, "decay of the first moment", BETA)
+    beta2: float = setting(0.999, "decay of the second moment", BETA)
+    eps: float = setting(1e-8, "added to the root of the second moment", POSITIVE)
+    lr_scheduler_type: str = setting(
+        "constant", "course of the learning rate after the warm-up", OneOf(("constant", "linear", "cosine"))
+    )
+    warmup_steps: int = setting(0, "steps of linear rise to lr", NATURAL)
+    min_lr_ratio: float = setting(0.0, "where linear and cosine end, as a share of lr", Between(0, 1))
+    gradient_clipping: float = setting(1.0, "largest norm of the gradient", POSITIVE)
+
+
+@dataclass
+class MicroBatchConfig:
+    max_tokens_per_mb: int = setting(16384, "tokens, padding included, of one forward and backward pass", COUNT)
+
+
+@dataclass
+class AdvNormConfig:
+    """Group-normalised advantages: the mean is always the group's."""
+
+    std: bool = setting(True, "divide advantages by the standard deviation of their group")
+    eps: float = setting(1e-6, "added to that standard deviation", POSITIVE)
+
+
+@dataclass
+class ActorConfig:
+    path: str = setting(MISSING, "the model that learns: Hugging Face name or folder")
+    dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
+    device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
+    dp_size: int = setting(1, "trainer ranks: FSDP2 over so many GPUs (NCCL) or CPU processes (gloo)", COUNT)
+    attn_implementation: str = setting("sdpa", "as transformers names it")
+    gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
+    mb_spec: MicroBatchConfig = part(MicroBatchConfig)
+    optimizer: OptimizerConfig = part(OptimizerConfig)
+    adv_norm: AdvNormConfig = part(AdvNormConfig)
+    eps_clip: float = setting(0.2, "the ratio is clipped at 1 - eps_clip", BETA)
+    eps_clip_higher: float | None = setting(0.28, "and at 1 + eps_clip_higher; null: as eps_clip", NATURAL)
+    loss_aggregation: str = setting(
+        "token_mean", "over which the loss is a mean", OneOf(("token_mean", "sequence_mean"))
+    )
+    kl_ctl: float = setting(0.0, "weight of the KL to the reference; above 0 loads the reference model", NATURAL)
+    recompute_logprob: bool = setting(False, "old log-probs from the trainer instead of the server's")
+    weight_update_mode: str = setting(
+        "disk", "how weights reach the servers: memory-backed files, or over the wire", OneOf(("disk", "tensor"))
+    )
+    weight_update_timeout: float = setting(120.0, "a server must have confirmed new weights by then", DEADLINE)
+    num_cpus: float = setting(1.0, "CPUs that Ray books for each trainer rank (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for each trainer rank", SHARE)
+    threads: int | None = setting(None, "torch's threads on the CPU; null: the CPUs booked", COUNT)
+
+
+@dataclass
+class RefConfig:
+    path: str = same_as("actor.path", "the reference model of the KL")
+    dtype: str = same_as("actor.dtype", "of the reference model", DTYPE)
+
+
+@dataclass
+class RewardConfig:
+    fn: str = setting(
+        "actors.reward:gsm8k_reward",
+        "function(completion=, answer=, prompt_id=, record=) -> float, by import path",
+        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_rewards.maths:score"),
+    )
+    timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
+    setup_timeout: float = setting(120.0, "until a scoring process has imported the function", DEADLINE)
+    workers: int = setting(1, "processes that score", COUNT)
+
+
+@dataclass
+class FreqConfig:
+    """Due when any of the given intervals has passed; null switches one off."""
+
+    freq_epochs: int | None = setting(None, "due every n epochs; null: not by epochs", COUNT)
+    freq_steps: int | None = setting(None, "due every n steps; null: not by steps", COUNT)
+    freq_secs: int | None = setting(None, "due every n seconds; null: not by time", COUNT)
+
+
+@dataclass
+class SaverConfig(FreqConfig):
+    """Checkpoints to keep for good."""
+
+
+@dataclass
+class RecoverConfig(FreqConfig):
+    """Checkpoints to resume from; older ones make room."""
+
+    mode: str = setting(
+        "auto",
+        "auto: resume if there is a checkpoint; on: there must be one; off: begin anew",
+        OneOf(("auto", "on", "off")),
+    )
+    keep_last: int = setting(
+        3,
+        "newest checkpoints to resume from that stay; so do the best, and up to three to go back to from a collapse",
+        COUNT,
+    )
+    url: str | None = setting(
+        None,
+        "where every checkpoint is copied to, beside the run, and fetched from where the disk is empty: "
+        "s3://bucket/folder, gs://…, file:///…; null: nowhere",
+    )
+    url_timeout: float = setting(600.0, "after the last step, so long for the copies that are still missing", DEADLINE)
+    memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
+    memory_share: float = setting(0.1, "of the time, at most; a state that takes longer isn't kept at each step", SHARE)
+
+
+@dataclass
+class EvaluatorConfig(FreqConfig):
+    """Held-out accuracy: before the first step, after the last, and when due."""
+
+    n_samples: int = setting(1, "sampled completions per held-out prompt", COUNT)
+
+
+@dataclass
+class WandbConfig:
+    mode: str = setting("disabled", "where WandB's record goes", OneOf(("online", "offline", "disabled")))
+    project: str | None = setting(None, "null: experiment_name")
+    entity: str | None = setting(None, "WandB team or user; null: the login's")
+    name: str | None = setting(None, "null: trial_name")
+    group: str | None = setting(None, "null: none")
+    tags: list[str] = setting([], "WandB tags")
+
+
+@dataclass
+class StatsLoggerConfig:
+    wandb: WandbConfig = part(WandbConfig)
+
+
+@dataclass
+class HardwareConfig:
+    """The machine to plan for, each node of a cluster being one. Given `gpu_memory_gib`, a dry run plans for a machine
+    that isn't this one: `cluster.n_nodes` of them with `cluster.n_gpus_per_node` GPUs."""
+
+    gpu_name: str | None = setting(None, "null: as found")
+    gpu_memory_gib: float | None = setting(None, "memory of one GPU; null: as found", POSITIVE)
+    n_cpus_per_node: int | None = setting(None, "CPUs of each machine; null: as found", COUNT)
+    memory_gib_per_node: float | None = setting(None, "host memory of each machine; null: as found", POSITIVE)
+
+
+@dataclass
+class SweepConfig:
+    """Of `-m`: each combination of values is a run of its own."""
+
+    parallel: int | None = setting(None, "trials side by side; null: as many as this machine has room for", COUNT)
+    retry: bool = setting(False, "run trials again that halted, other than for memory; FINISHED ones never are")
+
+
+@dataclass
+class RunConfig:
+    experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
+    trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
+    seed: int = setting(1, "of data order, sampling and initialisation", NATURAL)
+    total_train_epochs: int = setting(1, "passes over the data set", COUNT)
+    total_train_steps: int | None = setting(None, "at most so many steps; null: all of all epochs", COUNT)
+    dry_run: bool = setting(False, "resolve, validate, print the plan, start nothing")
+    tokenizer_path: str = same_as("actor.path", "Hugging Face name or folder")
+    cluster: ClusterConfig = part(ClusterConfig)
+    hardware: HardwareConfig = part(HardwareConfig)
+    train_dataset: DatasetConfig = part(DatasetConfig)
+    valid_dataset: DatasetConfig | None = None
+    gconfig: GenerationConfig = part(GenerationConfig)
+    rollout: RolloutConfig = part(RolloutConfig)
+    sglang: SGLangConfig = part(SGLangConfig)
+    actor: ActorConfig = part(ActorConfig)
+    ref: RefConfig = part(RefConfig)
+    reward: RewardConfig = part(RewardConfig)
+    saver: SaverConfig = part(SaverConfig)
+    recover: RecoverConfig = part(RecoverConfig)
+    evaluator: EvaluatorConfig = part(EvaluatorConfig)
+    stats_logger: StatsLoggerConfig = part(StatsLoggerConfig)
+    health: HealthConfig = part(HealthConfig)
+    reward_health: RewardHealthConfig = part(RewardHealthConfig)
+    gate: GateConfig = part(GateConfig)
+    alerts: AlertsConfig = part(AlertsConfig)
+    restart: RestartConfig = part(RestartConfig)
+    restore: RestoreConfig = part(RestoreConfig)
+    memory: MemoryConfig = part(MemoryConfig)
+    sweep: SweepConfig = part(SweepConfig)

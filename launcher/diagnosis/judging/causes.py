@@ -1,0 +1,83 @@
+"""Why it failed: for each cause that is possible, what speaks for it and what against it, weighed and ordered.
+
+The weights are rough log-odds: 3 for what hardly happens otherwise, 1 for a hint. They order causes and say how sure
+that is; they are no probabilities.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.diagnosis.judging import learning_evidence, process_evidence
+from launcher.diagnosis.judging.evidence import Evidence
+from launcher.diagnosis.judging.incident_context import Scene
+
+SURE, LEAD = 3, 2
+
+
+class Guess(enum.StrEnum):
+    """What may have been the cause."""
+
+    SERVER_CRASH = "server crash"
+    SERVER_HANG = "server hang"
+    OUT_OF_MEMORY = "out of memory"
+    DEGRADATION = "model degradation"
+    REWARD_FUNCTION = "reward function"
+    TRAINER_CRASH = "trainer crash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """A cause with its evidence, heaviest first. `where`: of memory, who ran out and when."""
+
+    guess: Guess
+    score: int
+    supporting: tuple[Evidence, ...]
+    opposing: tuple[Evidence, ...]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Causes:
+    """All causes, the likeliest first. `is_sure`: the first stands out. `missing`: what wasn't there to be read."""
+
+    ranked: tuple[Weighed, ...]
+    is_sure: bool
+    missing: tuple[str, ...]
+
+    @property
+    def first(self) -> Weighed | None:
+        return self.ranked[0] if self.ranked and self.ranked[0].score > 0 else None
+
+
+Witness = Callable[[Scene], Iterator[Evidence]]
+
+WITNESSES: Mapping[Guess, Witness] = {
+    Guess.SERVER_CRASH: process_evidence.of_server_crash,
+    Guess.SERVER_HANG: process_evidence.of_server_hang,
+    Guess.OUT_OF_MEMORY: process_evidence.of_memory,
+    Guess.DEGRADATION: learning_evidence.of_degradation,
+    Guess.REWARD_FUNCTION: learning_evidence.of_reward_function,
+    Guess.TRAINER_CRASH: process_evidence.of_trainer_crash,
+}
+
+
+def weigh(scene: Scene) -> Causes:
+    """The causes of what the scene shows. The trainer's crash is named only where something speaks for it."""
+    ranked = sorted((_weighed(guess, scene) for guess in Guess), key=lambda one: -one.score)
+    kept = [one for one in ranked if one.guess is not Guess.TRAINER_CRASH or one.supporting]
+    is_sure = bool(kept) and kept[0].score >= SURE and (len(kept) < 2 or kept[0].score - kept[1].score >= LEAD)
+    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(process_evidence.missing_from(scene)))
+
+
+def _weighed(guess: Guess, scene: Scene) -> Weighed:
+    evidence = sorted(WITNESSES[guess](scene), key=lambda one: -abs(one.weight))
+    return Weighed(
+        guess=guess,
+        score=sum(one.weight for one in evidence),
+        supporting=tuple(one for one in evidence if one.weight > 0),
+        opposing=tuple(one for one in evidence if one.weight < 0),
+        where=process_evidence.where_memory_ran_out(scene) if guess is Guess.OUT_OF_MEMORY else "",
+    )

@@ -1,0 +1,152 @@
+"""What happened in order: the beginnings and ends of each kind of thing, the onset among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.diagnosis.judging.step_history import FoundFall
+from launcher.diagnosis.reading.log_clock import say_time
+from launcher.diagnosis.reading.log_records import Contents, Happening, Kind
+
+MOST = 60
+ONSET = "onset"
+TOGETHER_STEPS = 10
+"""Happenings of one kind no further apart are one entry."""
+TOGETHER_S = 600.0
+RARE = (Kind.CHECKPOINT, Kind.RESUMED, Kind.RECOVER_RUN, Kind.INCIDENT, Kind.SERVER_EXITED, Kind.OUT_OF_MEMORY,
+        Kind.SERVER_READY, Kind.SERVER_LAUNCHED, Kind.CONDEMNED, Kind.RUN_ENDED)  # fmt: skip
+"""Each is an entry of its own."""
+LONG_PAUSE_S = 300.0
+LESS_TOLD = (Kind.CHECKPOINT, Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
+"""Where there are too many entries, these go first, but for those next to the onset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """An entry. `step`: the step under way, None where it is not known. `kind`: "onset" or a Kind's text."""
+
+    step: int | None
+    time: str
+    seconds: float | None
+    kind: str
+    count: int
+    text: str
+    where: str = ""
+    last_step: int | None = None
+
+
+def timeline_of(contents: Contents, found: FoundFall | None) -> list[Moment]:
+    """Everything, by time, where it is known, else by step."""
+    moments = [_moment(group) for group in _groups(contents)]
+    if found is not None:
+        steps, rows, fall = contents.steps, found.rows, found.fall
+        row = rows[fall.onset]
+        time = float(steps.times[row])
+        onset = Moment(
+            step=int(steps.steps[row]),
+            time=say_time(time) if math.isfinite(time) else "",
+            seconds=time if math.isfinite(time) else None,
+            kind=ONSET,
+            count=1,
+            text=f"the rewards begin to fall, {fall.shape}: {fall.before:.3g} → {fall.after:.3g}",
+        )
+        moments.append(onset)
+        if fall.end is not None:
+            moments.append(_came_back(contents, found))
+    return sorted(moments, key=_when)
+
+
+def in_brief(moments: Sequence[Moment]) -> list[Moment]:
+    """As many as a person reads: checkpoints in a row are one entry, and what lies far from the onset goes first."""
+    brief: list[Moment] = []
+    for moment in moments:
+        last = brief[-1] if brief else None
+        if last is not None and moment.kind == last.kind == Kind.CHECKPOINT:
+            brief[-1] = replace(
+                last, count=last.count + moment.count, last_step=moment.last_step, text=moment.text, where=moment.where
+            )
+        else:
+            brief.append(moment)
+    return _few(brief, next((moment for moment in brief if moment.kind == ONSET), None))
+
+
+def _came_back(contents: Contents, found: FoundFall) -> Moment:
+    assert found.fall.end is not None
+    row = found.rows[found.fall.end]
+    time = float(contents.steps.times[row])
+    return Moment(
+        step=int(contents.steps.steps[row]), time=say_time(time) if math.isfinite(time) else "",
+        seconds=time if math.isfinite(time) else None, kind="came back", count=1, text="the rewards are back",
+    )  # fmt: skip
+
+
+def _groups(contents: Contents) -> Iterator[list[Happening]]:
+    """Happenings of one kind that belong together."""
+    open_groups: dict[Kind, list[Happening]] = {}
+    for happening in contents.happenings:
+        if happening.kind in (Kind.SILENCE, Kind.NO_TOKENS) and not _is_long(happening):
+            continue
+        group = open_groups.get(happening.kind)
+        if group is not None and happening.kind not in RARE and _near(group[-1], happening):
+            group.append(happening)
+            continue
+        if group is not None:
+            yield group
+        open_groups[happening.kind] = [happening]
+    yield from open_groups.values()
+
+
+def _is_long(happening: Happening) -> bool:
+    seconds = happening.facts.get("seconds")
+    return isinstance(seconds, int | float) and seconds >= LONG_PAUSE_S
+
+
+def _near(one: Happening, other: Happening) -> bool:
+    if one.after_step is not None and other.after_step is not None:
+        return abs(other.after_step - one.after_step) <= TOGETHER_STEPS
+    last = one.last_time if one.last_time is not None else one.time
+    return last is not None and other.time is not None and other.time - last <= TOGETHER_S
+
+
+def _moment(group: list[Happening]) -> Moment:
+    first, last = group[0], group[-1]
+    return Moment(
+        step=_step_of(first),
+        time=say_time(first.time),
+        seconds=first.time,
+        kind=str(first.kind),
+        count=sum(one.count for one in group),
+        text=first.text,
+        where=first.where,
+        last_step=_step_of(last),
+    )
+
+
+def _step_of(happening: Happening) -> int | None:
+    """The step under way; of a checkpoint the step that it holds, where it says so."""
+    said = happening.facts.get("global_step")
+    if happening.kind is Kind.CHECKPOINT and isinstance(said, int):
+        return said
+    return None if happening.after_step is None else happening.after_step + 1
+
+
+def _when(moment: Moment) -> tuple[float, float]:
+    if moment.seconds is not None:
+        return moment.seconds, 0.0
+    return math.inf, float(moment.step if moment.step is not None else 0)
+
+
+def _few(moments: list[Moment], onset: Moment | None) -> list[Moment]:
+    if len(moments) <= MOST:
+        return moments
+    at = moments.index(onset) if onset is not None else len(moments) - 1
+    dull = [i for i, m in enumerate(moments) if m.kind in {str(k) for k in LESS_TOLD} and abs(i - at) > 6]
+    gone = set(sorted(dull, key=lambda i: -abs(i - at))[: len(moments) - MOST])
+    left = [m for i, m in enumerate(moments) if i not in gone]
+    if len(left) <= MOST:
+        return left
+    at = left.index(onset) if onset is not None else len(left) - 1
+    begin = max(0, min(at - MOST // 2, len(left) - MOST))
+    return left[begin : begin + MOST]

@@ -1,0 +1,267 @@
+"""When did the rewards fall? Looking back, over the whole series: where it stood, where it fell to, since which step.
+
+Three stages. Optimal partitioning (segments.py) gives levels; a level that lies below the run's own best by more than
+its noise and its usual wandering explain is a fall, from the last step at the old level to a lasting return to it; a
+broken line (old level, slope, new level) fitted by least squares dates it, which tells a decay from a drop, and whose
+profile gives the interval of steps in which the onset lies.
+
+Unlike launcher/policy/reward_health.py, which must decide at each step with what came before, this knows what came
+after: one bad batch is told from a fall by the steps that follow it, and spikes back to the old level end no fall.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.diagnosis.judging.segments import partition
+from launcher.diagnosis.reading.broken_line import date_fall
+from launcher.diagnosis.reading.log_records import Floats
+
+MIN_DROP = 0.15
+"""A fall is at least this share of the old level's height above the worst possible reward, 0 where none was below."""
+WANDERING = 4.5
+"""And so many times what the level of 25 steps usually differs from that of the 25 before."""
+STANDARD_ERRORS = 6.0
+NOISE_FLOOR = 0.02
+BLOCK_STEPS, LEAST_BLOCKS = 25, 6
+ZERO_SHARE = 0.05
+LEAST_BEFORE = 8
+"""Steps that a level must have stood for to be one that can be lost."""
+LEAST_LOW = 5
+"""Low steps that make a fall: fewer are bad batches."""
+RETURN_STEPS = 20
+"""At the old level, in a row but for bad batches, that end a fall."""
+ZERO_STREAK = 5
+LOOKED_BACK = 50
+CHANCE_OF_ZEROS = 1e-6
+
+
+class Shape(enum.StrEnum):
+    """How the rewards fell."""
+
+    ZERO = "to exactly 0"
+    PLATEAU = "to a lower level"
+    DECAY = "slowly"
+    SPIKES = "with spikes back"
+    NEVER = "0 from the first step"
+    MISSING = "to no reward at all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """From level `before` to `after`, by indices of the series.
+
+    `onset`: the first bad step, as estimated; it lies within `earliest` and `latest`. `bottom`: the first step at the
+    new level. `end`: the first step back at the old level, None where it never came back. `zeros`: steps of exactly 0.
+    """
+
+    onset: int
+    earliest: int
+    latest: int
+    bottom: int
+    end: int | None
+    before: float
+    after: float
+    noise: float
+    zeros: int
+    steps: int
+    shape: Shape
+
+    @property
+    def is_over(self) -> bool:
+        return self.end is not None
+
+
+def find_falls(rewards: Floats) -> list[Fall]:
+    """All falls of a series, in order. NaN is a step without a reward: some in a row count as lost reward."""
+    series, index, missing = _without_gaps(rewards)
+    if len(series) < LEAST_BEFORE or not series.any():
+        return _never(rewards, series, index)
+    low, high = usual_range(series)
+    series = np.clip(series, low, high)  # one reward of 1e37 would be all that a mean or a square still knows
+    noise = _noise(series)
+    falls, begin = [], 0
+    while (fall := _next_fall(series, begin, noise)) is not None:
+        falls.append(_in_steps(fall, index, missing))
+        if fall.end is None:
+            break
+        begin = fall.end
+    return falls
+
+
+def usual_range(values: Floats) -> tuple[float, float]:
+    """Beyond it lies what no reward function means: twice the range of the middle 96 %."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(bound) for bound in np.quantile(finite, (0.02, 0.98))) if len(finite) else (0.0, 1.0)
+    width = max(high - low, abs(high) / 10, abs(low) / 10)
+    return low - width, high + width
+
+
+def _without_gaps(rewards: Floats) -> tuple[Floats, np.ndarray, np.ndarray]:
+    """The series without single steps that have no reward; three or more of them in a row count as 0."""
+    is_nan = ~np.isfinite(rewards)
+    lost = np.zeros(len(rewards), dtype=bool)
+    start = None
+    for i, nan in enumerate([*is_nan, False]):
+        if nan and start is None:
+            start = i
+        elif not nan and start is not None:
+            if i - start >= 3 and start > 0:
+                lost[start:i] = True
+            start = None
+    kept = ~is_nan | lost
+    return np.where(is_nan, 0.0, rewards)[kept], np.flatnonzero(kept), lost[kept]
+
+
+def _never(rewards: Floats, series: Floats, index: np.ndarray) -> list[Fall]:
+    """Nothing but zeros: there is no level to fall from, and still it is no run that learns."""
+    if len(series) < 2 * ZERO_STREAK or series.any():
+        return []
+    n = len(rewards)
+    return [
+        Fall(
+            onset=int(index[0]), earliest=int(index[0]), latest=int(index[0]), bottom=int(index[0]), end=None,
+            before=0.0, after=0.0, noise=0.0, zeros=len(series), steps=n, shape=Shape.NEVER,
+        )
+    ]  # fmt: skip
+
+
+def _noise(series: Floats) -> float:
+    """Standard deviation of one step, from differences of neighbours: a trend does not inflate it (normal noise: the
+    median of |x − y| is 0.954 σ). Zeros in a row say nothing, nor does a leap between 0 and the height."""
+    height = float(np.quantile(np.abs(series), 0.98))
+    pairs = np.column_stack((np.abs(series[1:]), np.abs(series[:-1])))
+    is_leap = (pairs.min(axis=1) == 0) & (pairs.max(axis=1) > height / 2)
+    told = np.abs(np.diff(series))[(pairs.max(axis=1) > 0) & ~is_leap]
+    return max(float(np.median(told)) / 0.954 if len(told) >= 5 else 0.0, NOISE_FLOOR * height, 1e-9)
+
+
+def _noise_at(before: Floats) -> float:
+    """The same of the old level alone, its zeros with it: E|x − y| is 2σ/√π."""
+    return math.sqrt(math.pi) / 2 * float(np.abs(np.diff(before)).mean()) if len(before) > 1 else 0.0
+
+
+def _wandering(before: Floats, after: Floats) -> float:
+    """How much a level wanders by itself, before the fall and, where it is not down at 0, after it."""
+    return max(_wander(before), _wander(after) if (after == 0).mean() < ZERO_SHARE else 0.0)
+
+
+def _wander(part: Floats) -> float:
+    """How much the mean of 25 steps differs from that of the 25 before it; a steady rise or fall is no wandering."""
+    count = len(part) // BLOCK_STEPS
+    if count < LEAST_BLOCKS:
+        return 0.0
+    means = part[len(part) - count * BLOCK_STEPS :].reshape(count, BLOCK_STEPS).mean(axis=1)
+    steps = np.diff(means)
+    return 1.4826 * float(np.median(np.abs(steps - np.median(steps))))
+
+
+@dataclass(slots=True)
+class _Level:
+    begin: int
+    end: int
+    mean: float
+
+
+def _next_fall(series: Floats, begin: int, noise: float) -> Fall | None:
+    part = series[begin:]
+    levels = [
+        _Level(begin + a, begin + b, float(series[begin + a : begin + b].mean())) for a, b in partition(part, noise)
+    ]
+    floor = min(0.0, float(np.quantile(series, 0.02)))
+    best: _Level | None = None
+    for number, level in enumerate(levels):
+        stood = _stood(series, begin, level.end)
+        if best is not None and level.mean < best.mean:
+            fall = _as_fall(series, begin, best, levels[number:], noise, floor)
+            if fall is not None:
+                return fall
+        if level.end - level.begin >= LEAST_LOW and (best is None or level.mean >= best.mean - noise / 2) and stood:
+            best = level
+    return None
+
+
+def _stood(series: Floats, begin: int, end: int) -> bool:
+    return end - begin >= LEAST_BEFORE
+
+
+def _as_fall(
+    series: Floats, begin: int, best: _Level, following: list[_Level], noise: float, floor: float
+) -> Fall | None:
+    """The fall from `best` to the levels that follow, if it is one."""
+    level = following[0]
+    top = float(series[max(best.begin, best.end - LOOKED_BACK) : best.end].mean())
+    drop = top - level.mean
+    if drop < MIN_DROP * (top - floor):
+        return None
+    middle = top - drop / 2
+    end = _returned(series, level.begin, middle)
+    low = series[level.begin : end if end is not None else len(series)]
+    if drop < WANDERING * _wandering(series[begin : best.end], low):
+        return None
+    low_steps = int((low < middle).sum())
+    n_before = min(best.end - best.begin, LOOKED_BACK)
+    error = max(noise, _noise_at(series[max(begin, best.end - 2 * LOOKED_BACK) : best.end]))
+    error *= math.sqrt(1 / max(low_steps, 1) + 1 / max(n_before, 1))
+    if low_steps < LEAST_LOW or drop < STANDARD_ERRORS * error:
+        return None
+    if _is_usual_zero(series[begin : best.end], low):
+        return None
+    stop = end if end is not None else len(series)
+    dated = date_fall(series[:stop], first=max(begin, best.begin, best.end - LOOKED_BACK - 10), noise=noise, top=top,
+                      near=level.begin)  # fmt: skip
+    episode = series[dated.onset : stop]
+    after = float(np.median(series[dated.bottom : stop])) if stop > dated.bottom else level.mean
+    zeros = int((episode == 0).sum())
+    return Fall(
+        onset=dated.onset, earliest=dated.earliest, latest=dated.latest, bottom=dated.bottom, end=end,
+        before=top, after=after, noise=noise, zeros=zeros, steps=len(episode),
+        shape=_shape(episode, middle, zeros, dated.bottom - dated.onset),
+    )  # fmt: skip
+
+
+def _returned(series: Floats, begin: int, middle: float) -> int | None:
+    """The first step of a lasting return above `middle`: of the next 20 steps, three may be bad."""
+    above = series[begin:] >= middle
+    if len(above) < RETURN_STEPS:
+        return None
+    counts = np.convolve(above, np.ones(RETURN_STEPS), mode="valid")
+    ends = np.flatnonzero((counts >= RETURN_STEPS - 3) & above[: len(counts)])
+    return begin + int(ends[0]) if len(ends) else None
+
+
+def _is_usual_zero(before: Floats, low: Floats) -> bool:
+    """Where rewards are rare, zeros follow one another by chance: no fall before that is unlikely."""
+    share = float((before == 0).mean())
+    streak = int((low == 0).sum())
+    return share > 0 and streak == len(low) and share**streak > CHANCE_OF_ZEROS
+
+
+def _shape(episode: Floats, middle: float, zeros: int, slope_steps: int) -> Shape:
+    spikes = int((episode >= middle).sum())
+    if slope_steps >= 8 and zeros < 0.5 * len(episode):
+        return Shape.DECAY
+    if zeros >= 0.9 * len(episode):
+        return Shape.ZERO
+    if spikes >= 2 and slope_steps < 8:
+        return Shape.SPIKES
+    if slope_steps >= 8:
+        return Shape.DECAY
+    return Shape.ZERO if zeros >= 0.9 * len(episode) else Shape.PLATEAU
+
+
+def _in_steps(fall: Fall, index: np.ndarray, missing: np.ndarray) -> Fall:
+    """With the indices of the whole series."""
+    stop = fall.end if fall.end is not None else len(index)
+    is_missing = missing[fall.onset : stop].mean() > 0.5
+    return Fall(
+        onset=int(index[fall.onset]), earliest=int(index[fall.earliest]), latest=int(index[fall.latest]),
+        bottom=int(index[min(fall.bottom, len(index) - 1)]),
+        end=None if fall.end is None else int(index[fall.end]),
+        before=fall.before, after=fall.after, noise=fall.noise, zeros=fall.zeros, steps=fall.steps,
+        shape=Shape.MISSING if is_missing else fall.shape,
+    )  # fmt: skip

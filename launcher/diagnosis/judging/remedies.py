@@ -1,0 +1,145 @@
+"""What to change so that it does not happen again, by cause; for memory the next rung of policy/memory.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.config.supervision import MemoryConfig
+from launcher.diagnosis.judging.causes import Guess
+from launcher.policy import memory_backoff
+from launcher.policy.exit_cause import RanOut
+
+DEFAULT_TIMEOUT_S = 3600.0
+SHORTER_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """`change`: what to do, in words. `overrides`: settings as `key=value`, where one is known to help."""
+
+    change: str
+    overrides: tuple[str, ...] = ()
+
+
+PLACES: Mapping[tuple[str, str], RanOut] = {
+    ("server", "startup"): RanOut.SERVER_DEVICE,
+    ("server", "generation"): RanOut.SERVER_DEVICE,
+    ("server", "transfer"): RanOut.SERVER_DEVICE,
+    ("trainer", "startup"): RanOut.TRAINER_DEVICE,
+    ("trainer", "training"): RanOut.TRAINER_DEVICE,
+    ("trainer", "transfer"): RanOut.TRAINER_DEVICE,
+}
+
+LADDERS: Mapping[RanOut, str] = {
+    RanOut.SERVER_DEVICE: "lower sglang.mem_fraction_static (0.8 → 0.7 → 0.6 → 0.5 → 0.4), then halve "
+    "rollout.max_concurrent_rollouts",
+    RanOut.SERVER_POOL: "halve rollout.max_concurrent_rollouts, then raise sglang.mem_fraction_static",
+    RanOut.SERVER_POOL_TOO_SMALL: "raise sglang.mem_fraction_static: at start-up no room was left for the cache, "
+    "which needs the opposite of what other shortages need",
+    RanOut.SERVER_HOST: "halve sglang.max_total_tokens, then rollout.max_concurrent_rollouts; or give the host more "
+    "memory",
+    RanOut.TRAINER_DEVICE: "halve actor.mb_spec.max_tokens_per_mb down to the longest sequence, then "
+    "actor.gradient_checkpointing=true, then a lower sglang.mem_fraction_static where they share the GPU",
+    RanOut.TRAINER_HOST: "halve actor.mb_spec.max_tokens_per_mb, then actor.gradient_checkpointing=true; "
+    "or give the host more memory",
+}
+
+
+def remedy_of(
+    guess: Guess | None,
+    settings: Mapping[str, object],
+    *,
+    ran_out: RanOut | None = None,
+    place: tuple[str, str] = ("", ""),
+) -> Remedy:
+    """`settings`: the run's by their dotted keys, as far as they are known. `ran_out`, `place`: of memory."""
+    match guess:
+        case Guess.OUT_OF_MEMORY:
+            return _of_memory(ran_out or PLACES.get(place) or RanOut.SERVER_DEVICE, settings, place)
+        case Guess.SERVER_HANG:
+            return _of_hang(settings)
+        case Guess.SERVER_CRASH:
+            return Remedy(
+                change="no setting makes a server immortal: run it where it is watched and restarted (this launcher "
+                "does both by itself), and never count a failed rollout as reward 0. If it ended by SIGKILL or crashes "
+                "again and again, go one rung down: a lower sglang.mem_fraction_static",
+            )
+        case Guess.DEGRADATION:
+            return _of_degradation(settings)
+        case Guess.REWARD_FUNCTION:
+            return Remedy(
+                change="mend the reward function, and try it on known answers before the run goes on. One that is too "
+                "slow: a longer reward.timeout, more reward.workers",
+            )
+        case Guess.TRAINER_CRASH:
+            return Remedy(
+                change="read the trainer's own error above; resuming as it was repeats it if it is not chance"
+            )
+        case None:
+            return Remedy(change="nothing in the logs says what to change")
+
+
+def _of_hang(settings: Mapping[str, object]) -> Remedy:
+    timeout = settings.get("rollout.request_timeout", DEFAULT_TIMEOUT_S)
+    change = (
+        "let requests end sooner, so that a hang shows, and run the server where it is watched and restarted "
+        "(this launcher does by itself); never count a failed rollout as reward 0. If it hangs again under load, a "
+        "lower sglang.mem_fraction_static or rollout.max_concurrent_rollouts"
+    )
+    if isinstance(timeout, int | float) and timeout > SHORTER_TIMEOUT_S:
+        return Remedy(change=change, overrides=(f"rollout.request_timeout={SHORTER_TIMEOUT_S}",))
+    return Remedy(change=change)
+
+
+def _of_degradation(settings: Mapping[str, object]) -> Remedy:
+    rate = settings.get("actor.optimizer.lr")
+    change = (
+        "resume from before the onset with smaller steps: half the learning rate; if it falls again, a KL term "
+        "(actor.kl_ctl) or a narrower actor.eps_clip"
+    )
+    if isinstance(rate, int | float) and rate > 0:
+        return Remedy(change=change, overrides=(f"actor.optimizer.lr={rate / 2:g}",))
+    return Remedy(change=change)
+
+
+def _of_memory(ran_out: RanOut, settings: Mapping[str, object], place: tuple[str, str]) -> Remedy:
+    change = LADDERS[ran_out]
+    if place == ("server", "transfer") or place == ("trainer", "transfer"):
+        change += ". It ran out while weights were handed over: both copies must fit for that moment"
+    in_force = _memory_settings(settings)
+    if in_force is None:
+        return Remedy(change=change)
+    rung = memory_backoff.next_rung(ran_out, in_force, (), MemoryConfig())
+    return Remedy(change=change, overrides=tuple(f"{key}={_value(value)}" for key, value in rung.overrides.items()))
+
+
+def _memory_settings(settings: Mapping[str, object]) -> memory_backoff.MemorySettings | None:
+    """The settings of the run; None where config.yaml is not there to say them."""
+    if not settings:
+        return None
+    device = str(settings.get("sglang.device", "cuda"))
+    longest = _int(settings, "gconfig.max_new_tokens", 0) + _int(settings, "train_dataset.max_length", 0)
+    tokens = settings.get("sglang.max_total_tokens")
+    fraction = settings.get(memory_backoff.MEM_FRACTION, 0.8)
+    return memory_backoff.MemorySettings(
+        mem_fraction_static=float(fraction) if isinstance(fraction, int | float) else 0.8,
+        max_total_tokens=tokens if isinstance(tokens, int) else None,
+        max_concurrent_rollouts=_int(settings, memory_backoff.CONCURRENCY, 64),
+        max_tokens_per_mb=_int(settings, memory_backoff.MICRO_BATCH, 16384),
+        gradient_checkpointing=settings.get(memory_backoff.CHECKPOINTING) is True,
+        max_new_tokens=_int(settings, memory_backoff.NEW_TOKENS, 1024),
+        n_samples=_int(settings, memory_backoff.SAMPLES, 4),
+        longest_sequence=longest or 1024,
+        on_gpu=device != "cpu",
+        shares_gpu=True,
+    )
+
+
+def _int(settings: Mapping[str, object], key: str, otherwise: int) -> int:
+    value = settings.get(key)
+    return value if isinstance(value, int) else otherwise
+
+
+def _value(value: float | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,135 @@
+"""From which checkpoint to go on, and by which command (P4: good, not latest)."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+
+from launcher.base.messages import Cause, Incident
+from launcher.config.supervision import RestoreConfig
+from launcher.diagnosis.judging.causes import Guess
+from launcher.diagnosis.reading.run_folders import RunFolders, Shelved
+from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
+
+SETTINGS = RestoreConfig(begin_anew=False)
+AREALS_COMMAND = "the command that started it"
+"""No log of AReaL's says it."""
+
+CAUSES = {
+    Guess.DEGRADATION: Cause.REWARD_COLLAPSE,
+    Guess.REWARD_FUNCTION: Cause.VERIFIER_BROKEN,
+    Guess.SERVER_CRASH: Cause.SERVER_CRASH,
+    Guess.SERVER_HANG: Cause.SERVER_HANG,
+    Guess.OUT_OF_MEMORY: Cause.SERVER_OOM,
+    Guess.TRAINER_CRASH: Cause.TRAINER_CRASH,
+}
+"""As launcher/policy/restore.py knows them: a policy that degraded accuses the weights before the onset too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayBack:
+    """`checkpoint`: None where none is known that is old enough. `until`: the last step that can be trusted, None where
+    nothing was damaged. `reason` in words; `commands` in order."""
+
+    checkpoint: Shelved | None
+    until: int | None
+    reason: str
+    commands: tuple[str, ...]
+    warning: str = ""
+
+
+def find_way_back(
+    folders: RunFolders, guess: Guess | None, *, earliest: int | None, is_sharp: bool, overrides: tuple[str, ...]
+) -> WayBack:
+    """`earliest`: the earliest step at which the damage may have begun, None where no step was trained on it.
+    `is_sharp`: it began from one step to the next, so that no step before is suspect."""
+    until = None if earliest is None else _trusted(guess, earliest, is_sharp=is_sharp)
+    chosen = _choose(folders.checkpoints, guess, earliest, is_sharp=is_sharp)
+    if chosen is not None:
+        reason = f"step {chosen.global_step}"
+        reason += (
+            f", {earliest - chosen.global_step} steps before the onset" if earliest is not None else ", the newest"
+        )
+        reason += "" if chosen.on_disk else "; named by the log, not seen on this machine"
+    else:
+        reason = _why_none(folders, until)
+    return WayBack(
+        checkpoint=chosen,
+        until=until,
+        reason=reason,
+        commands=_commands(folders, chosen, until, overrides),
+        warning=_warning(folders, chosen, until),
+    )
+
+
+def _trusted(guess: Guess | None, earliest: int, *, is_sharp: bool) -> int:
+    margin = 0 if is_sharp and guess is not Guess.DEGRADATION else SETTINGS.onset_margin_steps
+    first_damaged = earliest - 1 if guess in (Guess.DEGRADATION, None) else earliest
+    return first_damaged - 1 - margin
+
+
+def _choose(
+    checkpoints: tuple[Shelved, ...], guess: Guess | None, earliest: int | None, *, is_sharp: bool
+) -> Shelved | None:
+    facts = [
+        CheckpointFacts(
+            global_step=one.global_step,
+            policy_version=one.global_step + 1,
+            health=CheckpointHealth.CANDIDATE,
+            is_whole=one.is_whole,
+        )
+        for one in checkpoints
+    ]
+    cause = CAUSES.get(guess, Cause.REWARD_COLLAPSE) if guess else Cause.REWARD_COLLAPSE
+    settings = SETTINGS
+    if is_sharp and cause is not Cause.REWARD_COLLAPSE:
+        settings = dataclasses.replace(SETTINGS, onset_margin_steps=0)
+        certified = [dataclasses.replace(one, health=CheckpointHealth.GOOD) for one in facts]
+    else:
+        certified = [
+            dataclasses.replace(one, health=certify(one, (earliest or one.global_step + 99) - 1, settings))
+            for one in facts
+        ]
+    incident = None
+    if earliest is not None:
+        incident = Incident(cause=cause, subject="run", reason="", since=0.0, onset_step=earliest)
+    step = choose(certified, incident, (), settings).global_step
+    return next((one for one in checkpoints if one.global_step == step and one.is_whole), None)
+
+
+def _why_none(folders: RunFolders, until: int | None) -> str:
+    limit = "" if until is None else f" of step {until} or earlier"
+    if until is not None and until < 0:
+        return "none can be: the damage is there from the beginning"
+    if folders.looked_in:
+        there = ", ".join(str(one.global_step) for one in folders.checkpoints[-8:]) or "none"
+        return f"none{limit} in {folders.looked_in[0]} (there: {there})"
+    return f"the checkpoints lie elsewhere: take the newest{limit}, or name their folder with --checkpoints"
+
+
+def _commands(
+    folders: RunFolders, chosen: Shelved | None, until: int | None, overrides: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What to type. It shows what it is going to do and asks. Where no step is damaged the newest checkpoint will do,
+    which every launch takes by itself."""
+    if until is not None and until < 0:
+        return ()
+    words = ["python -m scripts.resume_training", folders.names.flags]
+    if until is not None:
+        words.append(f"--before-step {(until if chosen is None else chosen.global_step) + 1}")
+    if not folders.names.is_ours:
+        words.append(f"--command {shlex.quote(AREALS_COMMAND)}")
+    return (" ".join([*words, *map(shlex.quote, overrides)]),)
+
+
+def _warning(folders: RunFolders, chosen: Shelved | None, until: int | None) -> str:
+    said = []
+    step = folders.recover_step
+    if step is not None and until is not None and step > until:
+        said.append(
+            f"AReaL's recover_checkpoint is of step {step}, after the onset: resuming from it keeps the damage."
+        )
+    if chosen is not None and not folders.names.is_ours and until is not None:
+        said.append("An export holds the model alone: going on from it begins with a fresh optimizer.")
+    return " ".join(said)

@@ -1,0 +1,280 @@
+"""The answer: what happened to the run, since when, why, and what to do. Everything that is shown is made from it."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.diagnosis.judging.causes import Causes, Guess, weigh
+from launcher.diagnosis.judging.evidence import SHARP_STEPS
+from launcher.diagnosis.judging.incident_context import Scene, scene_of
+from launcher.diagnosis.judging.incident_timeline import Moment, timeline_of
+from launcher.diagnosis.judging.onset import Shape, usual_range
+from launcher.diagnosis.judging.process_evidence import place_of, ran_out_of
+from launcher.diagnosis.judging.remedies import Remedy, remedy_of
+from launcher.diagnosis.judging.restore_advice import WayBack, find_way_back
+from launcher.diagnosis.judging.step_history import FoundFall, Pass, falls_of, passes_of
+from launcher.diagnosis.reading.log_clock import say_time
+from launcher.diagnosis.reading.log_records import REWARD, Contents, Happening, Kind, Role
+from launcher.diagnosis.reading.run_folders import RunFolders
+
+FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
+         Kind.KILLED_FOR_MEMORY)  # fmt: skip
+"""What, with no step after it, ended the run."""
+STALLING = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+"""What, often and with no step after it, keeps the run from its next step."""
+OFTEN = 5
+SURVIVED = (*FATAL, *STALLING, Kind.INCIDENT, Kind.BATCH_REJECTED)
+
+
+LONGEST_REASON = 160
+
+
+class Word(enum.StrEnum):
+    """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were taken back. STOPPED: the run
+    ended by a failure. FINE: no failure found."""
+
+    FELL = "FELL"
+    RECOVERED = "RECOVERED"
+    STOPPED = "STOPPED"
+    FINE = "FINE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """Global steps, from 0. `step`: the first bad one; it lies within `earliest` and `latest`."""
+
+    step: int
+    earliest: int
+    latest: int
+    time: str
+    before: float
+    after: float
+    shape: Shape
+    bad_steps: int
+    stands: bool
+    is_over: bool
+    is_sharp: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """`onset` and `causes`: None where it is FINE. `others`: further falls. `notes`: what else is worth knowing."""
+
+    word: Word
+    headline: str
+    onset: Onset | None
+    others: tuple[Onset, ...]
+    causes: Causes | None
+    remedy: Remedy | None
+    way_back: WayBack | None
+    timeline: tuple[Moment, ...]
+    notes: tuple[str, ...]
+    contents: Contents
+    passes: tuple[Pass, ...]
+    folders: RunFolders
+
+    @property
+    def is_failure(self) -> bool:
+        return self.word is not Word.FINE
+
+
+def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
+    """What the logs say. Looks at nothing but its arguments."""
+    passes = passes_of(contents.steps)
+    falls = falls_of(contents.steps, passes)
+    main = _main(falls)
+    word = _word(contents, main)
+    scene = scene_of(contents, main)
+    causes = weigh(scene) if word is not Word.FINE else None
+    guess = causes.first.guess if causes and causes.first else None
+    onset = None if main is None or word in (Word.STOPPED, Word.FINE) else _onset(contents, main)
+    remedy = _remedy(guess, scene, folders) if causes else None
+    way_back = _way_back(word, folders, guess, onset, remedy) if remedy else None
+    return Diagnosis(
+        word=word,
+        headline=_headline(word, contents, onset, scene, causes),
+        onset=onset,
+        others=tuple(_onset(contents, one) for one in falls if one is not main or onset is None),
+        causes=causes,
+        remedy=remedy,
+        way_back=way_back,
+        timeline=tuple(timeline_of(contents, main if onset is not None else None)),
+        notes=tuple(_notes(word, contents, passes, onset)),
+        contents=contents,
+        passes=tuple(passes),
+        folders=folders,
+    )
+
+
+def _main(falls: Sequence[FoundFall]) -> FoundFall | None:
+    """The fall to explain: one that stands and is not over, else the last that did harm."""
+    down = [one for one in falls if one.stands and not one.fall.is_over]
+    harmful = [one for one in falls if not one.stands or one.fall.zeros >= 5]
+    return next(iter([*down, *reversed(harmful), *reversed(falls)]), None)
+
+
+def _word(contents: Contents, main: FoundFall | None) -> Word:
+    if main is not None and main.stands and not main.fall.is_over:
+        return Word.FELL
+    if _ended_by(contents):
+        return Word.STOPPED
+    if main is not None and (not main.stands or main.fall.zeros >= 5):
+        return Word.RECOVERED
+    return Word.FINE
+
+
+def _ended_by(contents: Contents) -> list[Happening]:
+    """What ended the run: fatal, and no step was done after it. A run that did all its steps may end as it likes."""
+    endings = [h for h in contents.happenings if h.kind is Kind.RUN_ENDED]
+    if endings:
+        return [] if endings[-1].facts.get("event") != "run.errored" else [endings[-1]]
+    steps = contents.steps
+    if contents.total_steps and len(steps) and steps.last_step == contents.total_steps - 1:
+        return []
+    last_time = float(steps.times[-1]) if len(steps) else float("nan")
+    ending = [h for h in contents.happenings if h.kind in FATAL or h.kind in STALLING]
+    after = [h for h in ending if not len(steps) or _is_after(h, steps.last_step, last_time)]
+    ready = [h.time for h in contents.happenings if h.kind is Kind.SERVER_READY and h.time is not None]
+    fatal = [h for h in after if h.kind in FATAL]
+    if not fatal:
+        return after if sum(h.count for h in after) >= OFTEN else []
+    if ready and not len(steps) and fatal[-1].time is not None and max(ready) > fatal[-1].time:
+        return []  # it came up in the end
+    return fatal
+
+
+def _is_after(happening: Happening, last_step: int | None, last_time: float) -> bool:
+    """Did it happen after the last step? By the step where its log counts them, else by time."""
+    if happening.after_step is not None:
+        return happening.after_step == last_step
+    return happening.time is not None and happening.time > last_time
+
+
+def _onset(contents: Contents, found: FoundFall) -> Onset:
+    numbers, times, rows, fall = contents.steps.steps, contents.steps.times, found.rows, found.fall
+    time = float(times[rows[fall.onset]])
+    return Onset(
+        step=int(numbers[rows[fall.onset]]),
+        earliest=int(numbers[rows[fall.earliest]]),
+        latest=int(numbers[rows[fall.latest]]),
+        time=say_time(time) if np.isfinite(time) else "",
+        before=fall.before,
+        after=fall.after,
+        shape=fall.shape,
+        bad_steps=fall.steps,
+        stands=found.stands,
+        is_over=fall.is_over,
+        is_sharp=fall.bottom - fall.onset < SHARP_STEPS,
+    )
+
+
+def _remedy(guess: Guess | None, scene: Scene, folders: RunFolders) -> Remedy:
+    ran_out = scene.near(Kind.OUT_OF_MEMORY)
+    if not ran_out:
+        return remedy_of(guess, folders.settings)
+    return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out[0]), place=place_of(ran_out[0]))
+
+
+def _way_back(
+    word: Word, folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy
+) -> WayBack | None:
+    if word is Word.RECOVERED and onset is not None and not onset.stands:
+        return None  # a recovery took it back already
+    earliest = onset.earliest if onset is not None else None
+    if onset is not None and onset.is_sharp and guess is not Guess.DEGRADATION:
+        earliest = onset.step
+    return find_way_back(
+        folders, guess, earliest=earliest, is_sharp=onset is not None and onset.is_sharp, overrides=remedy.overrides
+    )
+
+
+def _headline(word: Word, contents: Contents, onset: Onset | None, scene: Scene, causes: Causes | None) -> str:
+    why = _why(causes)
+    if onset is not None and word is Word.FELL:
+        where = "the rewards were 0 from the first step" if onset.shape is Shape.NEVER else (
+            f"since global step {onset.step} the rewards are down, {onset.shape}: "
+            f"{onset.before:.3g} → {onset.after:.3g}, {onset.bad_steps} steps"
+        )  # fmt: skip
+        return f"{where}. {why}"
+    if onset is not None and word is Word.RECOVERED:
+        how = "and came back" if onset.stands else "and a recovery took it back"
+        fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
+        return f"at global step {onset.step} the rewards fell, {fell}, {how}. {why}"
+    if word is Word.STOPPED:
+        last = contents.steps.last_step
+        after = "before its first step" if last is None else f"after global step {last}"
+        return f"the run stopped {after}{_own_word(contents)}. {why}"
+    return f"no failure found in {_say_steps(contents)}"
+
+
+def _own_word(contents: Contents) -> str:
+    """What the run itself gave as its reason."""
+    ends = [h for h in contents.happenings if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
+    reason = " ".join(str(ends[-1].facts["reason"]).split()) if ends else ""
+    return f" ({reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + '…'})" if reason else ""
+
+
+def _why(causes: Causes | None) -> str:
+    if causes is None or causes.first is None:
+        return "Cause: not to be seen in what was given"
+    first = causes.first
+    name = f"{first.guess} ({first.where})" if first.where else str(first.guess)
+    if causes.is_sure or len(causes.ranked) < 2:
+        return f"Cause: {name}"
+    return f"Cause: not certain, {name} is likelier than {causes.ranked[1].guess}"
+
+
+def _say_steps(contents: Contents) -> str:
+    rewards = contents.steps.column(REWARD)
+    rewards = rewards[np.isfinite(rewards)]
+    if not len(contents.steps):
+        return "logs without a step"
+    steps = f"{len(set(contents.steps.steps.tolist()))} steps"
+    if not len(rewards):
+        return steps
+    few = min(10, len(rewards))
+    return f"{steps}: reward {rewards[:few].mean():.3g} (first {few}) → {rewards[-few:].mean():.3g} (last {few})"
+
+
+def _notes(word: Word, contents: Contents, passes: Sequence[Pass], onset: Onset | None) -> list[str]:
+    notes = []
+    if word is Word.RECOVERED and onset is not None and onset.stands:
+        notes.append("the rewards came back by themselves: go back only to have the bad steps out of the weights")
+    rewards = contents.steps.column(REWARD)
+    if not len(contents.steps):
+        notes.append("no step was done, as far as these files say")
+    elif not np.isfinite(rewards).any():
+        keys = ", ".join(contents.keys[:8])
+        notes.append(f"no step has a reward: name its key with --metric; keys: {keys} …")
+    elif len(rewards) < 15:
+        notes.append(f"only {len(rewards)} steps: too few to tell a fall from chance, unless it is to 0")
+    if 0 < (without := int((~np.isfinite(rewards)).sum())) < len(rewards):
+        first = int(contents.steps.steps[np.flatnonzero(~np.isfinite(rewards))[0]])
+        notes.append(f"{without} of {len(rewards)} steps have no reward that is a number, first step {first}")
+    low, high = usual_range(rewards)
+    if len(wild := np.flatnonzero(np.isfinite(rewards) & ((rewards < low) | (rewards > high)))) and len(rewards) >= 15:
+        at, value = int(contents.steps.steps[wild[0]]), float(rewards[wild[0]])
+        notes.append(f"{len(wild)} steps have rewards far from all others, first step {at}: {value:.3g}")
+    if len(passes) > 1:
+        numbers = contents.steps.steps
+        back = [f"{numbers[one.begin - 1]} → {numbers[one.begin]}" for one in passes[1:]]
+        shown = ", ".join(back[:5]) + (f" and {len(back) - 5} more" if len(back) > 5 else "")
+        notes.append(f"the steps went back {'once' if len(back) == 1 else f'{len(back)} times'}: {shown}")
+    survived = Counter({str(kind): sum(h.count for h in contents.happenings if h.kind is kind) for kind in SURVIVED})
+    if word is Word.FINE and survived.total():
+        told = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
+        notes.append(f"the run went on from all of this: {told}")
+    last, total = contents.steps.last_step, contents.total_steps
+    if word is Word.FINE and last is not None and total and last + 1 < total:
+        notes.append(
+            f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
+        )
+    roles = {source.role for source in contents.sources} | {one.role for one in contents.happenings}
+    if word is Word.FINE and Role.SERVER not in roles:
+        notes.append("no server's log was read")
+    return notes

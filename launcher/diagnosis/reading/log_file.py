@@ -1,0 +1,213 @@
+"""One text log, of AReaL's or ours: its steps, and what happened between them.
+
+Lines are picked and told apart within Arrow (line_reader.py); Python sees the first and the last line of each kind in
+each step, so that an hour of refused connections costs as little as one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from launcher.diagnosis.reading import log_clock
+from launcher.diagnosis.reading.line_facts import facts_of
+from launcher.diagnosis.reading.line_reader import Block, Ints, read_blocks
+from launcher.diagnosis.reading.log_patterns import (
+    ANY,
+    KINDS,
+    ROLE_PREFIX,
+    SERVER_ROLES,
+    STAMP,
+    STEP,
+    plain,
+    without_head,
+)
+from launcher.diagnosis.reading.log_records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
+from launcher.diagnosis.reading.server_pauses import ServerPauses
+from launcher.diagnosis.reading.stats_tables import read_step, unfinished
+
+HEAD_BYTES, TAIL_BYTES = 384, 256
+"""What is looked at of a line to tell its kind: a failed request is printed with all of its tokens."""
+TOLD_FULLY = 400
+"""Happenings of a kind in one file whose facts are worked out, and whose date is looked for far away."""
+LONGEST_TEXT = 300
+
+FIRST_KINDS = (Kind.REFUSED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED, Kind.OUT_OF_MEMORY)
+"""A line is of one kind, the first that fits: these come first because a failing log has millions of them, except
+the last, which explains whatever else its line says."""
+ORDER = (*FIRST_KINDS, *(kind for kind in KINDS if kind not in FIRST_KINDS))
+
+
+class LogFile:
+    """Takes the blocks of a file and gathers its contents."""
+
+    def __init__(self, path: Path, names: FigureNames) -> None:
+        self._path = path
+        self._names = names
+        self._role = role_of_name(path.name)
+        self._may_serve = self._role is not Role.TRAINER
+        self._steps = Steps()
+        self._keys: set[str] = set()
+        self._happenings: list[Happening] = []
+        self._told: dict[Kind, int] = {}
+        self._pauses = ServerPauses(path.name)
+        self._first_time: float | None = None
+        self._last_time: float | None = None
+        self._step: int | None = None
+        self.known_lines = 0
+        self.total_steps = 0
+
+    def take(self, block: Block) -> None:
+        """Gather from a block; no step's tables go on beyond it."""
+        steps = block.matching(block.picked, STEP)
+        bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
+        befores = [self._step]
+        for index, number in enumerate(steps):
+            table = read_step(block.data, bounds[index], bounds[index + 1])
+            if table is not None:
+                self._add_step(block, int(number), table.global_step, table.values)
+                self.total_steps = max(self.total_steps, table.total_steps)
+            befores.append(self._step)
+        rest = np.setdiff1d(block.picked, steps, assume_unique=True)
+        self._add_happenings(block, rest, steps, befores)
+        self._look_at_times(block)
+        self.known_lines += len(block.picked)
+
+    def _add_step(self, block: Block, number: int, global_step: int, values: dict[str, float]) -> None:
+        time = log_clock.stamp_in(block.data, int(block.starts[number]), int(block.ends[number]))
+        if len(self._keys) < 1000:
+            self._keys.update(values)
+        self._steps.append(global_step, time, self._names.pick(values))
+        self._step = global_step
+        if self._role is Role.UNKNOWN:
+            self._role = Role.TRAINER
+
+    def _add_happenings(self, block: Block, rest: Ints, steps: Ints, befores: list[int | None]) -> None:
+        for kind, numbers in _by_kind(block, rest).items():
+            places, firsts, counts = np.unique(np.searchsorted(steps, numbers), return_index=True, return_counts=True)
+            for place, first, count in zip(places, firsts, counts, strict=True):
+                ends = (int(numbers[first]), int(numbers[first + count - 1]))
+                self._happenings.append(self._happening(block, kind, ends, int(count), befores[place]))
+
+    def _happening(
+        self, block: Block, kind: Kind, ends: tuple[int, int], count: int, after_step: int | None
+    ) -> Happening:
+        told = self._told.get(kind, 0)
+        self._told[kind] = told + 1
+        line = block.line(ends[0])
+        is_told = told < TOLD_FULLY
+        return Happening(
+            kind=kind,
+            role=self._role_of(line),
+            count=count,
+            time=self._time_of(block, ends[0], far=is_told),
+            last_time=self._time_of(block, ends[1], far=is_told),
+            after_step=after_step,
+            text=without_head(plain(line[:LONGEST_TEXT])) if is_told else "",
+            where=f"{self._path.name}:{block.first_line + ends[0]}",
+            facts=facts_of(kind, block, ends[0]) if is_told else {},
+        )
+
+    def _role_of(self, line: bytes) -> Role:
+        match = ROLE_PREFIX.match(line)
+        return self._role if match is None else role_of_name(match[1].decode("utf-8", "replace"))
+
+    def _time_of(self, block: Block, number: int, *, far: bool) -> float | None:
+        start, end = int(block.starts[number]), int(block.ends[number])
+        time = log_clock.stamp_in(block.data, start, min(end, start + log_clock.HEAD))
+        for reach in log_clock.SEARCHED_BEFORE[: 2 if far else 1]:
+            if time is None:
+                time = log_clock.stamp_before(block.data, start, reach)
+        return self._last_time if time is None else time
+
+    def _look_at_times(self, block: Block) -> None:
+        first = log_clock.stamp_in(block.data, 0, log_clock.SEARCHED_BEFORE[1])
+        last = log_clock.stamp_before(block.data, len(block.data), log_clock.SEARCHED_BEFORE[1])
+        if self._first_time is None:
+            self._first_time = first if first is not None else last
+        self._last_time = last if last is not None else self._last_time
+        if self._may_serve:
+            self._pauses.take(block.data)
+
+    def contents(self, size: int) -> Contents:
+        """Everything gathered, once all blocks were taken."""
+        role, pauses = self._role, self._pauses.found(self._last_time)
+        if len(self._steps):  # others write into it too: when a server is silent can't be seen
+            pauses = [pause for pause in pauses if pause.kind is Kind.NO_TOKENS]
+        if role is Role.UNKNOWN and self._pauses.makes_tokens:
+            role = Role.SERVER
+        source = Source(
+            path=str(self._path),
+            what="log",
+            role=role,
+            bytes=size,
+            steps=len(self._steps),
+            first_time=self._first_time,
+            last_time=self._last_time,
+        )
+        return Contents(
+            steps=self._steps,
+            happenings=(*self._happenings, *pauses),
+            sources=(source,),
+            keys=tuple(sorted(self._keys)),
+            total_steps=self.total_steps,
+        )
+
+
+def read_log(path: Path, names: FigureNames, said: Callable[[int], None] = lambda done: None) -> tuple[Contents, bool]:
+    """What a log says, and whether it is one: does any of its lines or tables look like AReaL's, SGLang's or ours?"""
+    log = LogFile(path, names)
+    for block, done in read_blocks(path, ANY, unfinished):
+        log.take(block)
+        said(done)
+    contents = log.contents(path.stat().st_size)
+    is_known = bool(log.known_lines or contents.sources[0].role is Role.SERVER or looks_like_a_log(path))
+    return contents, is_known
+
+
+def looks_like_a_log(path: Path) -> bool:
+    """Are there dates, as each of these programs writes them, at its beginning?"""
+    with path.open("rb") as file:
+        return STAMP.search(file.read(2**20)) is not None
+
+
+def role_of_name(name: str) -> Role:
+    """Whose file it is, by its name; or whose line, by its role in merged.log."""
+    lowered = name.lower()
+    if any(part in lowered for part in SERVER_ROLES):
+        return Role.SERVER
+    return Role.TRAINER if re.search(r"train|actor|main|master|controller", lowered) else Role.UNKNOWN
+
+
+def _by_kind(block: Block, numbers: Ints) -> dict[Kind, Ints]:
+    """The lines by what they say, each line once."""
+    found: dict[Kind, Ints] = {}
+    if not len(numbers):
+        return found
+    lines = _ends_of(block.lines.take(pa.array(numbers)))
+    for kind in ORDER:
+        if not len(numbers):
+            break
+        mask = pc.match_substring_regex(lines, pattern=KINDS[kind]).to_numpy(zero_copy_only=False)
+        if mask.any():
+            found[kind] = numbers[mask]
+            numbers = numbers[~mask]
+            lines = lines.filter(pa.array(~mask))
+    return found
+
+
+def _ends_of(lines: pa.Array) -> pa.Array:
+    """The lines without the middle of long ones."""
+    lengths = pc.binary_length(lines)
+    if math.isclose(longest := pc.max(lengths).as_py() or 0, 0) or longest <= HEAD_BYTES + TAIL_BYTES:
+        return lines
+    is_long = pc.greater(lengths, HEAD_BYTES + TAIL_BYTES)
+    head, tail = pc.binary_slice(lines, 0, HEAD_BYTES), pc.binary_slice(lines, -TAIL_BYTES)
+    short = pc.binary_join_element_wise(head, tail, b" ")
+    return pc.if_else(is_long, short, lines)

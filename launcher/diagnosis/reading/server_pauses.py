@@ -1,0 +1,129 @@
+"""When a server fell silent, and when it made no tokens: the dates in its log, sampled.
+
+A hung server writes nothing that says so. What tells is the time between two of its lines, and above all between two
+of its lines about batches (words.MADE_TOKENS): its HTTP half may go on talking. Of each 32 KiB the first and the last
+date are read, and what lies between them by halves only where they lie far apart: a log that is large for its time has
+nothing to read there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from launcher.diagnosis.reading import log_clock
+from launcher.diagnosis.reading.log_clock import say_duration
+from launcher.diagnosis.reading.log_patterns import MADE_TOKENS, STAMP
+from launcher.diagnosis.reading.log_records import Happening, Kind, Role
+
+SAMPLE_BYTES = 32 * 1024
+LEAST_BYTES = 64
+"""Less holds one line."""
+SHORTEST_S = 60.0
+"""A pause shorter than this is none: training and checkpoints make servers wait as long."""
+MOST_KEPT = 200
+NEAR = (512, SAMPLE_BYTES)
+"""Bytes before a place in which the last date is looked for, near first."""
+
+Pause = tuple[float, float]
+Dated = tuple[int, float]
+"""A place in the data, and its date."""
+Look = Callable[[bytes, int, int], Dated | None]
+
+
+class ServerPauses:
+    """Takes the blocks of a log in order and keeps the longest pauses."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._last: dict[Kind, float] = {}
+        self._kept: dict[Kind, list[tuple[float, Pause]]] = {Kind.SILENCE: [], Kind.NO_TOKENS: []}
+
+    @property
+    def makes_tokens(self) -> bool:
+        return Kind.NO_TOKENS in self._last
+
+    def take(self, data: bytes) -> None:
+        """`data` are the next lines."""
+        for start in range(0, len(data), SAMPLE_BYTES):
+            end = min(start + SAMPLE_BYTES, len(data))
+            self._walk(Kind.SILENCE, data, start, end, _first_line, _last_line)
+            self._walk(Kind.NO_TOKENS, data, start, end, _first_tokens, _last_tokens)
+
+    def _walk(self, kind: Kind, data: bytes, start: int, end: int, first: Look, last: Look) -> None:
+        """All dates between which a pause may lie, in order."""
+        begin = first(data, start, end)
+        if begin is None:
+            return
+        until = last(data, begin[0], end) or begin
+        self._went_on(kind, begin[1])
+        if until[1] - begin[1] >= SHORTEST_S and until[0] - begin[0] > LEAST_BYTES:
+            middle = (begin[0] + until[0]) // 2
+            self._walk(kind, data, begin[0], middle, first, last)
+            self._walk(kind, data, middle, end, first, last)
+        self._went_on(kind, until[1])
+
+    def _went_on(self, kind: Kind, time: float) -> None:
+        last = self._last.get(kind)
+        if last is not None and time - last >= SHORTEST_S:
+            heapq.heappush(self._kept[kind], (time - last, (last, time)))
+            if len(self._kept[kind]) > MOST_KEPT:
+                heapq.heappop(self._kept[kind])
+        if last is None or time > last:
+            self._last[kind] = time
+
+    def found(self, end: float | None) -> list[Happening]:
+        """The longest pauses, in order; and since when there was none to the end, with the fact `is_last`."""
+        happenings = [
+            self._happening(kind, pause, is_last=False)
+            for kind, kept in self._kept.items()
+            for _, pause in sorted(kept, key=lambda item: item[1][0])
+        ]
+        if (last := self._last.get(Kind.NO_TOKENS)) is not None:
+            until = last if end is None else max(end, last)
+            happenings.append(self._happening(Kind.NO_TOKENS, (last, until), is_last=True))
+        return happenings
+
+    def _happening(self, kind: Kind, pause: Pause, *, is_last: bool) -> Happening:
+        begin, end = pause
+        return Happening(
+            kind=kind,
+            role=Role.SERVER,
+            time=begin,
+            last_time=end,
+            text=f"no {'line' if kind is Kind.SILENCE else 'batch'} for {say_duration(end - begin)}",
+            where=self._name,
+            facts={"seconds": end - begin, "is_last": is_last},
+        )
+
+
+def _first_line(data: bytes, start: int, end: int) -> Dated | None:
+    match = STAMP.search(data, start, end)
+    time = None if match is None else log_clock.seconds_of(match)
+    return None if match is None or time is None else (match.start(), time)
+
+
+def _last_line(data: bytes, start: int, end: int) -> Dated | None:
+    for reach in NEAR:
+        for match in reversed([*STAMP.finditer(data, max(start, end - reach), end)]):
+            if (time := log_clock.seconds_of(match)) is not None:
+                return match.start(), time
+        if end - reach <= start:
+            break
+    return None
+
+
+def _first_tokens(data: bytes, start: int, end: int) -> Dated | None:
+    return _dated(data, data.find(MADE_TOKENS, start, end))
+
+
+def _last_tokens(data: bytes, start: int, end: int) -> Dated | None:
+    return _dated(data, data.rfind(MADE_TOKENS, start, end))
+
+
+def _dated(data: bytes, position: int) -> Dated | None:
+    """The place with the date at the beginning of its line."""
+    if position < 0:
+        return None
+    time = log_clock.stamp_in(data, data.rfind(b"\n", 0, position) + 1, position)
+    return None if time is None else (position, time)

@@ -1,0 +1,98 @@
+"""How much of the time became training that stands: ETTR, plain, strict and semantic.
+
+plain     seconds of the steps that stand / seconds of all attempts
+strict    the same, where a step during an incident counts as no longer than the usual one: waiting is a loss too
+semantic  plain, with the steps counted as lost that were trained on what turned out to be bad, and still stand
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from launcher.html_report.incident_facts import IncidentFacts
+from launcher.html_report.run_clock import Attempt
+from launcher.html_report.run_reader import StepLine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Shares from 0 to 1, None where there is no time to share. `bad_steps`: None where it can't be known.
+
+    `lost_steps_per_incident` is L = k (1 / ETTR − 1): usual steps of the strict loss for each incident.
+    """
+
+    wall_s: float
+    standing_s: float
+    usual_step_s: float | None
+    ettr: float | None
+    strict: float | None
+    semantic: float | None
+    bad_steps: int | None
+    lost_steps_per_incident: float | None
+
+
+def losses_of(
+    steps: Sequence[StepLine],
+    lines: Sequence[StepLine],
+    incidents: Sequence[IncidentFacts],
+    attempts: Sequence[Attempt],
+    until: float,
+) -> Losses:
+    """`steps` stand, `lines` are all that were committed, in order."""
+    wall_s = sum(attempt.seconds for attempt in attempts)
+    timed = [line for line in steps if math.isfinite(line.step_s) and line.step_s >= 0]
+    usual = median(line.step_s for line in timed) if timed else None
+    standing_s = sum(line.step_s for line in timed)
+    spans = _merged([(one.began_at, one.ended_at or until) for one in incidents])
+    strict_s = sum(min(line.step_s, usual or 0.0) if _touches(line, spans) else line.step_s for line in timed)
+    bad = _bad_steps(timed, incidents)
+    semantic_s = None if bad is None else standing_s - sum(line.step_s for line in bad)
+    strict = _share(strict_s, wall_s)
+    lost_steps = max(wall_s - strict_s, 0.0) / usual / len(incidents) if incidents and usual and wall_s > 0 else None
+    return Losses(
+        wall_s=wall_s,
+        standing_s=standing_s,
+        usual_step_s=usual,
+        ettr=_share(standing_s, wall_s),
+        strict=strict,
+        semantic=None if semantic_s is None else _share(semantic_s, wall_s),
+        bad_steps=None if bad is None else len(bad),
+        lost_steps_per_incident=lost_steps,
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return min(part / whole, 1.0) if whole > 0 else None
+
+
+def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _touches(line: StepLine, spans: Sequence[tuple[float, float]]) -> bool:
+    """Was an incident open at any moment of this step?"""
+    return any(start < line.time and end > line.time - line.step_s for start, end in spans)
+
+
+def _bad_steps(steps: Sequence[StepLine], incidents: Sequence[IncidentFacts]) -> list[StepLine] | None:
+    """Steps that stand, from the first bad one until the incident was told. None: an incident's first isn't known."""
+    bad: dict[int, StepLine] = {}
+    for one in incidents:
+        if one.cause not in ("reward_collapse", "verifier_broken"):
+            continue  # a batch of wrong weights or numbers is turned away at the gate, before any step on it
+        if one.is_mended and one.batches_rejected and not one.steps_back:
+            continue  # its batch was turned away too, and the run found nothing to take back: those after it are sound
+        if one.onset_step is None:
+            return None
+        first = one.onset_step
+        bad |= {line.step: line for line in steps if line.step >= first and one.began_at <= line.time <= one.told_at}
+    return list(bad.values())

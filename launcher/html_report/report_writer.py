@@ -1,0 +1,113 @@
+"""Writes report.html while a run goes on, from a thread of the driver, and once more when it has ended.
+
+The trainer is never asked and never waits: everything comes from the run's files. Each page is written whole, by a
+rename. What a page costs grows with the run, so the pause after one is at least PAUSE_FACTOR times what it took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import yaml
+
+from launcher.base.durable import replace_file
+from launcher.base.errors import JournalError
+from launcher.html_report.page import page
+from launcher.html_report.run_facts import RunFacts, facts_of
+from launcher.html_report.run_reader import StoryReader, incident_folders
+from launcher.run_files.run_paths import RunPaths
+
+PERIOD_S = 10.0
+PAUSE_FACTOR = 100.0
+"""A page that took 0.3 s to make is not made again for 30 s: one percent of one core at most."""
+JOIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+def write_report(paths: RunPaths, *, is_live: bool | None) -> RunFacts:
+    """Read all that a run has written and put its report beside it. Raises JournalError naming the file.
+
+    `is_live` None: nobody could tell.
+    """
+    maker = _Maker(paths)
+    maker.read(has_ended=is_live is not True)
+    return maker.write(is_live=is_live)
+
+
+class ReportWriter:
+    """From construction until `close` the report follows the run. Nothing here raises, nothing here is waited for."""
+
+    def __init__(self, paths: RunPaths, *, period_s: float = PERIOD_S) -> None:
+        self._maker = _Maker(paths)
+        self._period_s = period_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="report", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The run has its word: write the last page."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join(JOIN_S)
+        if not self._thread.is_alive():  # else it hangs at the disk, and so would this
+            self._turn(is_live=False)
+
+    def _follow(self) -> None:
+        pause_s = self._period_s
+        while not self._ended.wait(pause_s):
+            began = time.monotonic()
+            self._turn(is_live=True)
+            pause_s = max(self._period_s, PAUSE_FACTOR * (time.monotonic() - began))
+
+    def _turn(self, *, is_live: bool) -> None:
+        try:
+            if self._maker.read(has_ended=not is_live) or not is_live:
+                self._maker.write(is_live=is_live)
+        except JournalError as error:
+            log.warning("%s", error)
+        except Exception:  # a picture of the run must never cost the run
+            log.exception("report.html could not be made")
+
+
+class _Maker:
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._reader = StoryReader(paths)
+        self._wrote_s = 0.0
+
+    def read(self, *, has_ended: bool) -> int:
+        return self._reader.refresh(has_ended=has_ended)
+
+    def write(self, *, is_live: bool | None) -> RunFacts:
+        began = time.monotonic()
+        facts = facts_of(
+            self._reader.story,
+            experiment_name=self._paths.experiment_name,
+            trial_name=self._paths.trial_name,
+            staleness=_staleness(self._paths),
+            folders=incident_folders(self._paths),
+        )
+        patience_s = max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s))
+        content = page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s)
+        try:
+            replace_file(self._paths.report, content)
+        except OSError as error:
+            raise JournalError(
+                f"{self._paths.report} was not written: {error.strerror or error}", "is there room, may we write there?"
+            ) from error
+        self._wrote_s = time.monotonic() - began
+        return facts
+
+
+def _staleness(paths: RunPaths) -> int:
+    """Versions that a token may be behind, from the settings that the run wrote down; 0 where they can't be read."""
+    try:
+        settings = yaml.safe_load(paths.config.read_text())
+        value = settings["rollout"]["max_head_offpolicyness"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return 0
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,79 @@
+"""Time as a run spends it: attempts one after the other, without the nights in between."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.html_report.run_reader import Story, moment, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """From its `run.started` to the last that is known of it, in unix seconds."""
+
+    number: int
+    start: float
+    end: float
+    first_step: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class RunClock:
+    """Seconds of all attempts, laid end to end; where one ends the next begins."""
+
+    def __init__(self, attempts: Sequence[Attempt]) -> None:
+        self._starts = [attempt.start for attempt in attempts]
+        self._attempts = attempts
+        self._before = [sum(one.seconds for one in attempts[:index]) for index in range(len(attempts))]
+
+    @property
+    def total_s(self) -> float:
+        return sum(attempt.seconds for attempt in self._attempts)
+
+    @property
+    def idle_s(self) -> float:
+        """Between the attempts."""
+        if not self._attempts:
+            return 0.0
+        return max(self._attempts[-1].end - self._attempts[0].start - self.total_s, 0.0)
+
+    @property
+    def borders(self) -> tuple[float, ...]:
+        """Where one attempt gives way to the next."""
+        return tuple(self._before[1:])
+
+    def at(self, time: float) -> float:
+        """The run's second of a unix time; a time between two attempts is the end of the earlier."""
+        index = max(bisect_right(self._starts, time) - 1, 0)
+        if not self._attempts:
+            return 0.0
+        attempt = self._attempts[index]
+        return self._before[index] + min(max(time - attempt.start, 0.0), attempt.seconds)
+
+
+def attempts_of(story: Story) -> tuple[Attempt, ...]:
+    """By number. One whose beginning was lost begins with the first that is known of it."""
+    spans: dict[int, tuple[float, float]] = {}
+
+    def extend(number: int | None, start: float, end: float) -> None:
+        if number is not None and start > 0:
+            low, high = spans.get(number, (start, end))
+            spans[number] = (min(low, start), max(high, end))
+
+    for event in story.events:
+        time = moment(event.get("time"))
+        extend(whole(event.get("attempt")), time, time)
+    first_steps: dict[int, int] = {}
+    for line in story.steps:
+        extend(line.attempt, line.time, line.time)
+        first_steps.setdefault(line.attempt, line.step)
+    found: list[Attempt] = []
+    for number, (start, end) in sorted(spans.items()):
+        begins = max(start, found[-1].end) if found else start  # a clock that was set back between two
+        found.append(Attempt(number=number, start=begins, end=max(end, begins), first_step=first_steps.get(number)))
+    return tuple(found)

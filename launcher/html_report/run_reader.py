@@ -1,0 +1,196 @@
+"""What the files of a run have told so far, taken line by line as they grow, and kept as small as the report allows.
+
+    metrics.jsonl ─► steps      ledger.jsonl ─► ledger      events.jsonl ─► events      memory.jsonl ─► memory
+
+Nothing is judged here: launcher/html_report/run_facts.py does that, from all of it, each time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.reporting.ledger_audit import DISTANCE
+from launcher.reporting.run_progress import REWARD, STEP_SECONDS, TOKENS_PER_S
+from launcher.run_files.journal import number_of
+from launcher.run_files.line_tail import Tail
+from launcher.run_files.run_paths import RunPaths
+
+Line = Mapping[str, object]
+
+KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
+"""Events of these beginnings are kept. Probes, loads and verdicts of health are many, and the page says none."""
+MOST_MEMORY = 4000
+"""Readings kept; beyond that the larger of two neighbours stays, so that no peak is lost."""
+LONGEST_TEXT = 2000
+TEXTS = frozenset({"event", "subject", "reason", "cause", "doing", "state"})
+MOST, MOST_WHOLE = 1e100, 2**53
+MOST_SECONDS = 2.0**35
+"""Unix seconds of the year 3058: what is later is damage, and would stretch every axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One line of metrics.jsonl. Figures are NaN where it has none; `time` is unix seconds, 0 where it is unknown."""
+
+    step: int
+    attempt: int
+    time: float
+    reward: float
+    low: float
+    high: float
+    tokens_per_s: float
+    step_s: float
+    rollout_s: float
+    train_s: float
+    distance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """Bytes used and bytes there are, by name."""
+
+    time: float
+    in_use: Mapping[str, tuple[float, float]]
+
+
+class Story:
+    """All attempts of a run. Lines come in the order in which they stand in their files."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepLine] = []
+        self.ledger: list[Line] = []
+        self.events: list[Line] = []
+        self.memory: list[MemoryReading] = []
+        self.rollouts_failed = self.rollouts_retried = 0
+        self._since_memory = 0
+        self._thinning = 1
+
+    def take_step(self, line: Line) -> None:
+        step = whole(line.get("global_step"))
+        if step is None:
+            return
+        self.steps.append(
+            StepLine(
+                step=step,
+                attempt=whole(line.get("attempt")) or 0,
+                time=moment(line.get("time")),
+                reward=figure(line.get(REWARD)),
+                low=figure(line.get("grpo_actor/task_reward/min")),
+                high=figure(line.get("grpo_actor/task_reward/max")),
+                tokens_per_s=figure(line.get(TOKENS_PER_S)),
+                step_s=figure(line.get(STEP_SECONDS)),
+                rollout_s=figure(line.get("timeperf/rollout_s")),
+                train_s=figure(line.get("timeperf/train_s")),
+                distance=figure(line.get(DISTANCE)),
+            )
+        )
+
+    def take_ledger(self, line: Line) -> None:
+        step, ids, versions = whole(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
+        if step is None:
+            return
+        self.rollouts_failed += whole(line.get("rollouts_failed")) or 0
+        self.rollouts_retried += whole(line.get("rollouts_retried")) or 0
+        # Each epoch names the same prompts: one string for all.
+        prompts = (
+            [sys.intern(one) if isinstance(one, str) else str(one) for one in ids] if isinstance(ids, list) else []
+        )
+        known = [version for version in versions if isinstance(version, int)] if isinstance(versions, list) else None
+        self.ledger.append({"global_step": step, "prompt_ids": prompts, "weight_versions": known})
+
+    def take_event(self, line: Line) -> None:
+        name = line.get("event")
+        if isinstance(name, str) and name.startswith(KEPT_EVENTS):
+            self.events.append({key: _kept(key, value) for key, value in line.items() if key != "traceback"})
+
+    def take_memory(self, line: Line) -> None:
+        in_use = line.get("in_use")
+        if not isinstance(in_use, dict):
+            return
+        pairs = {
+            str(name): (figure(pair[0]), figure(pair[1]))
+            for name, pair in in_use.items()
+            if isinstance(pair, list) and len(pair) == 2
+        }
+        reading = MemoryReading(time=moment(line.get("time")), in_use=pairs)
+        if self._since_memory % self._thinning and self.memory:
+            reading = _larger(self.memory.pop(), reading)
+        self._since_memory += 1
+        self.memory.append(reading)
+        if len(self.memory) > MOST_MEMORY:
+            self._thin()
+
+    def _thin(self) -> None:
+        even = self.memory[: len(self.memory) // 2 * 2]
+        self.memory = [_larger(first, second) for first, second in zip(even[::2], even[1::2], strict=True)]
+        self._thinning *= 2
+        self._since_memory = 0
+
+
+class StoryReader:
+    """`refresh` reads what is new in a run's files into `story`."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.story = Story()
+        # The ledger before the metrics, which are written after it: each step of the ledger then has its metrics.
+        self._files = (
+            (Tail(paths.events), self.story.take_event),
+            (Tail(paths.ledger), self.story.take_ledger),
+            (Tail(paths.metrics), self.story.take_step),
+            (Tail(paths.memory), self.story.take_memory),
+        )
+
+    def refresh(self, *, has_ended: bool = False) -> int:
+        """How many lines were new. `has_ended`: nobody writes any more."""
+        count = 0
+        for tail, take in self._files:
+            for line in tail.read(has_ended=has_ended):
+                take(line)
+                count += 1
+        return count
+
+
+def incident_folders(paths: RunPaths) -> frozenset[int]:
+    """Numbers of the incidents that have a folder."""
+    return frozenset(int(path.name) for path in _folder(paths.incidents) if path.name.isdigit())
+
+
+def _folder(path: Path) -> Iterator[Path]:
+    try:
+        yield from path.iterdir()
+    except OSError:  # none yet
+        return
+
+
+def figure(value: object, otherwise: float = math.nan) -> float:
+    """What could not even be summed is infinite too."""
+    number = number_of(value, otherwise)
+    return math.copysign(math.inf, number) if abs(number) > MOST else number  # not of NaN: it compares as False
+
+
+def moment(value: object) -> float:
+    """Unix seconds; 0 where they are not known."""
+    time = figure(value)
+    return time if math.isfinite(time) and 0 < time < MOST_SECONDS else 0.0
+
+
+def whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE else None
+
+
+def _kept(key: str, value: object) -> object:
+    """Texts are texts, whatever a damaged line has in their place, and no longer than anybody reads."""
+    if key in TEXTS and value is not None:
+        return str(value)[:LONGEST_TEXT]
+    return value[:LONGEST_TEXT] if isinstance(value, str) else value
+
+
+def _larger(first: MemoryReading, second: MemoryReading) -> MemoryReading:
+    in_use = dict(first.in_use)
+    for name, pair in second.in_use.items():
+        in_use[name] = max(in_use.get(name, pair), pair)
+    return MemoryReading(time=first.time, in_use=in_use)

@@ -1,0 +1,217 @@
+"""The book of incidents: (open ones, what is observed) → which begin, which end. One for each failure of one subject.
+
+    trouble seen of a subject without an open incident ─► begins        its subject works again ─► ends, mended
+    another trouble of the same subject                ─► the same one  given up, or the run ends ─► ends, not mended
+
+So a server that is killed again before it serves is one incident, and so is a batch that a known failure spoilt. What
+is known only while it happens (a server that lost its weights, a batch that was turned away) comes in as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from launcher.base.messages import Cause, Health, Rejection, ServerState
+from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, RestartServer
+from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
+from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead
+from launcher.policy.reconcile_trainer import TRAINER, damage_stands
+from launcher.policy.restart_budget import Attempt
+from launcher.policy.run_state import ENDS, RunState
+
+REWARD, POLICY, BATCH = "reward", "policy", "batch"
+OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH})
+"""Subjects whose repair is the trainer's, and after which servers get their weights anew."""
+
+SUBJECT_OF = {
+    Cause.VERIFIER_BROKEN: REWARD,
+    Cause.REWARD_COLLAPSE: POLICY,
+    Cause.NONFINITE: TRAINER,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What is wrong with whom. `since`: when it began, where that is known better than by this look."""
+
+    cause: Cause
+    subject: str
+    reason: str
+    onset_step: int | None = None
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenIncident:
+    """`since` is on the clock of the observer."""
+
+    number: int
+    cause: Cause
+    subject: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    incident: OpenIncident
+    reason: str
+    is_mended: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookChange:
+    begins: tuple[Trouble, ...] = ()
+    ends: tuple[Ending, ...] = ()
+
+
+def keep_book(
+    open_: Sequence[OpenIncident],
+    seen: Observed,
+    *,
+    attempts: Sequence[Attempt] = (),
+    rejections: Sequence[Rejection] = (),
+    damaged: Collection[int] = (),
+) -> BookChange:
+    """What changes with this look. `attempts`: repairs that its plan begins. `rejections`: batches turned away since
+    the last step. `damaged`: steps of checkpoints found damaged that had no incident yet."""
+    if seen.state in ENDS or seen.is_stopped:
+        return BookChange(ends=close_book(open_, "the run was over first"))
+    found = _troubles(seen, attempts, rejections, damaged, {one.subject for one in open_})
+    troubled = {trouble.subject for trouble in found}
+    ends = tuple(ending for one in open_ if one.subject not in troubled and (ending := _ending(one, seen)) is not None)
+    if seen.ending is not None or seen.abort_reason or seen.state is RunState.SHUTTING_DOWN:
+        return BookChange(ends=ends)
+    known = {one.subject for one in open_}
+    begins = {trouble.subject: trouble for trouble in reversed(found) if trouble.subject not in known}
+    return BookChange(begins=tuple(reversed(begins.values())), ends=ends)
+
+
+def close_book(open_: Sequence[OpenIncident], reason: str) -> tuple[Ending, ...]:
+    return tuple(Ending(incident=one, reason=reason, is_mended=False) for one in open_)
+
+
+def subjects_of(rejection: Rejection) -> tuple[str, ...]:
+    """Whose failure turned a batch away."""
+    cause = rejection.cause
+    return rejection.subjects or (BATCH if cause is None else SUBJECT_OF.get(cause, BATCH),)
+
+
+def _troubles(
+    seen: Observed,
+    attempts: Sequence[Attempt],
+    rejections: Sequence[Rejection],
+    damaged: Collection[int],
+    known: Collection[str],
+) -> list[Trouble]:
+    """The most telling first: of one subject, the first one counts."""
+    found = [*_of_servers(seen), *_of_trainer(seen)]
+    if seen.incident is not None:
+        one = seen.incident
+        found.append(
+            Trouble(cause=one.cause, subject=one.subject, reason=one.reason, onset_step=one.onset_step, since=one.since)
+        )
+    found += [
+        Trouble(
+            cause=Cause.CHECKPOINT_CORRUPT,
+            subject=f"checkpoint {step}",
+            reason=f"the checkpoint of step {step} can't be loaded",
+            onset_step=step,
+        )
+        for step in damaged
+    ]
+    for rejection in rejections:
+        found += [
+            Trouble(
+                cause=rejection.cause or Cause.SERVER_CORRUPT,
+                subject=subject,
+                reason=rejection.reason,
+                onset_step=rejection.global_step,
+            )
+            for subject in subjects_of(rejection)
+        ]
+    learning = OF_LEARNING & {*known, *(trouble.subject for trouble in found)}
+    if not learning and seen.state is not RunState.INITIALIZING:
+        found += _of_weights(seen, attempts)
+    return found
+
+
+def _of_servers(seen: Observed) -> list[Trouble]:
+    return [
+        Trouble(cause=server.verdict.cause or Cause.SERVER_CRASH, subject=server.name, reason=server.verdict.reason)
+        for server in seen.servers
+        if server.state not in (ServerState.FAILED, ServerState.STOPPED) and (is_dead(server) or _is_doubted(server))
+    ]
+
+
+def _is_doubted(server: ServerFacts) -> bool:
+    return server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS
+
+
+def _of_trainer(seen: Observed) -> list[Trouble]:
+    verdict = seen.trainer.verdict
+    if verdict.health is not Health.DEAD:
+        return []
+    return [Trouble(cause=verdict.cause or Cause.TRAINER_CRASH, subject=TRAINER, reason=verdict.reason)]
+
+
+def _of_weights(seen: Observed, attempts: Sequence[Attempt]) -> list[Trouble]:
+    """A server that has lost its weights, though nobody restored the trainer: the pool or the publisher found it."""
+    names = {server.name for server in seen.servers if not is_dead(server)} - seen.newcomers
+    return [
+        Trouble(cause=attempt.cause, subject=attempt.subject, reason="it does not hold the trainer's weights")
+        for attempt in attempts
+        if attempt.cause in OF_WEIGHTS and attempt.subject in names
+    ]
+
+
+def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
+    """How it ended, None where it has not. Nobody sees any trouble with its subject."""
+    trainer = seen.trainer
+    for server in seen.servers:
+        if server.name == one.subject:
+            return _ending_of_server(one, server, trainer)
+    if _steps(trainer) and not damage_stands(seen.incident, trainer):
+        return Ending(incident=one, reason="training goes on" if not trainer.is_finished else "training is done")
+    return None
+
+
+def _ending_of_server(one: OpenIncident, server: ServerFacts, trainer: TrainerFacts) -> Ending | None:
+    if server.state is ServerState.FAILED:
+        return Ending(incident=one, reason="given up; the run goes on without it", is_mended=False)
+    if server.state is ServerState.READY and (trainer.is_publishing or is_current(server, trainer)):
+        return Ending(incident=one, reason="it serves again")
+    return None
+
+
+def _steps(trainer: TrainerFacts) -> bool:
+    if trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
+        return False
+    return trainer.is_finished or not trainer.is_paused
+
+
+def say_doing(trouble: Trouble, actions: Sequence[Action]) -> str:
+    """What is being done about it, in a few words."""
+    if any(isinstance(action, Halt) for action in actions):
+        return "the run is being ended"
+    for action in actions:
+        if isinstance(action, RestartServer) and action.name == trouble.subject:
+            return "it is being restarted"
+        if isinstance(action, LoadWeights) and action.name == trouble.subject:
+            return "its weights are sent again"
+        if isinstance(action, CondemnCheckpoints):
+            return "the trainer goes back to a checkpoint from before it"
+    return _USUAL.get(trouble.cause, "it is being repaired")
+
+
+_USUAL = {
+    Cause.SERVER_STALE: "its weights are sent again",
+    Cause.SERVER_CORRUPT: "its weights are sent again",
+    Cause.TRAINER_CRASH: "it is restarted and goes on from its newest checkpoint",
+    Cause.TRAINER_HANG: "it is restarted and goes on from its newest checkpoint",
+    Cause.TRAINER_OOM: "it is restarted with less memory",
+    Cause.NONFINITE: "nothing of it reaches the weights; where it stays, an earlier checkpoint is restored",
+    Cause.REWARD_COLLAPSE: "the batch is dropped; where it stays, an earlier checkpoint is restored",
+    Cause.VERIFIER_BROKEN: "training waits and asks it again every 2 s",
+    Cause.CHECKPOINT_CORRUPT: "an older one is loaded",
+}

@@ -1,0 +1,128 @@
+"""What several looks at a server add up to: for how long it has been stopped, silent, or without work.
+
+A duration counts only while somebody looked, and while the server was given the CPU it asked for. Else a monitor
+that wakes from a pause of its own (garbage collection, a suspended machine) would find every answer overdue and
+condemn healthy servers; and on a crowded machine it would condemn those that merely wait for their turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from launcher.config.supervision import HealthConfig
+
+STOPPED = "T"
+RUNNABLE = "R"
+LONGEST_GAP = 2.0
+"""Look intervals that one gap between two looks counts at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLook:
+    """One process of a tree: its state letter in /proc/PID/stat and the CPU seconds it has used."""
+
+    state: str
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something long that a server was told to do; until its deadline it owes nobody a token."""
+
+    name: str  # "starting" | "loading weights" | …
+    since: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLook:
+    """What was seen of one server at one moment. None: could not be seen.
+
+    `processes` by role ("http", "scheduler", "detokenizer"). `answered_at`: the last good generation of one token;
+    `probe_waits`: one has been asked for since, and has not come. `waiting`: requests of clients in flight. `tokens`:
+    all that it has made in this life, counted as they are made; a count of finished answers would make a long one
+    look like a hang. `health_status`: what its health endpoint says, which is told to a person and believed in
+    nothing: it is 200 while dead and 503 while busy.
+    """
+
+    at: float
+    processes: Mapping[str, ProcessLook] | None
+    exit_code: int | None = None
+    probe_waits: bool = False
+    answered_at: float | None = None
+    usual_answer_s: float | None = None
+    waiting: int = 0
+    tokens: int | None = None
+    task: Task | None = None
+    health_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerEvidence:
+    """One life of one server so far: the last look, and for how many seconds (as defined above) it has been …
+
+    `stopped_s`: with a process stopped; `frozen_s`: with work, its scheduler asleep; `unanswered_s`: owing a probe;
+    `dry_s`: owing clients a token; `alone_s`: owing one to nobody but a probe. `token_at`: when its count last grew.
+    """
+
+    look: ServerLook
+    stopped_s: float = 0.0
+    frozen_s: float = 0.0
+    unanswered_s: float = 0.0
+    dry_s: float = 0.0
+    alone_s: float = 0.0
+    token_at: float | None = None
+    stopped: frozenset[str] = field(default=frozenset())
+
+    @property
+    def proof_at(self) -> float | None:
+        """When it last made a token, for whomever."""
+        return max((at for at in (self.look.answered_at, self.token_at) if at is not None), default=None)
+
+
+def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) -> ServerEvidence:
+    """The evidence with one more look. For a new life begin with `ServerEvidence(look=…)`."""
+    before = evidence.look
+    looked_s = min(max(look.at - before.at, 0.0), LONGEST_GAP * settings.look_interval_s)
+    served_s = 0.0 if _starved(before, look) else looked_s
+    made = None if look.tokens is None or before.tokens is None else look.tokens - before.tokens
+    at_task = look.task is not None or before.task is not None
+    owes_client = look.waiting > 0 and not at_task
+    owes_probe = look.probe_waits and look.answered_at == before.answered_at and not at_task
+    stopped = _stopped(before, look)
+    asleep = _used_no_cpu(before, look, "scheduler") and (owes_client or owes_probe) and not made
+    return replace(
+        evidence,
+        look=look,
+        stopped=stopped,
+        stopped_s=evidence.stopped_s + looked_s if stopped else 0.0,
+        frozen_s=evidence.frozen_s + served_s if asleep else 0.0,
+        unanswered_s=evidence.unanswered_s + served_s if owes_probe else 0.0,
+        dry_s=evidence.dry_s + served_s if owes_client and made == 0 else 0.0,
+        alone_s=evidence.alone_s + served_s if owes_probe and made == 0 and not owes_client else 0.0,
+        token_at=look.at if made else evidence.token_at,
+    )
+
+
+def _stopped(before: ServerLook, look: ServerLook) -> frozenset[str]:
+    """The processes stopped at both looks that used no CPU between them: one that is stopped and continued many
+    times a second (slow, not hung) may be met stopped at every look."""
+    return frozenset(
+        role
+        for role, process in (look.processes or {}).items()
+        if process.state == STOPPED and _used_no_cpu(before, look, role)
+    )
+
+
+def _starved(before: ServerLook, look: ServerLook) -> bool:
+    """Some process wants to run, and was not let."""
+    return any(
+        process.state == RUNNABLE and _used_no_cpu(before, look, role)
+        for role, process in (look.processes or {}).items()
+    )
+
+
+def _used_no_cpu(before: ServerLook, look: ServerLook, role: str) -> bool:
+    then, now = (before.processes or {}).get(role), (look.processes or {}).get(role)
+    return then is not None and now is not None and now.cpu_s <= then.cpu_s

@@ -1,0 +1,91 @@
+"""A plan while it is being made: what is ordered so far, and what it must not order again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from launcher.base.messages import Cause, Overrides
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import Action
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory_backoff import next_rung
+from launcher.policy.observed import Observed
+from launcher.policy.restart_budget import Attempt, Repair, Rung, next_repair
+
+NO_OVERRIDES: Overrides = {}
+KEPT = "and nothing may give way (memory.give_way=false)"
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """`halt_reason`, once set, is the whole plan. `restore_reason`: why servers need the trainer to go back."""
+
+    seen: Observed
+    history: Sequence[Attempt]
+    config: RunConfig
+    now: float
+    actions: list[Action] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    wake_at: list[float] = field(default_factory=list)
+    halt_reason: str = ""
+    restore_reason: str = ""
+
+    def order(self, action: Action, *, reason: str = "", attempt: Attempt | None = None) -> None:
+        """Once: neither while the same is under way for the same subject, nor twice in a plan."""
+        if self.does(type(action), getattr(action, "name", "")):
+            return
+        self.actions.append(action)
+        self.reasons.append(reason or getattr(action, "reason", ""))
+        if attempt is not None:
+            self.attempts.append(attempt)
+
+    def does(self, kind: type[Action], name: str = "") -> bool:
+        """Is such an action ordered, or under way?"""
+        return any(
+            isinstance(action, kind) and getattr(action, "name", "") == name
+            for action in (*self.seen.under_way, *self.actions)
+        )
+
+    def halt(self, reason: str) -> None:
+        self.halt_reason = self.halt_reason or reason
+
+    def is_due(self, repair: Repair) -> bool:
+        """May it begin? If not yet, the plan asks to be made again at its time."""
+        if repair.not_before > self.now:
+            self.wake_at.append(repair.not_before)
+            self.reasons.append(f"{repair.reason}, in {repair.not_before - self.now:.1f} s")
+            return False
+        return True
+
+    def next_repair(
+        self, cause: Cause, subject: str, *, progress_at: float | None, without: frozenset[Rung] = frozenset()
+    ) -> Repair:
+        return next_repair(
+            cause,
+            subject,
+            self.history,
+            self.config.restart,
+            now=self.now,
+            progress_at=progress_at,
+            without=without,
+        )
+
+    def must_keep_its_settings(self, ran_out: RanOut | None) -> bool:
+        """Memory ran out, and nothing may give way: another try under the same settings would end alike."""
+        return ran_out is not None and not self.config.memory.give_way
+
+    def give_way(self, ran_out: RanOut | None) -> tuple[Overrides, str]:
+        """The settings of the next rung of the memory ladder; none where memory did not run out, or no rung is left."""
+        if ran_out is None:
+            return NO_OVERRIDES, ""
+        rung = next_rung(ran_out, self.seen.memory, self.seen.tried, self.config.memory)
+        return rung.overrides, rung.reason
+
+    def attempt(
+        self, cause: Cause, subject: str, rung: Rung, *, onset_step: int | None = None, restored_step: int | None = None
+    ) -> Attempt:
+        return Attempt(
+            at=self.now, cause=cause, subject=subject, rung=rung, onset_step=onset_step, restored_step=restored_step
+        )

@@ -1,0 +1,155 @@
+"""May a repair be tried again, which one, and when? Rungs: retry → server → fleet → restore → halt.
+
+Each cause has its ladder and each rung a budget. Attempts count per cause and subject since the subject last took
+part in getting further than ever before: a budget per lifetime would end a long run for its length, one that any
+step refills would let a run fall back and repeat the same steps for ever, and one that others refill would restart
+a server on a broken GPU for ever. Failures a quiet window apart don't belong together. Waiting times double up to a
+cap; the first try waits for nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.base.messages import Cause
+from launcher.config.supervision import RestartConfig
+
+
+class Rung(enum.StrEnum):
+    """How large a repair is; each is tried before the next."""
+
+    RETRY = "retry"
+    SERVER = "server"
+    FLEET = "fleet"
+    RESTORE = "restore"
+    HALT = "halt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer."""
+
+    at: float
+    cause: Cause
+    subject: str
+    rung: Rung
+    onset_step: int | None = None
+    restored_step: int | None = None
+
+
+OF_A_SERVER = (Rung.SERVER, Rung.FLEET, Rung.RESTORE, Rung.HALT)
+OF_WEIGHTS = (Rung.RETRY, *OF_A_SERVER)
+OF_THE_TRAINER = (Rung.RESTORE, Rung.HALT)
+
+LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
+    Cause.SERVER_CRASH: OF_A_SERVER,
+    Cause.SERVER_HANG: OF_A_SERVER,
+    Cause.SERVER_OOM: OF_A_SERVER,
+    Cause.SERVER_SLOW: OF_A_SERVER,
+    Cause.NODE_LOST: OF_A_SERVER,
+    Cause.SERVER_STALE: OF_WEIGHTS,
+    Cause.SERVER_CORRUPT: OF_WEIGHTS,
+    Cause.TRAINER_CRASH: OF_THE_TRAINER,
+    Cause.TRAINER_HANG: OF_THE_TRAINER,
+    Cause.TRAINER_OOM: OF_THE_TRAINER,
+    Cause.REWARD_COLLAPSE: OF_THE_TRAINER,
+    Cause.NONFINITE: (Rung.RETRY, *OF_THE_TRAINER),
+    Cause.CHECKPOINT_CORRUPT: (Rung.RETRY, *OF_THE_TRAINER),
+    Cause.VERIFIER_BROKEN: OF_THE_TRAINER,
+}
+"""From the smallest repair that can help to the last word."""
+
+SHARED_RUNGS = frozenset({Rung.FLEET, Rung.RESTORE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """Do `rung`, not before `not_before` (on the clock of the history)."""
+
+    rung: Rung
+    not_before: float
+    reason: str
+
+
+def next_repair(
+    cause: Cause,
+    subject: str,
+    history: Sequence[Attempt],
+    settings: RestartConfig,
+    *,
+    now: float,
+    progress_at: float | None,
+    without: frozenset[Rung] = frozenset(),
+) -> Repair:
+    """The next rung for a failure of `subject`.
+
+    `history`: oldest first. `progress_at`: when the run last completed a step that it had never completed before,
+    with the help of `subject`.
+    `without`: rungs that can't help here (a fleet of one).
+    """
+    recent = _since_quiet(history, settings, now, progress_at)
+    rungs = [rung for rung in LADDERS[cause] if rung is not Rung.HALT and rung not in without]
+    spent = {rung: _spent(rung, cause, subject, recent) for rung in rungs}
+    for rung in rungs:
+        budget = budget_of(rung, settings)
+        if spent[rung] < budget:
+            mine = [attempt for attempt in recent if attempt.cause is cause and attempt.subject == subject]
+            wait_s = _wait_s(len(mine), settings)
+            return Repair(
+                rung=rung,
+                not_before=mine[-1].at + wait_s if mine else now,
+                reason=f"{cause} of {subject}: {rung}, {spent[rung] + 1} of {budget}",
+            )
+    tried = ", ".join(f"{rung} {count} times" for rung, count in spent.items()) or "nothing can help here"
+    return Repair(rung=Rung.HALT, not_before=now, reason=f"{cause} of {subject} again, without progress: {tried}")
+
+
+def budget_of(rung: Rung, settings: RestartConfig) -> int:
+    """How often a rung is tried before the next."""
+    budgets = {
+        Rung.RETRY: settings.retry,
+        Rung.SERVER: settings.server,
+        Rung.FLEET: settings.fleet,
+        Rung.RESTORE: settings.restore,
+    }
+    return budgets.get(rung, 0)
+
+
+def _since_quiet(
+    history: Sequence[Attempt], settings: RestartConfig, now: float, progress_at: float | None
+) -> list[Attempt]:
+    """The attempts that belong to the present trouble: since the last progress, no quiet window between any two."""
+    recent: list[Attempt] = []
+    later_at = now
+    for attempt in reversed(history):
+        if later_at - attempt.at > settings.window_s or (progress_at is not None and attempt.at < progress_at):
+            break
+        recent.insert(0, attempt)
+        later_at = attempt.at
+    return recent
+
+
+def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[Attempt]) -> int:
+    """Attempts at a rung. Retries begin anew after each larger repair, of whatever cause: it made a new situation."""
+    if rung is Rung.RETRY:
+        small = itertools.takewhile(
+            lambda a: a.rung is Rung.RETRY, (a for a in reversed(recent) if touches(a, subject))
+        )
+        return sum(attempt.cause is cause for attempt in small)
+    return sum(a.rung is rung and a.cause is cause and touches(a, subject) for a in recent)
+
+
+def touches(attempt: Attempt, subject: str) -> bool:
+    """What is done for one at a shared rung is done for all."""
+    return attempt.subject == subject or attempt.rung in SHARED_RUNGS
+
+
+def _wait_s(tries: int, settings: RestartConfig) -> float:
+    """Doubling with each try, from none at all before the first."""
+    if tries == 0:
+        return 0.0
+    doublings = min(tries - 1, 30)  # beyond, a float would overflow before the cap is asked
+    return min(settings.wait_initial_s * 2.0**doublings, settings.wait_max_s)

@@ -1,0 +1,90 @@
+"""What a run is at just now, in one small file: for whoever looks at it without being its driver.
+
+    {fileroot}/logs/…/now.json     written by the driver about once a second, whole or not at all
+
+So a look needs no Ray, no token and no open port: who may read the run's logs, on any machine that sees them, may
+look. `beat` grows with each writing; one that stands still for long is of a driver that is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.base.durable import replace_file
+from launcher.base.messages import EvalReport, ServerInfo, ServerState, Snapshot, TrainerStatus
+from launcher.run_files.journal import encode
+from launcher.run_files.run_paths import RunPaths
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """`elapsed_s`: since the attempt began. `status` is None until the trainer has been heard of."""
+
+    attempt: int
+    beat: int
+    host: str
+    pid: int
+    address: str
+    is_detached: bool
+    elapsed_s: float
+    status: TrainerStatus | None = None
+    servers: tuple[ServerInfo, ...] = ()
+    evals: tuple[EvalReport, ...] = ()
+
+
+class NowFile:
+    """The driver's side. What can't be written is not worth a word: the next one may be."""
+
+    def __init__(self, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> None:
+        self._paths = paths
+        self._began = time.monotonic()
+        self._written_at = float("-inf")
+        self._now = Now(
+            attempt=attempt,
+            beat=0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            address=address,
+            is_detached=is_detached,
+            elapsed_s=0.0,
+        )
+
+    def heard(self, snapshot: Snapshot) -> None:
+        self._now = dataclasses.replace(
+            self._now, status=snapshot.status, servers=snapshot.servers, evals=snapshot.evals
+        )
+
+    def write_if_due(self) -> None:
+        at = time.monotonic()
+        if at - self._written_at < EVERY_S:
+            return
+        self._written_at = at
+        self._now = dataclasses.replace(self._now, beat=self._now.beat + 1, elapsed_s=at - self._began)
+        try:
+            replace_file(self._paths.now, encode(dataclasses.asdict(self._now)), durable=False)
+        except OSError:
+            return
+
+
+def read_now(paths: RunPaths) -> Now | None:
+    """None where there is none, or none that can be read."""
+    try:
+        data: dict[str, Any] = json.loads(paths.now.read_bytes())
+        status = data.pop("status")
+        servers = tuple(_server(one) for one in data.pop("servers"))
+        evals = tuple(EvalReport(**one) for one in data.pop("evals"))
+        return Now(**data, status=None if status is None else TrainerStatus(**status), servers=servers, evals=evals)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _server(data: dict[str, Any]) -> ServerInfo:
+    return ServerInfo(**{**data, "state": ServerState(data["state"])})

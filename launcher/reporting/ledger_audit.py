@@ -1,0 +1,97 @@
+"""Does the ledger add up? Every step once, on its own weights; every prompt once in each epoch (P1, P2, P3).
+
+Pure: lines in, findings out. What is asked is asked of the lines that stand, so of what made the weights as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.run_files.journal import standing_lines
+
+DISTANCE = "grpo_actor/logprob_distance/avg"
+Line = Mapping[str, object]
+
+MOST_NAMED = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """`problems` are violations in words; none: the ledger is complete."""
+
+    steps: int
+    taken_back: int
+    prompts: int
+    stale_steps: int
+    largest_distance: float
+    problems: tuple[str, ...]
+
+
+def audit(ledger: Sequence[Line], metrics: Sequence[Line], *, prompts: int, staleness: int = 0) -> Audit:
+    """`prompts`: of one epoch. `staleness`: versions that a token may be behind (rollout.max_head_offpolicyness).
+
+    Holds also for a run that has not ended: then the last epoch is not asked to be whole.
+    """
+    stand = standing_lines(ledger)
+    steps = [_int(line, "global_step") for line in stand]
+    stale = [step for step, line in zip(steps, stand, strict=True) if not _is_fresh(line, step, staleness)]
+    problems = [*_gaps(steps), *_prompts(stand, prompts)]
+    problems += [f"step {step}: tokens of other weights than its own" for step in stale]
+    measured = standing_lines(metrics)
+    known = {_int(line, "global_step") for line in measured}
+    if missing := sorted(set(steps) - known):
+        problems.append(f"steps without metrics: {missing}")
+    distances = [float(d) for line in measured if isinstance(d := line.get(DISTANCE), int | float)]
+    return Audit(
+        steps=len(steps),
+        taken_back=len(ledger) - len(stand),
+        prompts=len({prompt for line in stand for prompt in _ids(line)}),
+        stale_steps=len(stale),
+        largest_distance=max(distances, default=math.nan),
+        problems=tuple(problems),
+    )
+
+
+def _gaps(steps: Sequence[int]) -> list[str]:
+    """The first MOST_NAMED of them by number: one damaged line may claim any step, and would leave a billion out."""
+    named: list[int] = []
+    missing, expected = 0, 0
+    for step in sorted({step for step in steps if step >= 0}):
+        missing += step - expected
+        named += range(expected, min(step, expected + MOST_NAMED - len(named)))
+        expected = step + 1
+    more = f" and {missing - len(named):,} more" if missing > len(named) else ""
+    return [f"steps never committed: {named}{more}"] if missing else []
+
+
+def _prompts(stand: Sequence[Line], per_epoch: int) -> list[str]:
+    """In the order of steps an epoch ends when all its prompts have been met, and none is met twice before."""
+    problems: list[str] = []
+    met: Counter[object] = Counter()
+    for line in stand:
+        for prompt in _ids(line):
+            if met[prompt]:
+                problems.append(f"step {_int(line, 'global_step')}: prompt {prompt} a second time in its epoch")
+            met[prompt] += 1
+            if len(met) == per_epoch:
+                met.clear()
+    return problems
+
+
+def _is_fresh(line: Line, step: int, staleness: int) -> bool:
+    """A step is trained at the version of its number: the optimizer steps before it."""
+    versions = line.get("weight_versions")
+    return isinstance(versions, Sequence) and all(step - staleness <= version <= step for version in versions)
+
+
+def _ids(line: Line) -> Sequence[object]:
+    ids = line.get("prompt_ids")
+    return ids if isinstance(ids, Sequence) else ()
+
+
+def _int(line: Line, key: str) -> int:
+    value = line.get(key)
+    return value if isinstance(value, int) else -1

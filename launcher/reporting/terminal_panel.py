@@ -1,0 +1,171 @@
+"""How a run looks on a terminal: pure functions from a RunView to rich renderables and to plain lines."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.box import ROUNDED
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from launcher.base.messages import EvalReport, ServerInfo, ServerState
+from launcher.reporting.run_progress import MEAN_OVER_STEPS, RunView
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDEST = 110
+LABEL_WIDTH = 10
+FRAME_WIDTH = 4
+LEAST_SPAN = 0.2
+"""Of rewards, from the lowest bar to the highest: noise of a few hundredths is not drawn as a mountain range."""
+
+LONGEST_REASON = 60
+"""Of a server, in characters."""
+SERVER_STYLES = {
+    ServerState.READY: "green",
+    ServerState.STARTING: "yellow",
+    ServerState.STALE: "yellow",
+    ServerState.SUSPECT: "yellow",
+    ServerState.DEAD: "bold red",
+    ServerState.FAILED: "bold red",
+    ServerState.STOPPED: "dim",
+}
+SERVERS_BY_NAME = 3
+"""So many servers are shown one by one; of more, how many are in each state."""
+
+
+def render_panel(view: RunView, width: int) -> RenderableType:
+    """The live display: one row for each thing, none ever wraps, so that its height does not jump."""
+    width = min(width, WIDEST)
+    inner = width - FRAME_WIDTH - LABEL_WIDTH
+    rows = [
+        ("step", _step_row(view, inner)),
+        ("reward", _reward_row(view, inner)),
+        ("held-out", _eval_row(view.evals)),
+        ("now", _phase_row(view)),
+        ("servers", _server_row(view.servers)),
+        ("time", _time_row(view)),
+        ("last", Text(_one_line(view.last_event))),
+    ]
+    grid = Table.grid(padding=0, expand=True)
+    grid.add_column(width=LABEL_WIDTH, style="dim")
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for label, row in rows:
+        if row.plain:
+            grid.add_row(label, row)
+    title = f"{view.experiment_name} / {view.trial_name}" + (f" · attempt {view.attempt}" if view.attempt > 1 else "")
+    return Group(Panel(grid, title=Text(title, style="bold"), title_align="left", box=ROUNDED, width=width))
+
+
+def render_line(view: RunView) -> str:
+    """The same as one line of text, for a log."""
+    parts = [f"step {view.steps_done}/{view.total_steps}", f"epoch {view.epoch}/{view.total_epochs}"]
+    if view.reward is not None:
+        parts.append(f"reward {view.reward:.3f}")
+    if view.recent_reward is not None:
+        parts.append(f"last {min(MEAN_OVER_STEPS, len(view.rewards))}: {view.recent_reward:.3f}")
+    if view.tokens_per_s is not None:
+        parts.append(f"{view.tokens_per_s:.0f} tokens/s")
+    parts.append(f"{view.phase} {duration(view.seconds_in_phase)}")
+    parts.append("servers " + (_server_row(view.servers).plain or "none yet"))
+    if view.left_s is not None:
+        parts.append(f"{duration(view.left_s)} left")
+    return "  ".join(parts)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last `width` values as bars; a gap where a value is NaN."""
+    shown = [value for value in values[-width:] if math.isfinite(value)] if width > 0 else []
+    if not shown:
+        return ""
+    low = min(shown)
+    span = max(max(shown) - low, LEAST_SPAN)
+    return "".join(_bar(value, low, span) for value in values[-width:])
+
+
+def _bar(value: float, low: float, span: float) -> str:
+    return BARS[round((value - low) / span * (len(BARS) - 1))] if math.isfinite(value) else " "
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3:07` or `2:03:07`."""
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _step_row(view: RunView, width: int) -> Text:
+    count = f"{view.steps_done}/{view.total_steps}"
+    share = view.steps_done / view.total_steps if view.total_steps else 0.0
+    tail = f"  {share:4.0%}   epoch {view.epoch}/{view.total_epochs}"
+    bar = max(width - len(count) - 2 - len(tail), 0)
+    full = round(bar * share)
+    return Text.assemble((count, "bold"), "  ", ("━" * full, "cyan"), ("━" * (bar - full), "bright_black"), tail)
+
+
+def _reward_row(view: RunView, width: int) -> Text:
+    if view.recent_reward is None:
+        return Text("none yet", style="dim")
+    now = "–" if view.reward is None else f"{view.reward:.3f}"
+    mean = f"   last {min(MEAN_OVER_STEPS, len(view.rewards))}: {view.recent_reward:.3f}   "
+    return Text.assemble((now, "bold"), mean, (sparkline(view.rewards, width - len(now) - len(mean)), "green"))
+
+
+def _eval_row(evals: Sequence[EvalReport]) -> Text:
+    if not evals:
+        return Text("")
+    first, last = evals[0], evals[-1]
+    if first is last:
+        return Text(f"sampled {first.sampled:.3f}   greedy {first.greedy:.3f}   ({first.prompts} problems)")
+    return Text(
+        f"sampled {first.sampled:.3f} → {last.sampled:.3f}   greedy {first.greedy:.3f} → {last.greedy:.3f}   "
+        f"(version {last.policy_version}, {last.prompts} problems)"
+    )
+
+
+def _phase_row(view: RunView) -> Text:
+    speed = "" if view.tokens_per_s is None else f"   {view.tokens_per_s:,.0f} tokens/s"
+    return Text.assemble(
+        (view.phase, "bold"), f" {duration(view.seconds_in_phase)}{speed}   policy version {view.policy_version}"
+    )
+
+
+def _server_row(servers: Sequence[ServerInfo]) -> Text:
+    if len(servers) > SERVERS_BY_NAME:
+        counts = Counter(server.state for server in servers)
+        pieces = [
+            Text(f"{counts[state]} {state}", style=SERVER_STYLES[state]) for state in ServerState if counts[state]
+        ]
+    else:
+        pieces = [_one_server(server) for server in servers]
+    return Text(" · ").join(pieces)
+
+
+def _one_server(server: ServerInfo) -> Text:
+    version = "" if server.weight_version is None else f" v{server.weight_version}"
+    reason = "" if server.state is ServerState.READY else _shortened(_one_line(server.reason))
+    return Text.assemble(
+        f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, f" ({reason})" if reason else ""
+    )
+
+
+def _one_line(text: str) -> str:
+    """A message of several lines in one row: a second one would make the panel jump."""
+    return " ".join(text.split())
+
+
+def _shortened(line: str) -> str:
+    """All of it is in the journal."""
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
+
+
+def _time_row(view: RunView) -> Text:
+    left = "" if view.left_s is None else f"   about {duration(view.left_s)} left"
+    return Text(f"{duration(view.elapsed_s)}{left}")

@@ -1,0 +1,61 @@
+"""Words for whatever reads them: a terminal or a pipe without UTF-8, and a reader that has seen enough.
+
+…→…  on ASCII: …->…        `… | head -1`: no traceback, and the exit code still says what was found
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from launcher.base.errors import ResourceError
+
+PLAIN = "grpo-plain"
+INSTEAD = {"→": "->", "·": "|", "×": "x", "–": "-", "—": "-", "…": "...", "─": "-", "━": "-", "│": "|", "ℓ": "l"}
+
+
+def _instead(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(INSTEAD.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def speak_anywhere() -> None:
+    """From now on no letter ends the program that says it."""
+    codecs.register_error(PLAIN, _instead)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=PLAIN)
+
+
+def takes_all_letters() -> bool:
+    """Can standard output say whatever there is? JSON is escaped where it can't."""
+    return "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+
+
+class PipedConsole(Console):
+    """Rich's own ends the program with 1 where nobody reads on, whatever the program had found."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+@contextlib.contextmanager
+def as_far_as_it_is_read() -> Iterator[None]:
+    """What is printed inside is on its way at the end, unless nobody reads on. Raises ResourceError: it can't be."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.filename is not None:  # a file's own, of what was done inside
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ResourceError(f"standard output can't be written: {error.strerror}", "write to another place") from error

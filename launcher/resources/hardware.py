@@ -1,0 +1,263 @@
+"""What this machine has: GPUs as NVML tells them, CPUs and memory within the container's limits. No torch, no Ray.
+
+Asking has no effect: no CUDA context is made, nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from launcher.config.schema import RunConfig
+from launcher.resources.capacity import Node, node_name
+from launcher.resources.placement import gpus_needed
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+OWN_CGROUP = PROC / "self" / "cgroup"
+OOM_KILL = "oom_kill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU; sizes in bytes. `free` is what no process holds now."""
+
+    name: str
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """`memory` and `memory_free` are the host's in bytes, within the cgroup's limit; `no_gpu`: why there is none.
+
+    Of one node; `n_nodes` like it are described together (`hardware.*`), and found is one.
+    """
+
+    gpus: tuple[Gpu, ...]
+    cpus: int
+    memory: int
+    memory_free: int
+    no_gpu: str = ""
+    n_nodes: int = 1
+    is_described: bool = False
+
+    def nodes(self, config: RunConfig) -> tuple[Node, ...]:
+        """As seats are placed on them. On a local cluster CPUs are no limit: Ray is told that there are enough."""
+        at_most = config.cluster.n_gpus_per_node
+        gpus = len(self.gpus) if at_most is None else min(len(self.gpus), at_most)
+        cpus = math.inf if config.cluster.address == "local" or not self.is_described else float(self.cpus)
+        return tuple(Node(name=node_name(number), gpus=gpus, cpus=cpus) for number in range(self.n_nodes))
+
+
+def find_hardware() -> Hardware:
+    """This machine, as this process may use it."""
+    gpus, no_gpu = _find_gpus()
+    host = psutil.virtual_memory()
+    limit, used = cgroup_memory()
+    return Hardware(
+        gpus=gpus,
+        cpus=len(os.sched_getaffinity(0)),
+        memory=int(min(host.total, limit)),
+        memory_free=int(min(host.available, max(0, limit - used))),
+        no_gpu=no_gpu,
+    )
+
+
+def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
+    """The machine to plan for: `hardware.*` where given, else as found.
+
+    Described are `cluster.n_nodes` nodes with `cluster.n_gpus_per_node` GPUs each, or with what the run needs on one.
+    Nodes of which nothing is said are taken to be like this machine, and no run is refused for that.
+    """
+    described = config.hardware
+    host = found.memory if described.memory_gib_per_node is None else int(described.memory_gib_per_node * 2**30)
+    cpus = found.cpus if described.n_cpus_per_node is None else described.n_cpus_per_node
+    if described.gpu_memory_gib is None:
+        same = (host, cpus) == (found.memory, found.cpus)
+        if same and config.cluster.n_nodes == 1:
+            return found
+        n_nodes = config.cluster.n_nodes
+        return dataclasses.replace(found, memory=host, cpus=cpus, n_nodes=n_nodes, is_described=not same)
+    memory = int(described.gpu_memory_gib * 2**30)
+    gpu = Gpu(name=described.gpu_name or "GPU", memory=memory, free=memory)
+    per_node = config.cluster.n_gpus_per_node
+    if per_node is None:
+        per_node = math.ceil(gpus_needed(config) / config.cluster.n_nodes)
+    return dataclasses.replace(
+        found,
+        gpus=(gpu,) * per_node,
+        cpus=cpus,
+        memory=host,
+        no_gpu="" if per_node else "none is described (cluster.n_gpus_per_node=0)",
+        n_nodes=config.cluster.n_nodes,
+        is_described=True,
+    )
+
+
+def device_for(setting: str, hardware: Hardware) -> str:
+    """`cuda` or `cpu` for a `device` setting: `auto` takes a GPU where there is one."""
+    if setting != "auto":
+        return setting
+    return "cuda" if hardware.gpus else "cpu"
+
+
+def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[float, float]:
+    """(limit, used) in bytes of the tightest memory cgroup around this process; (inf, 0) without one. Cached files,
+    which make room for whoever needs it, are not used.
+
+    Version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`); any ancestor may be the tightest.
+    """
+    limits = [*_limits_v2(root, own), *_limits_v1(root, own)]
+    return min(limits, default=(math.inf, 0.0))
+
+
+def _limits_v2(root: Path, own: Path) -> Iterator[tuple[float, float]]:
+    lines = _read(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    folder = root / path.strip("/")
+    while folder.is_relative_to(root):
+        limit = _read(folder / "memory.max")
+        if limit.isdigit():
+            used = float(_read(folder / "memory.current") or 0)
+            yield float(limit), used - _cached(folder, "inactive_file", "active_file")
+        folder = folder.parent
+
+
+def _limits_v1(root: Path, own: Path) -> Iterator[tuple[float, float]]:
+    for folder in _folders_v1(root, own):
+        limit = _read(folder / "memory.limit_in_bytes")
+        if limit.isdigit():
+            used = float(_read(folder / "memory.usage_in_bytes") or 0)
+            yield float(limit), used - _cached(folder, "total_inactive_file", "total_active_file")
+
+
+def memory_folders_v1(pid: int) -> Iterator[Path]:
+    """The memory cgroup of a process and those around it; some may not be there."""
+    return _folders_v1(CGROUP_ROOT, PROC / str(pid) / "cgroup")
+
+
+def _folders_v1(root: Path, own: Path) -> Iterator[Path]:
+    """In a container the mounted root is its own, whatever its path says."""
+    lines = (line.split(":", 2) for line in _read(own).splitlines())
+    path = next((words[2] for words in lines if len(words) == 3 and "memory" in words[1].split(",")), "/")
+    mounted = root / "memory"
+    folder = mounted / path.strip("/")
+    while folder.is_relative_to(mounted):
+        yield folder
+        folder = folder.parent
+
+
+def _cached(folder: Path, *names: str) -> float:
+    """Files that the kernel keeps in memory for as long as nobody needs the room; counted as used by a cgroup."""
+    return sum(_counters(folder / "memory.stat").get(name, 0) for name in names)
+
+
+def oom_kills(pid: int | None = None, *, root: Path = CGROUP_ROOT, proc: Path = PROC) -> tuple[Path, int]:
+    """How many processes the kernel has killed for want of memory so far, and where that is counted.
+
+    In the cgroup of `pid`, None: this process; else on the host. Two counts compare where they are of the same file:
+    a process may be moved. Version 1 counts a kill in the cgroup of who was killed and in none around it.
+    """
+    own = proc / ("self" if pid is None else str(pid)) / "cgroup"
+    lines = _read(own).splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    files = [root / path.strip("/") / "memory.events"]
+    files += [folder / "memory.oom_control" for folder in _folders_v1(root, own)]
+    files.append(proc / "vmstat")
+    told = next((file for file in files if OOM_KILL in _counters(file)), files[-1])
+    return told, oom_kills_told_by(told)
+
+
+def oom_kills_told_by(file: Path) -> int:
+    """0 where the file is gone, with its cgroup."""
+    return _counters(file).get(OOM_KILL, 0)
+
+
+def _counters(file: Path) -> dict[str, int]:
+    """Of lines like `oom_kill 3`."""
+    words = (line.split() for line in _read(file).splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # not mounted, or of the other cgroup version: then it limits nothing
+        return ""
+
+
+def memory_in_use() -> dict[str, tuple[float, float]]:
+    """Bytes used, and bytes there are, of the host and of each GPU of the node, whoever uses them."""
+    host = psutil.virtual_memory()
+    limit, used = cgroup_memory()
+    in_use = {"host memory": (used, limit) if limit < host.total else (host.total - host.available, host.total)}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver: no GPU
+        return in_use
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+            in_use[f"GPU {index} memory"] = (float(memory.used), float(memory.total))
+    except pynvml.NVMLError:  # as on a GPU that has fallen off the bus: the host's memory is still told
+        return in_use
+    finally:
+        pynvml.nvmlShutdown()
+    return in_use
+
+
+def _find_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, and why there is none."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"NVML finds no driver ({error})"
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        names = [(str(index), _text(pynvml.nvmlDeviceGetUUID(handle))) for index, handle in enumerate(handles)]
+        gpus = tuple(_gpu(handles[index]) for index in visible(names, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    except pynvml.NVMLError as error:
+        return (), f"NVML finds a driver, but no usable GPU ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+    if gpus:
+        return gpus, ""
+    return (), "NVML finds none" if not count else f"CUDA_VISIBLE_DEVICES hides all {count}"
+
+
+def visible(names: list[tuple[str, str]], chosen: str | None) -> list[int]:
+    """Positions of the GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves, `names` being each one's index and UUID.
+
+    As CUDA reads it: in the order given, ending at the first entry that names no GPU; a UUID may be cut short.
+    """
+    if chosen is None:
+        return list(range(len(names)))
+    found: list[int] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        matches = [
+            position
+            for position, (index, uuid) in enumerate(names)
+            if entry == index or (entry.startswith("GPU-") and uuid.startswith(entry))
+        ]
+        if len(matches) != 1:
+            break
+        found += matches
+    return found
+
+
+def _gpu(handle: object) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(name=_text(pynvml.nvmlDeviceGetName(handle)), memory=int(memory.total), free=int(memory.free))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,159 @@
+"""How much memory each process will take, item by item. Pure arithmetic with its sources; estimates, not limits.
+
+States (weights, gradients, optimizer) are exact. Activations are what autograd keeps, computed from the shapes.
+What a process takes beside its model was measured once on a machine without a GPU and stands here as a constant; the
+CUDA context's size is a usual one, not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.checkpoints.model_shape import BYTES, ModelShape
+from launcher.config.schema import ActorConfig, RunConfig
+
+MIB, GIB = 2**20, 2**30
+
+SERVER_HOST_BYTES = 2600 * MIB
+"""HTTP process, scheduler and detokenizer of one server, idle, with the libraries they share counted once."""
+
+TRAINER_HOST_BYTES = 1000 * MIB
+RAY_HOST_BYTES = 900 * MIB
+"""Head processes and driver, without the dashboard."""
+
+LOGITS_AT_ONCE = 2**26
+"""As `actors.model.token_logprobs` has it, which can't be imported here without torch; a test holds them equal."""
+
+CUDA_CONTEXT_BYTES = 600 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One line of an account."""
+
+    what: str
+    bytes: int
+    how: str
+
+
+def server_on_gpu(config: RunConfig, shape: ModelShape, gpu_memory: int) -> tuple[Item, ...]:
+    """One GPU of one server. SGLang takes `mem_fraction_static` of the memory that is free when it starts, for its
+    weights and the KV cache, and works in what it leaves (sglang 0.5.17, `_profile_available_bytes`)."""
+    sglang = config.sglang
+    weights = shape.parameters * BYTES[sglang.dtype] // sglang.tp_size
+    cache = kv_cache_bytes(config, shape, gpu_memory)
+    tokens = cache // shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size)
+    return (
+        Item(what="weights", bytes=weights, how=_each(shape.parameters, BYTES[sglang.dtype], sglang.tp_size)),
+        Item(
+            what="KV cache",
+            bytes=cache,
+            how=f"{tokens:,} tokens, by mem_fraction_static={sglang.mem_fraction_static:g}",
+        ),
+        Item(
+            what="working memory",
+            bytes=_server_working_bytes(gpu_memory),
+            how="CUDA graphs, prefill; SGLang's own estimate",
+        ),
+        Item(what="CUDA context", bytes=CUDA_CONTEXT_BYTES, how="usual"),
+    )
+
+
+def kv_cache_bytes(config: RunConfig, shape: ModelShape, gpu_memory: int) -> int:
+    """What is left for the KV cache on each GPU of a server; 0 or less where the weights alone don't fit."""
+    sglang = config.sglang
+    left = int(gpu_memory * sglang.mem_fraction_static) - shape.parameters * BYTES[sglang.dtype] // sglang.tp_size
+    if sglang.max_total_tokens is None:
+        return left
+    return min(left, sglang.max_total_tokens * shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size))
+
+
+def _server_working_bytes(gpu_memory: int) -> int:
+    """As SGLang reserves it: 512 MiB and 1.5 MiB for each token of a prefill chunk, whose size follows the GPU's
+    memory (sglang 0.5.17, `server_args._handle_gpu_memory_settings`)."""
+    limits = ((35, 2048), (60, 4096), (160, 8192))
+    chunk = next((tokens for gib, tokens in limits if gpu_memory < gib * GIB), 16384)
+    return int((512 + 1.5 * chunk) * MIB)
+
+
+def server_on_cpu(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
+    """One server in the host's memory. Its token pool is `max_total_tokens`, which nothing else bounds."""
+    sglang = config.sglang
+    tokens = sglang.max_total_tokens or 0
+    pool = tokens * shape.kv_bytes_per_token(sglang.dtype)
+    weights = shape.parameters * BYTES[sglang.dtype]
+    return (
+        Item(what="weights", bytes=weights, how=_each(shape.parameters, BYTES[sglang.dtype])),
+        Item(what="KV cache", bytes=pool, how=f"{tokens:,} tokens, by max_total_tokens"),
+        Item(what="processes", bytes=SERVER_HOST_BYTES, how="HTTP, scheduler, detokenizer; measured"),
+    )
+
+
+def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
+    """One rank of the trainer. AdamW on float32 masters takes 16 bytes for each parameter (4 weights, 4 gradients, 8
+    moments; Rajbhandari et al. 2020, "ZeRO", section 3.1), and bfloat16 arithmetic 2 more for its copy of the weights.
+
+    Over several ranks each of the three is divided by their number (ZeRO stage 3, which FSDP2's `fully_shard` is). The
+    copy is not: autocast makes it of each layer that is gathered, and may keep it until the pass is over.
+    """
+    actor, parameters = config.actor, shape.parameters
+    ranks = actor.dp_size
+    over = f" over {ranks} ranks" if ranks > 1 else ""
+    items = [
+        Item(what="weights", bytes=4 * parameters // ranks, how=_each(parameters, 4) + over),
+        Item(what="gradients", bytes=4 * parameters // ranks, how=_each(parameters, 4) + over),
+        Item(what="optimizer", bytes=8 * parameters // ranks, how=_each(parameters, 8) + f"{over}, AdamW's moments"),
+    ]
+    if ranks > 1:
+        items.append(_gathered(shape))
+    if actor.dtype != "float32":
+        items.append(Item(what=f"{actor.dtype} copy", bytes=2 * parameters, how=_each(parameters, 2)))
+    if actor.kl_ctl > 0:
+        reference = BYTES[config.ref.dtype]
+        items.append(
+            Item(what="reference", bytes=reference * parameters // ranks, how=_each(parameters, reference) + over)
+        )
+    tokens = f"{actor.mb_spec.max_tokens_per_mb:,} tokens"
+    how = ", checkpointed" if actor.gradient_checkpointing else ""
+    items.append(Item(what="activations", bytes=activation_bytes(actor, shape), how=tokens + how))
+    items.append(Item(what="logits", bytes=logit_bytes(actor, shape), how=f"of {shape.vocab:,} words, in pieces"))
+    process = Item(what="process", bytes=TRAINER_HOST_BYTES, how="torch, transformers, Ray; measured")
+    context = Item(what="CUDA context", bytes=CUDA_CONTEXT_BYTES, how="usual")
+    return (*items, context if on_gpu else process)
+
+
+def _gathered(shape: ModelShape) -> Item:
+    """What a rank holds whole for a while: the embeddings, the layer that computes and the one that is fetched, float32
+    weights and gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is gathered before it computes,
+    the next one prefetched, and its gradients are reduced when it is done)."""
+    whole = shape.outside_layers + 2 * shape.layer
+    return Item(what="gathered", bytes=8 * whole, how=_each(whole, 8) + ", embeddings and two layers")
+
+
+def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
+    """What autograd keeps of one micro-batch, after Korthikanti et al. 2022 ("Reducing Activation Recomputation"),
+    section 4, with this family's gated MLP and grouped heads, and an attention that keeps no score matrix.
+
+    Per token and layer: the inputs of two norms (and their float32 copies), of q/k/v, o, gate/up and down, the rotated
+    q, k, v, and gate, up, their product and the activation. Checkpointed: each layer's float32 input, and one layer's
+    whole. Within a fifth of what `torch.autograd.graph.saved_tensors_hooks` counts for small models of all three kinds.
+    """
+    tokens, size = actor.mb_spec.max_tokens_per_mb, BYTES[actor.dtype]
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    numbers = 6 * shape.hidden + 2 * (q + 2 * kv) + q + 4 * shape.intermediate
+    norms = 4 * 2 * 2 * shape.hidden
+    layer = tokens * (size * numbers + norms)
+    if not actor.gradient_checkpointing:
+        return shape.layers * layer
+    return shape.layers * tokens * 4 * shape.hidden + layer
+
+
+def logit_bytes(actor: ActorConfig, shape: ModelShape) -> int:
+    """One piece of them: logits in the model's dtype and in float32, log-probs, and the gradients of both."""
+    numbers = min(actor.mb_spec.max_tokens_per_mb * shape.vocab, LOGITS_AT_ONCE)
+    return numbers * 2 * (BYTES[actor.dtype] + 4)
+
+
+def _each(parameters: int, size: int, over: int = 1) -> str:
+    split = f" over {over} GPUs" if over > 1 else ""
+    return f"{parameters / 1e6:,.1f} M × {size} bytes{split}"

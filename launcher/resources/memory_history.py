@@ -1,0 +1,134 @@
+"""What a host has learnt about memory: the settings that gave way there, kept for the next attempt.
+
+One file for each host, device, model and set of memory settings as the user wrote them: whoever changes one of these
+begins anew. To forget, delete the file, or set memory.remember=false.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from launcher.base.durable import make_folder, replace_file
+from launcher.base.errors import StorageError
+from launcher.base.messages import Overrides
+from launcher.config.schema import RunConfig
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory_backoff import KINDS, MemorySettings, Tried
+from launcher.resources.hardware import Hardware
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """`overrides`: settings that gave way. `tried`: under which ones memory ran out, and where."""
+
+    overrides: Overrides
+    tried: tuple[Tried, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBook:
+    """The file of one host and configuration; `about` is what it is for, and written into it for people."""
+
+    path: Path
+    about: Mapping[str, object]
+
+    @classmethod
+    def of(cls, config: RunConfig, fileroot: Path, hardware: Hardware) -> MemoryBook:
+        host = socket.gethostname()
+        about: dict[str, object] = {
+            "host": host,
+            "device": device(hardware),
+            "model": config.actor.path,
+            "settings": memory_settings(config),
+        }
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+        return cls(path=fileroot / "memory" / f"{host}-{digest}.json", about=about)
+
+    def read(self) -> Remembered | None:
+        """None where there is nothing. Raises StorageError where it is damaged or can't be read."""
+        try:
+            return _understood(json.loads(self.path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{self.path} can't be used: {error!r}", "it is ignored, and written anew when memory runs out"
+            ) from error
+
+    def keep(self, remembered: Remembered, *, by: str) -> None:
+        """`by`: the run that learnt it. Raises StorageError."""
+        tried = [{"ran_out": one.ran_out, "settings": asdict(one.settings)} for one in remembered.tried]
+        content = {"format": FORMAT, **self.about, "by": by, "overrides": dict(remembered.overrides), "tried": tried}
+        try:
+            make_folder(self.path.parent)
+            replace_file(self.path, json.dumps(content, indent=1).encode())
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} can't be written: {error.strerror or error}",
+                "the next attempt will learn it again; make room on the disk of cluster.fileroot",
+            ) from error
+
+
+def device(hardware: Hardware) -> str:
+    """Name and memory of what the run works on. Rounded: a container's limit differs by pages from start to start."""
+    if hardware.gpus:
+        return ", ".join(f"{gpu.name} {gpu.memory / 2**30:.0f} GiB" for gpu in hardware.gpus)
+    return f"cpu {hardware.memory / 2**30:.0f} GiB"
+
+
+def memory_settings(config: RunConfig) -> dict[str, object]:
+    """What memory depends on, as the user wrote it."""
+    return {
+        "sglang.n_servers": config.sglang.n_servers,
+        "sglang.tp_size": config.sglang.tp_size,
+        "sglang.dp_size": config.sglang.dp_size,
+        "sglang.dtype": config.sglang.dtype,
+        "sglang.device": config.sglang.device,
+        "sglang.context_length": config.sglang.context_length,
+        "sglang.mem_fraction_static": config.sglang.mem_fraction_static,
+        "sglang.max_total_tokens": config.sglang.max_total_tokens,
+        "sglang.memory_limit_gib": config.sglang.memory_limit_gib,
+        "sglang.max_running_requests": config.sglang.max_running_requests,
+        "rollout.max_concurrent_rollouts": config.rollout.max_concurrent_rollouts,
+        "gconfig.n_samples": config.gconfig.n_samples,
+        "gconfig.max_new_tokens": config.gconfig.max_new_tokens,
+        "actor.device": config.actor.device,
+        "actor.dp_size": config.actor.dp_size,
+        "actor.dtype": config.actor.dtype,
+        "actor.mb_spec.max_tokens_per_mb": config.actor.mb_spec.max_tokens_per_mb,
+        "actor.gradient_checkpointing": config.actor.gradient_checkpointing,
+        "actor.kl_ctl": config.actor.kl_ctl,
+        "train_dataset.max_length": config.train_dataset.max_length,
+    }
+
+
+def _understood(content: Mapping[str, object]) -> Remembered:
+    """Raises ValueError, KeyError, TypeError."""
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']!r} is not {FORMAT}")
+    overrides, tried = content["overrides"], content["tried"]
+    if not isinstance(overrides, Mapping) or not isinstance(tried, Sequence):
+        raise TypeError("overrides or tried is missing")
+    return Remembered(
+        overrides={str(key): checked(str(key), value) for key, value in overrides.items()},
+        tried=tuple(Tried(ran_out=RanOut(one["ran_out"]), settings=MemorySettings(**one["settings"])) for one in tried),
+    )
+
+
+def checked(key: str, value: object) -> float | int | bool:
+    """A value that the ladder could have given `key`: of its kind, and more than nothing. Raises ValueError."""
+    kind = KINDS[key]
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and type(value) is int and value > 0:
+        return value
+    if kind is float and isinstance(value, float) and 0 < value <= 1:
+        return value
+    raise ValueError(f"{key}={value!r} is no setting of the ladder")

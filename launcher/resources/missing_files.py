@@ -1,0 +1,142 @@
+"""What files a run lacks: models, tokenizer, data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from launcher.base.errors import ConfigError, DataError, ModelError, UsageError
+from launcher.checkpoints import model_files
+from launcher.checkpoints.model_shape import ModelShape, known_shape
+from launcher.config.schema import RunConfig
+from launcher.resources import hub
+
+DATA_ENDINGS = (".parquet", ".jsonl", ".json")
+
+
+def find_shape(config: RunConfig) -> ModelShape | None:
+    """The model's sizes from its files, or of a well-known model by its name; None where neither tells."""
+    folder = model_folder(config.actor.path)
+    return known_shape(config.actor.path) if folder is None else _shape_of(folder)
+
+
+def _shape_of(folder: Path) -> ModelShape | None:
+    try:
+        return model_files.read_shape(folder)
+    except ModelError:  # said by the check of the model itself
+        return None
+
+
+def model_folder(path_or_name: str) -> Path | None:
+    """A local folder, or the cached one of a hub name; None where nothing of it is on this machine."""
+    if Path(path_or_name).is_dir():
+        return Path(path_or_name)
+    return hub.cached_model(path_or_name) if hub.is_hub_name(path_or_name) else None
+
+
+def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[UsageError]:
+    """Each model and the tokenizer: there, whole, and of sizes that the settings agree with."""
+    models = {"actor.path": config.actor.path, "sglang.model_path": config.sglang.model_path}
+    if config.actor.kl_ctl > 0:
+        models["ref.path"] = config.ref.path
+    for path, keys in _keys_by_path(models).items():
+        yield from _missing_model(path, keys, _check_model)
+    said_already = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
+    if not said_already:
+        yield from _missing_model(config.tokenizer_path, "tokenizer_path", model_files.check_tokenizer)
+    if shape is not None:
+        yield from _sizes_disagree(config, shape)
+        yield from _models_disagree(config, shape)
+
+
+def _keys_by_path(paths: dict[str, str]) -> dict[str, str]:
+    """Each path once, with the settings that name it."""
+    return {
+        path: " and ".join(key for key, of in paths.items() if of == path) for path in dict.fromkeys(paths.values())
+    }
+
+
+def _missing_model(path: str, keys: str, check: Callable[[Path], None]) -> Iterator[UsageError]:
+    folder = model_folder(path)
+    if folder is not None:
+        found = list(_problems(check, folder))
+        in_cache = not Path(path).is_dir()
+        if found and not (in_cache and not hub.why_unavailable(path, kind="model")):
+            yield from found
+    elif Path(path).exists():
+        yield ModelError(f"the model {keys}={path} is a file", "name the Hugging Face folder that holds it")
+    elif not hub.is_hub_name(path):
+        yield ModelError(f"the model {keys}={path} does not exist", "name a Hugging Face folder, or a model of the hub")
+    elif reason := hub.why_unavailable(path, kind="model"):
+        yield ModelError(
+            f"the model {keys}={path} is not on this machine: not in the Hugging Face cache, and {reason}",
+            f"with network: hf download {path}; without: copy its folder here and set actor.path to it",
+        )
+
+
+def _problems(check: Callable[[Path], None], folder: Path) -> Iterator[UsageError]:
+    try:
+        check(folder)
+    except ModelError as error:
+        yield error
+
+
+def _check_model(folder: Path) -> None:
+    model_files.check_weights(folder, model_files.read_shape(folder))
+
+
+def _sizes_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError]:
+    longest = (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
+    for key, tokens in (("sglang.context_length", config.sglang.context_length), ("gconfig.max_new_tokens", longest)):
+        if tokens is not None and tokens > shape.positions:
+            yield ConfigError(
+                f"{key}: sequences of {tokens} tokens, but {config.actor.path} knows {shape.positions} positions",
+                f"at most {shape.positions} for prompt and completion together",
+            )
+    tp = config.sglang.tp_size
+    heads = f"{shape.heads} heads and {shape.kv_heads} KV heads"
+    if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
+        yield ConfigError(
+            f"sglang.tp_size={tp} does not divide the {heads} of {config.actor.path}", "choose a tp_size that does"
+        )
+
+
+def _models_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError]:
+    """The server gets the trainer's weights, and the trainer the tokenizer's tokens: they must be of one shape."""
+    server, tokenizer = model_folder(config.sglang.model_path), model_folder(config.tokenizer_path)
+    if server is not None and config.sglang.model_path != config.actor.path and _shape_of(server) not in (None, shape):
+        yield ConfigError(
+            f"sglang.model_path={server} is of another shape than actor.path={config.actor.path}",
+            "leave sglang.model_path out: it follows actor.path",
+        )
+    if tokenizer is not None and not list(_problems(model_files.check_tokenizer, tokenizer)):
+        yield from _problems(lambda folder: model_files.check_vocabulary(folder, shape), tokenizer)
+
+
+def missing_data(config: RunConfig) -> Iterator[UsageError]:
+    """Each data set: there, and not empty."""
+    paths = {"train_dataset.path": config.train_dataset.path}
+    if config.valid_dataset is not None:
+        paths["valid_dataset.path"] = config.valid_dataset.path
+    for path, keys in _keys_by_path(paths).items():
+        yield from _missing_dataset(path, keys)
+
+
+def _missing_dataset(path: str, keys: str) -> Iterator[UsageError]:
+    if Path(path).exists():
+        if not _data_files(Path(path)):
+            yield DataError(
+                f"{keys}={path} holds no records", f"give a file that is not empty, of {', '.join(DATA_ENDINGS)}"
+            )
+    elif not hub.is_hub_name(path):
+        yield DataError(f"the data set {keys}={path} does not exist", "name a file, a folder, or a data set of the hub")
+    elif not hub.is_cached_dataset(path) and (reason := hub.why_unavailable(path, kind="dataset")):
+        yield DataError(
+            f"the data set {keys}={path} is not on this machine: not in the cache of `datasets`, and {reason}",
+            "copy the cache from where there is network, or give it as a .parquet or .jsonl file of it",
+        )
+
+
+def _data_files(path: Path) -> list[Path]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in DATA_ENDINGS]
+    return [file for file in files if file.stat().st_size]

@@ -1,0 +1,151 @@
+"""What the machine lacks for a run: GPUs, memory, room on disks, ports, a WandB login."""
+
+from __future__ import annotations
+
+import contextlib
+import netrc
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
+from launcher.config.schema import RunConfig
+from launcher.resources.config_checks import token_pool_on_cpu
+from launcher.resources.hardware import Hardware
+from launcher.resources.memory_estimate import GIB, MIB
+from launcher.resources.run_plan import Plan, lacks, smallest_gpu_gib
+
+CHECKPOINTS_ROOM = 2
+"""The newest one, and the one being written before an older one may go."""
+
+LEAST_ROOM = 64 * MIB
+MEMORY_BACKED = Path("/dev/shm")
+
+
+def missing_gpus(config: RunConfig, hardware: Hardware, plan: Plan) -> Iterator[UsageError]:
+    """GPUs that are asked for by name and not there, or seats without room; on the CPU the size of the token pool."""
+    devices = {"sglang.device": config.sglang.device, "actor.device": config.actor.device}
+    asking = [f"{key}=cuda" for key, device in devices.items() if device == "cuda"]
+    if asking and not hardware.gpus:
+        yield ResourceError(
+            f"a GPU{_of_size(config, hardware, plan)}: {' and '.join(asking)}, but {hardware.no_gpu}",
+            "run it on a machine with a GPU; conf=arithmetic_cpu shows the whole system without one",
+        )
+    elif plan.shortage is not None:
+        yield plan.shortage
+    if plan.devices[0] == "cpu" and config.sglang.device != "cpu":  # the latter was checked with the configuration
+        for problem in token_pool_on_cpu(config):
+            yield ConfigError(str(problem), "no GPU was found for sglang.device=auto")
+
+
+def _of_size(config: RunConfig, hardware: Hardware, plan: Plan) -> str:
+    gib = None if plan.shape is None else smallest_gpu_gib(config, hardware, plan.shape)
+    return "" if gib is None else f" with {gib} GiB of memory"
+
+
+def missing_memory(plan: Plan) -> Iterator[UsageError]:
+    """GPU or host memory that the plan needs and the machine has not."""
+    for problem in lacks(plan):
+        yield ResourceError(
+            f"memory: {problem}",
+            "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "
+            "the host's: sglang.max_total_tokens, sglang.n_servers; the trainer's is divided by actor.dp_size",
+        )
+
+
+def missing_room(config: RunConfig, plan: Plan) -> Iterator[UsageError]:
+    """A fileroot that can be written, with room for checkpoints; memory-backed storage for weights on their way."""
+    fileroot = Path(config.cluster.fileroot)
+    parent = nearest_existing(fileroot)
+    refusal = why_not_writable(parent)
+    if refusal:
+        yield StorageError(
+            f"cluster.fileroot={fileroot} can't be written: {parent}: {refusal}",
+            "set cluster.fileroot to another folder",
+        )
+    else:
+        yield from _too_little(
+            parent,
+            max(LEAST_ROOM, CHECKPOINTS_ROOM * plan.checkpoint_bytes),
+            f"cluster.fileroot={fileroot}: {CHECKPOINTS_ROOM} checkpoints",
+            "make room, or set cluster.fileroot to another disk",
+        )
+    if plan.weight_files_bytes and os.access(MEMORY_BACKED, os.W_OK):
+        yield from _too_little(
+            MEMORY_BACKED,
+            plan.weight_files_bytes,
+            f"{MEMORY_BACKED}: weights on their way to the servers",
+            "enlarge it (docker: --shm-size), or set actor.weight_update_mode=tensor",
+        )
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path itself or its first ancestor that exists, as what is below it will be made there."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def why_not_writable(folder: Path) -> str:
+    """Why no file can be made in a folder; empty where one can.
+
+    Permissions don't tell of read-only mounts or full disks, so a file is made; it never has a name (O_TMPFILE) where
+    the file system knows how, and is gone in any case.
+    """
+    if not folder.is_dir():
+        return "is a file"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _too_little(folder: Path, needed: int, what: str, hint: str) -> Iterator[UsageError]:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        yield ResourceError(f"{what} need {needed / GIB:.2f} GiB, {free / GIB:.2f} GiB are free", hint)
+
+
+def missing_ports(config: RunConfig) -> Iterator[UsageError]:
+    """An address that servers can listen on, and the ports asked for."""
+    sglang = config.sglang
+    ports = [0] if sglang.port is None else [sglang.port + index for index in range(sglang.n_servers)]
+    for port in ports:
+        refusal = why_not_bound(sglang.host, port)
+        if refusal and port:
+            yield ResourceError(
+                f"sglang.port={port} on {sglang.host}: {refusal}",
+                "end what holds it, choose another one, or leave sglang.port=null for a free one",
+            )
+        elif refusal:
+            yield ResourceError(f"sglang.host={sglang.host}: {refusal}", "an address of this machine, e.g. 127.0.0.1")
+
+
+def why_not_bound(host: str, port: int) -> str:
+    """Why nobody can listen there now; empty where one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed port is free
+            listener.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def missing_login(config: RunConfig) -> Iterator[UsageError]:
+    """WandB's key: without one, its client would ask a terminal that isn't there."""
+    if config.stats_logger.wandb.mode != "online" or os.environ.get("WANDB_API_KEY"):
+        return
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        if netrc.netrc(os.environ.get("NETRC")).authenticators(host):
+            return
+    yield ResourceError(
+        f"a WandB login: stats_logger.wandb.mode=online, but there is no key for {host}",
+        "run `wandb login`, set WANDB_API_KEY, or take stats_logger.wandb.mode=offline",
+    )

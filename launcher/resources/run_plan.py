@@ -1,0 +1,219 @@
+"""The plan of a run: who runs where, and what memory each takes, from the configuration and the machine.
+
+Pure: hardware and model sizes are handed in. Where the model's sizes are unknown (not there yet, and not a well-known
+one), the plan says so instead of guessing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.base.errors import UsageError
+from launcher.checkpoints.model_shape import BYTES, ModelShape
+from launcher.config.schema import RunConfig
+from launcher.resources import memory_estimate
+from launcher.resources.bundles import Bundle, bundles
+from launcher.resources.capacity import RANK, Seat, node_name
+from launcher.resources.hardware import Gpu, Hardware, device_for
+from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item
+from launcher.resources.memory_places import Place, places_alike
+from launcher.resources.placement import gpus_needed, gpus_of, place
+
+WEIGHT_FOLDERS = 3
+"""Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
+
+HELD_BY_OTHERS = 2 * GIB
+"""The driver itself keeps a little of every GPU."""
+
+LARGEST_GPU_GIB = 512
+ANY_MEMORY = 2**60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One seat of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
+
+    seat: Seat
+    items: tuple[Item, ...]
+
+    @property
+    def name(self) -> str:
+        return self.seat.name
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self.seat.gpus
+
+    @property
+    def cpus(self) -> float:
+        return self.seat.cpus
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool.
+
+    `shortage`: what can't be placed on this hardware; the plan is then of what it would take. `is_described`: of nodes
+    that aren't this machine.
+    """
+
+    devices: tuple[str, str]
+    shape: ModelShape | None
+    processes: tuple[Process, ...]
+    bundles: tuple[Bundle, ...]
+    places: tuple[Place, ...]
+    n_nodes: int
+    kv_tokens: int | None
+    weight_files_bytes: int
+    checkpoint_bytes: int
+    shortage: UsageError | None
+    is_described: bool
+    notes: tuple[str, ...]
+
+    @property
+    def gpus_needed(self) -> int:
+        return gpus_of([process.seat for process in self.processes])
+
+
+def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Plan:
+    """The plan of a configuration that passed its checks, on this hardware."""
+    devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
+    seats, shortage = _seats(config, hardware, devices)
+    processes = tuple(_process(config, hardware, shape, seat) for seat in seats)
+    files = _weight_files(config, shape)
+    return Plan(
+        devices=devices,
+        shape=shape,
+        processes=processes,
+        bundles=bundles(seats, strategy=config.cluster.placement),
+        places=tuple(_places(hardware, processes, files)) if shape is not None else (),
+        n_nodes=hardware.n_nodes,
+        kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
+        weight_files_bytes=files,
+        checkpoint_bytes=shape.checkpoint_bytes(config.actor.dtype) if shape is not None else 0,
+        shortage=shortage,
+        is_described=hardware.is_described,
+        notes=tuple(_notes(config, hardware, shape)),
+    )
+
+
+def _seats(
+    config: RunConfig, hardware: Hardware, devices: tuple[str, str]
+) -> tuple[tuple[Seat, ...], UsageError | None]:
+    servers_on, trainer_on = devices
+    try:
+        return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=hardware.nodes(config)), None
+    except UsageError as shortage:
+        return place(config, servers_on=servers_on, trainer_on=trainer_on), shortage
+
+
+def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, seat: Seat) -> Process:
+    return Process(seat=seat, items=() if shape is None else _items(config, hardware, shape, seat))
+
+
+def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, seat: Seat) -> tuple[Item, ...]:
+    if seat.kind == RANK:
+        return memory_estimate.trainer(config, shape, on_gpu=bool(seat.gpus))
+    if seat.gpus:
+        return memory_estimate.server_on_gpu(config, shape, _gpu_memory(hardware))
+    return memory_estimate.server_on_cpu(config, shape)
+
+
+def _places(hardware: Hardware, processes: tuple[Process, ...], weight_files: int) -> Iterator[Place]:
+    """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
+    first = next(process.seat.node for process in processes if process.seat.kind == RANK)
+    for node in range(hardware.n_nodes):
+        here = [process for process in processes if process.seat.node == node]
+        where = f"{node_name(node)} " if hardware.n_nodes > 1 else ""
+        for number, gpu in enumerate(hardware.gpus):
+            planned = [process.bytes for process in here if number in process.gpus]
+            if planned:
+                name = f"{where}GPU {number} ({gpu.name})"
+                yield Place(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
+        planned_here = RAY_HOST_BYTES + sum(map(_host_bytes, here)) + (weight_files if node == first else 0)
+        yield Place(name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here)
+
+
+def _host_bytes(process: Process) -> int:
+    """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
+    if not process.gpus:
+        return process.bytes
+    if process.seat.kind == RANK:
+        return memory_estimate.TRAINER_HOST_BYTES
+    return memory_estimate.SERVER_HOST_BYTES
+
+
+def _gpu_memory(hardware: Hardware) -> int:
+    """Of the GPU with the least of it free: SGLang counts in what is free when it starts."""
+    return min((gpu.free for gpu in hardware.gpus), default=0)
+
+
+def _weight_files(config: RunConfig, shape: ModelShape | None) -> int:
+    """Memory-backed storage that the way of new weights to the servers takes. Of several nodes, none sees another's
+    memory: the files lie below `cluster.fileroot` then."""
+    if shape is None or config.actor.weight_update_mode != "disk" or config.cluster.n_nodes > 1:
+        return 0
+    return _versions(config, shape)
+
+
+def _versions(config: RunConfig, shape: ModelShape) -> int:
+    return WEIGHT_FOLDERS * shape.parameters * BYTES[config.sglang.dtype]
+
+
+def _kv_tokens(config: RunConfig, hardware: Hardware, shape: ModelShape | None, device: str) -> int | None:
+    if device == "cpu":
+        return config.sglang.max_total_tokens
+    if shape is None or not hardware.gpus:
+        return None
+    room = memory_estimate.kv_cache_bytes(config, shape, _gpu_memory(hardware))
+    return max(0, room // shape.kv_bytes_on_each(config.sglang.dtype, config.sglang.tp_size)) * config.sglang.dp_size
+
+
+def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Iterator[str]:
+    if shape is None:
+        yield f"the sizes of {config.actor.path} are unknown until it is on this machine: no figures for memory"
+    if config.hardware.gpu_memory_gib is not None:
+        name = config.hardware.gpu_name or "a GPU"
+        yield f"planned for {name} of {config.hardware.gpu_memory_gib:g} GiB (hardware.*)"
+    if hardware.n_nodes > 1:
+        per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB each"
+        said = "(cluster.n_nodes, hardware.*)" if hardware.is_described else "like this machine (hardware.* is not set)"
+        yield f"planned for {hardware.n_nodes} nodes of {per_node} {said}"
+    for number, gpu in enumerate(hardware.gpus):
+        if gpu.memory - gpu.free > HELD_BY_OTHERS:
+            yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
+    if shape is not None and config.cluster.n_nodes > 1:
+        files = f"{_versions(config, shape) / GIB:.1f} GiB, {WEIGHT_FOLDERS} versions"
+        yield f"new weights go to the servers as files below cluster.fileroot: {files}"
+    booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus
+    if booked > hardware.cpus and config.cluster.address == "local":
+        yield f"{booked:g} CPUs are booked and {hardware.cpus} are there: the processes will take turns"
+
+
+def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -> int | None:
+    """Memory of the smallest GPU, in steps of 4 GiB, on which this configuration fits; None where none would do."""
+    for gib in range(4, LARGEST_GPU_GIB + 1, 4):
+        gpu = Gpu(name="GPU", memory=gib * GIB, free=gib * GIB)
+        gpus = (gpu,) * gpus_needed(config)
+        plan = make_plan(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
+        if not lacks(plan):
+            return gib
+    return None
+
+
+def lacks(plan: Plan) -> list[str]:
+    """Memory that the plan needs and its hardware has not, one sentence each; empty where it fits."""
+    problems = []
+    if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:
+        problems.append("a server's weights leave no room for its KV cache: raise sglang.mem_fraction_static")
+    for name, memory in places_alike(plan.places):
+        if memory.headroom < 0:
+            planned, there = memory.planned / GIB, memory.capacity / GIB
+            problems.append(f"{name}: {planned:.1f} GiB are planned and {there:.1f} GiB are there")
+    return problems

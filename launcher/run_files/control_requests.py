@@ -1,0 +1,88 @@
+"""What a person wants of a run that is going on: in a file that its Coordinator reads, and not in a message.
+
+    {fileroot}/keys/…/request.json     0600 in a folder that is its owner's alone (launcher/run_files/run_keys.py)
+
+A state that is wanted, not an order: a Coordinator that was killed, or that is slow, reads the same as its predecessor,
+and asking twice changes nothing. It needs no Ray, no token and no open port: who may write there may command the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import os
+import stat
+from dataclasses import dataclass
+
+from launcher.base.durable import replace_file
+from launcher.base.errors import StorageError
+from launcher.base.private_folders import OTHERS
+from launcher.run_files.run_paths import RunPaths
+
+FILE = "request.json"
+
+
+class Wish(enum.StrEnum):
+    RUN = "run"
+    PAUSE = "pause"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
+    `leaves`: which of them are not to be among those.
+    """
+
+    wish: Wish
+    by: str
+    reason: str = ""
+    servers: int | None = None
+    leaves: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        said = f": {self.reason}" if self.reason else ""
+        return f"asked by {self.by}{said}"
+
+
+def ask(paths: RunPaths, request: Request) -> None:
+    """Raises StorageError where the run's folder of keys is not there, or not this user's."""
+    content = json.dumps(dataclasses.asdict(request)).encode()
+    try:
+        replace_file(paths.keys / FILE, content)
+        (paths.keys / FILE).chmod(0o600)
+    except OSError as error:
+        raise StorageError(
+            f"{paths.keys} can't be written: {error.strerror or error}", "only the user who started the run may ask it"
+        ) from error
+
+
+def wanted(paths: RunPaths) -> Request | None:
+    """None where nothing was asked, or not by this user."""
+    try:
+        descriptor = os.open(paths.keys / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor) as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & OTHERS & ~0o044:
+                return None
+            data = json.load(file)
+        wish, by, reason = Wish(data["wish"]), str(data["by"]), str(data["reason"])
+        servers = data.get("servers")
+        return Request(
+            wish=wish,
+            by=by,
+            reason=reason,
+            servers=None if servers is None else max(1, int(servers)),
+            leaves=tuple(map(str, data.get("leaves", ()))),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget(paths: RunPaths) -> None:
+    """Whoever starts the run wants it to run."""
+    with contextlib.suppress(FileNotFoundError):
+        (paths.keys / FILE).unlink()

@@ -1,0 +1,294 @@
+"""The run's append-only records: metrics.jsonl, ledger.jsonl and events.jsonl (DESIGN.md §5).
+
+One JSON object a line, each appended by one write, so that driver, trainer and servers may share a file and a crash
+can tear the last line only. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and
+"-Infinity", which `float()` reads back, so that a line stays JSON for every reader and still says which it was.
+
+A full disk must not end a run that is learning. `append_line` raises JournalError; `LineLog` and `Journal` never
+raise for the disk: they keep the lines that could not be written, say so once, and write them, in order, as soon as
+there is room. What still waits when the process dies is lost, and so is only ever the end of a file.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from launcher.base.errors import JournalError
+
+log = logging.getLogger(__name__)
+
+LONGEST_LINE = 16 * 2**20
+"""Bytes; a longer "line" is a damaged file, and reading it whole would take its size in memory."""
+
+TURN_S = 0.5
+MOST_WAITING = 10_000
+"""Lines that a LineLog keeps while the disk is full; the oldest go first beyond that."""
+
+Record = Mapping[str, object]
+
+
+def append_line(path: Path, record: Record, *, durable: bool = False) -> None:
+    """Append one record. With `durable` it is on the disk, not only in the page cache, on return.
+
+    Raises JournalError naming the file. The record is then torn, or, where only its sync failed, perhaps there.
+    """
+    try:
+        _append(path, encode(record), durable=durable)
+    except OSError as error:
+        raise JournalError(
+            f"{path} can't be written: {error.strerror or error}", "make room on its disk, or check its permissions"
+        ) from error
+
+
+def _append(path: Path, data: bytes, *, durable: bool) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _take_turn(fd)
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            data = b"\n" + data  # torn by a crash: without this, two records would share a line and both be lost
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, "No space left for the whole line")
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _take_turn(fd: int) -> None:
+    """One writer at a time: on a network file system two machines that append at once may write over each other.
+
+    Not for long, and not at any price: one that was stopped while it wrote must not silence all others.
+    """
+    give_up_at = time.monotonic() + TURN_S
+    while time.monotonic() < give_up_at:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
+            return
+        except BlockingIOError:
+            time.sleep(0.005)
+        except OSError:  # a file system without locks
+            return
+
+
+def encode(record: Record) -> bytes:
+    """The record as one line of JSON, whatever its values are: a metric must never end a run."""
+    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _plain(value: object) -> object:
+    """`value` in JSON's own types; what has no JSON form as its text."""
+    match value:
+        case None | bool():
+            return value
+        case enum.Enum():
+            return _plain(value.value)
+        case str():
+            return str(value)
+        case int():
+            return int(value)
+        case float():
+            return float(value) if math.isfinite(value) else _nonfinite(value)
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in value]
+    if callable(item := getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
+        return _plain(item())  # a numpy scalar
+    return str(value)
+
+
+def _nonfinite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def number_of(value: object, otherwise: float = math.nan) -> float:
+    """A number as it is written here, NaN and the infinities as strings; `otherwise` where it is none."""
+    try:
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else otherwise
+    except (ValueError, OverflowError):  # no number; an integer that no float holds
+        return otherwise
+
+
+class Lines:
+    """The records of a file, streamed. A torn line is passed over and counted, never an error.
+
+    `skipped` and `first_skipped` (line number and why) are complete once the iteration has ended. A missing file
+    has no lines: a run's first reader comes before its first writer. One that can't be read raises JournalError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped = 0
+        self.first_skipped = ""
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        self.skipped, self.first_skipped = 0, ""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise JournalError(f"{self.path} can't be read: {error.strerror}", "check its permissions") from error
+        with file:
+            for number, line in enumerate(_raw_lines(file.readline), 1):
+                record = self._parse(number, line)
+                if record is not None:
+                    yield record
+
+    def _parse(self, number: int, line: bytes) -> dict[str, object] | None:
+        if line.isspace():
+            return None
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError; a line of brackets
+            self._skip(number, str(error))
+            return None
+        if not isinstance(record, dict):
+            self._skip(number, "not an object")
+            return None
+        return record
+
+    def _skip(self, number: int, why: str) -> None:
+        self.skipped += 1
+        self.first_skipped = self.first_skipped or f"line {number}: {why}"
+
+
+def _raw_lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
+    while line := readline(LONGEST_LINE):
+        yield line
+        while len(line) == LONGEST_LINE and not line.endswith(b"\n"):  # the rest of an overlong one belongs to it
+            line = readline(LONGEST_LINE)
+
+
+def read_lines(path: Path) -> Lines:
+    """Iterate over a file's records; ask the returned object for what was `skipped`."""
+    return Lines(path)
+
+
+def last_of(path: Path, event: str, attempt: int) -> Record:
+    """The last event of that name in an attempt; empty where there is none."""
+    found: Record = {}
+    for line in read_lines(path):
+        if line.get("event") == event and line.get("attempt") == attempt:
+            found = line
+    return found
+
+
+def standing_lines(records: Iterable[Record]) -> list[Record]:
+    """The records, one for each global_step in order, that make up the weights as they are now.
+
+    A restore to step g repeats g + 1 and on, so of each step the last line stands. A line for step s also takes back
+    what was written before it for later steps: those were trained on weights that the restore threw away, and the
+    run may end before it reaches them again. Records without a global_step are passed over.
+    """
+    standing: list[tuple[int, Record]] = []
+    for record in records:
+        step = record.get("global_step")
+        if not isinstance(step, int):
+            continue
+        while standing and standing[-1][0] >= step:
+            standing.pop()
+        standing.append((step, record))
+    return [record for _, record in standing]
+
+
+class LineLog:
+    """One file that only grows, for a writer that must go on when the disk is full."""
+
+    def __init__(self, path: Path, *, durable: bool = False) -> None:
+        self.path = path
+        self._durable = durable
+        self._waiting: list[Record] = []
+        self._lock = threading.Lock()  # two threads would write the same waiting line twice
+        self.lost = 0
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not on the disk yet."""
+        return len(self._waiting)
+
+    def append(self, record: Record) -> bool:
+        """Write what waits, then `record`. False where the disk refused; it is tried again at the next append."""
+        with self._lock:
+            was_behind = bool(self._waiting)
+            self._waiting.append(dict(record))
+            if len(self._waiting) > MOST_WAITING:
+                self._waiting.pop(0)
+                self.lost += 1
+            return self._write(was_behind)
+
+    def flush(self) -> bool:
+        """Write what waits; True when nothing does any more."""
+        with self._lock:
+            return not self._waiting or self._write(True)
+
+    def _write(self, was_behind: bool) -> bool:
+        try:
+            while self._waiting:
+                append_line(self.path, self._waiting[0], durable=self._durable)
+                self._waiting.pop(0)
+        except JournalError as error:
+            if not was_behind:  # said when it changes, not at every line
+                log.warning("%s; the lines wait in memory until there is room", error)
+            return False
+        if was_behind and self.lost:
+            log.warning("%s is written again; %d lines were lost", self.path, self.lost)
+        elif was_behind:
+            log.warning("%s is written again; no line was lost", self.path)
+        return True
+
+
+class Journal:
+    """Writes events.jsonl: what happened, to whom, and why. Never raises for the disk (see LineLog)."""
+
+    def __init__(self, path: Path, attempt: int, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives unix seconds."""
+        self._lines = LineLog(path, durable=True)
+        self._attempt = attempt
+        self._clock = clock
+
+    @property
+    def path(self) -> Path:
+        return self._lines.path
+
+    def record(
+        self,
+        event: str,
+        /,
+        *,
+        subject: str = "",
+        reason: str = "",
+        global_step: int | None = None,
+        incident: int | str | None = None,
+        **facts: object,
+    ) -> dict[str, object]:
+        """Append one event, dotted (`server.died`), and return it as it was written.
+
+        `monotonic`, in seconds, is the clock that all processes of one host share, and nobody sets.
+        `facts` are figures such as pid or exit_code. One that bears the name of a head field goes under `fact.<name>`.
+        """
+        head: dict[str, object] = {
+            "time": self._clock(),
+            "monotonic": time.monotonic(),
+            "event": event,
+            "attempt": self._attempt,
+            "subject": subject,
+            "reason": reason,
+            "global_step": global_step,
+            "incident": incident,
+        }
+        line = head | {(f"fact.{name}" if name in head else name): value for name, value in facts.items()}
+        self._lines.append(line)
+        return line

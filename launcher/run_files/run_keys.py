@@ -1,0 +1,109 @@
+"""The secrets of one run: the keys of its SGLang servers and the token of its own Ray cluster, each in a file.
+
+    {fileroot}/keys/{user}/{experiment_name}/{trial_name}/     0700
+        servers.json     the API key and the admin key     0600
+        ray_token        of a cluster that the run starts     0600
+
+Files, since an environment is inherited by every child and a command line is read by everybody; beside `logs/`, not in
+it, since logs are shown to people and copied. They are made once for a run: each attempt finds them, and so does a tool
+of the same user. To have others, remove the folder between two attempts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from launcher.base.durable import make_folder
+from launcher.base.errors import StorageError
+from launcher.base.private_folders import OTHERS, make_private
+
+SERVERS, RAY_TOKEN = "servers.json", "ray_token"
+BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKeys:
+    """`api` opens generation and questions, `admin` everything. Neither is in the `repr`, so in no log by accident."""
+
+    api: str = field(repr=False)
+    admin: str = field(repr=False)
+
+    @classmethod
+    def make(cls, folder: Path) -> Path:
+        """The file of the run's keys, made where it isn't there. Raises StorageError."""
+        keys = {"api": secrets.token_hex(BYTES), "admin": secrets.token_hex(BYTES)}
+        return _make(folder, SERVERS, json.dumps(keys))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises StorageError where they aren't there, or aren't this user's alone."""
+        return cls.read_file(folder / SERVERS)
+
+    @classmethod
+    def read_file(cls, path: Path) -> Self:
+        """As `read`, where only the file is known."""
+        try:
+            data = json.loads(_read(path))
+            keys = cls(api=str(data["api"]), admin=str(data["admin"]))
+        except (ValueError, KeyError, TypeError) as error:  # not `from` it: its text may hold a key
+            raise StorageError(f"{path} holds no keys: {type(error).__name__}", ANEW) from None
+        if not keys.api or not keys.admin:
+            raise StorageError(f"{path} holds an empty key, which would open every door", ANEW)
+        return keys
+
+
+def make_ray_token(folder: Path) -> Path:
+    """The file of the token of the run's own cluster. Raises StorageError."""
+    return _make(folder, RAY_TOKEN, secrets.token_hex(BYTES))
+
+
+ANEW = "end the run, remove the folder, and start the run again: keys are made anew"
+
+
+def _make(folder: Path, name: str, content: str) -> Path:
+    """`content` in a file that appears whole and 0600, or what another process of the run has made before."""
+    path = folder / name
+    try:
+        make_folder(folder.parent)
+        make_private(folder)
+        if not path.exists():
+            descriptor, staged = tempfile.mkstemp(dir=folder, prefix=".")  # 0600, whatever the umask
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with contextlib.suppress(FileExistsError):  # made meanwhile; unlike a rename, a link replaces nothing
+                    os.link(staged, path)
+            finally:
+                Path(staged).unlink()
+    except OSError as error:
+        raise StorageError(
+            f"{path} can't be written: {error.strerror or error}", "give a folder of this user's, on a disk with room"
+        ) from error
+    _read(path)
+    return path
+
+
+def _read(path: Path) -> str:
+    """A secret, if nobody but this user can have read or placed it. Raises StorageError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise StorageError(f"{path} is not there: the run's keys are made when it starts", "start the run") from error
+    except OSError as error:
+        raise StorageError(f"{path} can't be read: {error.strerror}", "keys are their owner's alone") from error
+    with os.fdopen(descriptor) as file:
+        found = os.fstat(file.fileno())
+        mode = stat.S_IMODE(found.st_mode)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or mode & OTHERS:
+            raise StorageError(f"{path} is open to others (mode {mode:o}, owner {found.st_uid}): not used", ANEW)
+        return file.read()

@@ -1,0 +1,293 @@
+"""Where everything of a run lies on disk (DESIGN.md §5), and the lock that makes the run its only writer.
+
+`RunPaths` only computes names: asking for a path never creates it, so that a check for something doesn't make it.
+`prepare` and `RunLock` are what a run does with them once, before anything else is started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import hashlib
+import json
+import os
+import shlex
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from launcher.base.durable import make_folder, replace_file
+from launcher.base.errors import ConfigError, StorageError
+from launcher.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPaths:
+    """Every path of one run. `fileroot` is absolute: actors may work in another folder than the driver.
+
+    Raises ConfigError for a name that can't be a folder's.
+    """
+
+    fileroot: Path
+    user: str
+    experiment_name: str
+    trial_name: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fileroot", Path(self.fileroot).expanduser().absolute())
+        for key in ("experiment_name", "trial_name", "user"):
+            _check_folder_name(key, getattr(self, key))
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        return cls(
+            fileroot=Path(config.cluster.fileroot),
+            user=login_name(),
+            experiment_name=config.experiment_name,
+            trial_name=config.trial_name,
+        )
+
+    @classmethod
+    def of_logs(cls, folder: Path) -> Self | None:
+        """Of the run whose `logs` that is; None where the place doesn't say so."""
+        *root, logs, user, experiment, trial = ("", "", "", "", *folder.parts)
+        if logs != "logs" or not any(root):
+            return None
+        return cls(fileroot=Path(*root), user=user, experiment_name=experiment, trial_name=trial)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.fileroot / "checkpoints" / self.user / self.experiment_name / self.trial_name
+
+    @property
+    def default_checkpoints(self) -> Path:
+        """The root of the CheckpointStore: AReaL's folder for the actor."""
+        return self.checkpoints / "default"
+
+    @property
+    def recover_checkpoint(self) -> Path:
+        return self.checkpoints / "recover_checkpoint"
+
+    @property
+    def logs(self) -> Path:
+        return self.fileroot / "logs" / self.user / self.experiment_name / self.trial_name
+
+    @property
+    def keys(self) -> Path:
+        """0700, and never below `logs`, which are copied and shown to people (launcher/run_files/run_keys.py)."""
+        return self.fileroot / "keys" / self.user / self.experiment_name / self.trial_name
+
+    @property
+    def namespace(self) -> str:
+        """Of the run's actors, on a cluster that others use too: the same names below another root are another run."""
+        root = hashlib.sha256(str(self.fileroot.resolve()).encode()).hexdigest()[:8]
+        return f"grpo/{self.user}/{self.experiment_name}/{self.trial_name}/{root}"
+
+    @property
+    def metrics(self) -> Path:
+        return self.logs / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.logs / "events.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.logs / "ledger.jsonl"
+
+    @property
+    def memory(self) -> Path:
+        return self.logs / "memory.jsonl"
+
+    @property
+    def trainer_log(self) -> Path:
+        return self.logs / "trainer.log"
+
+    def trainer_rank_log(self, rank: int) -> Path:
+        """Of a rank beside the first, which writes the trainer's own."""
+        return self.logs / f"trainer-rank-{rank}.log"
+
+    def server_log(self, index: int) -> Path:
+        return self.logs / f"llm_server-{index}.log"
+
+    @property
+    def config(self) -> Path:
+        return self.logs / "config.yaml"
+
+    @property
+    def report(self) -> Path:
+        return self.logs / "report.html"
+
+    @property
+    def curve(self) -> Path:
+        return self.logs / "reward_curve.png"
+
+    @property
+    def summary(self) -> Path:
+        return self.logs / "summary.txt"
+
+    @property
+    def incidents(self) -> Path:
+        return self.logs / "incidents"
+
+    def incident(self, number: int) -> Path:
+        return self.incidents / str(number)
+
+    @property
+    def lock(self) -> Path:
+        return self.logs / ".run.lock"
+
+    @property
+    def now(self) -> Path:
+        return self.logs / "now.json"
+
+    @property
+    def several_machines(self) -> Path:
+        """There once the run has been on more than one machine: what one's memory holds, others don't see."""
+        return self.logs / ".several_machines"
+
+    @property
+    def attempt_counter(self) -> Path:
+        return self.logs / ".attempt"
+
+    def prepare(self) -> None:
+        """Create the folders that a run writes to. Raises StorageError naming cluster.fileroot."""
+        for folder in (self.logs, self.default_checkpoints, self.keys.parent):
+            _check_inside(folder, self.fileroot)
+            try:
+                make_folder(folder)
+                _check_writable(folder)
+            except OSError as error:
+                raise _unusable(folder, error) from error
+
+
+class RunLock:
+    """The right to be this run: held from construction until `release`, or until the process ends in any way.
+
+    An flock, so that a crash never leaves a stale one behind. `tool`: what holds it in place of a run, so that nobody
+    takes it for one. Raises StorageError when another holds it.
+    """
+
+    def __init__(self, paths: RunPaths, *, tool: str = "") -> None:
+        self._paths = paths
+        self._tool = tool
+        try:
+            # Not inheritable: a server that outlives its driver must not keep the run locked.
+            self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.fchmod(self._fd, 0o600)  # who may open it to read may lock it, and so keep the run from starting
+        except OSError as error:
+            raise _unusable(paths.lock, error) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._sign()
+        except BlockingIOError as error:
+            tool, holder = _read_holder(self._fd)
+            os.close(self._fd)
+            is_held = f"is being worked on by {tool}" if tool else "is already running"
+            another = "" if self._tool else ", or give this run another trial_name"
+            raise StorageError(
+                f"{paths.experiment_name}/{paths.trial_name} {is_held}: {holder} holds {paths.lock}",
+                f"wait for it or end it{another}",
+            ) from error
+        except OSError as error:
+            os.close(self._fd)
+            raise _unusable(paths.lock, error) from error
+
+    def _sign(self) -> None:
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), "tool": self._tool}
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(holder).encode(), 0)
+
+    def next_attempt(self) -> int:
+        """Count this launch of the run: 1 for the first, one more for each that held the lock before."""
+        attempt = self._last_attempt() + 1
+        try:
+            replace_file(self._paths.attempt_counter, f"{attempt}\n".encode())
+        except OSError as error:
+            raise _unusable(self._paths.attempt_counter, error) from error
+        return attempt
+
+    def _last_attempt(self) -> int:
+        try:
+            return int(self._paths.attempt_counter.read_text())
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"{self._paths.attempt_counter} can't be read: {error}",
+                "it holds the number of launches so far; write the `attempt` of the last line of events.jsonl into it",
+            ) from error
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def login_name() -> str:
+    """The user's name; `uid<n>` where the user id has none, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # KeyError up to Python 3.12, OSError from 3.13
+        return f"uid{os.getuid()}"
+
+
+def names_of(paths: RunPaths) -> str:
+    """The flags that name a run to every tool, for a shell that may stand elsewhere."""
+    given = [("experiment-name", paths.experiment_name), ("trial-name", paths.trial_name), ("fileroot", paths.fileroot)]
+    if paths.user != login_name():
+        given.append(("user", paths.user))
+    return " ".join(f"--{flag} {shlex.quote(str(value))}" for flag, value in given)
+
+
+def _check_folder_name(key: str, name: str) -> None:
+    if not name or name in {".", ".."} or "/" in name or "\0" in name:
+        raise ConfigError(
+            f"{key}={name!r} can't name a folder", f"set {key} to a name without '/', not empty, '.' or '..'"
+        )
+
+
+def _check_inside(folder: Path, root: Path) -> None:
+    """A link on the way would have the run write, and later remove, what isn't its own."""
+    for part in (folder, *folder.parents):
+        if part == root:
+            return
+        if part.is_symlink():
+            raise StorageError(
+                f"{part} is a link to {part.readlink()}: a run writes below cluster.fileroot alone",
+                "remove the link; to have runs elsewhere, set cluster.fileroot (which may be a link itself)",
+            )
+
+
+def _check_writable(folder: Path) -> None:
+    """Write and remove a file: the only test that also knows of read-only mounts, quotas and full disks."""
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        probe.write_bytes(b"\0" * 4096)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _unusable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} can't be written: {error.strerror or error}",
+        "set cluster.fileroot to a folder that this user may write to, on a disk with room",
+    )
+
+
+def _read_holder(fd: int) -> tuple[str, str]:
+    """(the tool that it is, "" of a run; who and since when)"""
+    try:
+        holder = json.loads(os.pread(fd, 4096, 0))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+        return str(holder.get("tool", "")), f"pid {holder['pid']} on {holder['host']} since {since}"
+    except (OSError, ValueError, KeyError, TypeError):  # between its flock and its signature
+        return "", "a process that has not signed yet"

@@ -1,0 +1,144 @@
+"""`python -m launcher -m …`: combinations of overrides → trials → results, table, CSV, picture, advice; the exit code.
+
+0 where a trial FINISHED (its setting can be recommended or not, and others may have run out of memory: that is what a
+sweep is for), else the code of the first that did not; 130 where it was ended by the user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from launcher.base.durable import make_folder, replace_file
+from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
+from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.config.schema import RunConfig
+from launcher.resources.hardware import Hardware, find_hardware
+from launcher.resources.missing_files import find_shape
+from launcher.resources.run_plan import make_plan
+from launcher.run_files.run_paths import login_name
+from launcher.sweep.recommendation import Advice, advise
+from launcher.sweep.sweep_chart import draw
+from launcher.sweep.sweep_report import advice_lines, as_csv, show
+from launcher.sweep.sweep_run import Candidate, SweepRun
+from launcher.sweep.sweep_trials import Sweep, plan_sweep
+from launcher.sweep.trial_capacity import Room, make_room
+from launcher.sweep.trial_results import TrialResult, TrialWord
+
+ReadTrial = Callable[[Sequence[str]], RunConfig]
+"""Overrides → checked settings. Raises LauncherError."""
+
+FILE_WIDTH = 160
+"""Of a table that goes into a file, which has no edge to keep to."""
+
+CODES = {
+    TrialWord.FINISHED: EXIT_CODES[RunWord.FINISHED],
+    TrialWord.ERRORED: EXIT_CODES[RunWord.ERRORED],
+    TrialWord.REFUSED: UsageError.exit_code,
+    TrialWord.CUT_OFF: 1,
+    TrialWord.NOT_RUN: 1,
+}
+
+
+def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: Sequence[str]) -> int:
+    """`command`: of a single run, without its overrides. Raises LauncherError where the sweep itself can't be."""
+    sweep, candidates = candidates_of(combinations, read)
+    configs = [candidate.config for candidate in candidates if candidate.config is not None]
+    if not configs:
+        return _refuse_all(candidates)
+    hardware = find_hardware()
+    room = _room(configs, hardware)
+    folder = sweep_folder(configs[0], sweep)
+    with _only_sweep(folder):
+        _say(f"sweep of {len(candidates)} trials, {len(room.slots)} at a time ({room.reason}), in {folder}")
+        if sweep.is_over_memory:
+            _say("memory settings are swept: a trial that runs out of memory ends; nothing gives way, nothing is kept")
+        run = SweepRun(candidates, command, folder, room, _say, retry=configs[0].sweep.retry)
+        results = run.run()
+        advice = advise(results, host_bytes=hardware.memory, gpu_bytes=_gpu_bytes(hardware))
+        show(results, advice, _console())
+        _keep(configs[0], sweep, results, advice, folder)
+    return EXIT_CODES[RunWord.ABORTED] if run.was_interrupted else exit_code(results)
+
+
+def candidates_of(combinations: Sequence[Sequence[str]], read: ReadTrial) -> tuple[Sweep, list[Candidate]]:
+    """Each trial with its settings, or with what is wrong with them: found before anything is started."""
+    sweep = plan_sweep(combinations)
+    found = []
+    for trial in sweep.trials:
+        try:
+            found.append(Candidate(trial=trial, config=read(trial.overrides)))
+        except LauncherError as error:
+            found.append(Candidate(trial=trial, config=None, refusal=error))
+    return sweep, found
+
+
+def sweep_folder(config: RunConfig, sweep: Sweep) -> Path:
+    return Path(config.cluster.fileroot) / "sweeps" / login_name() / config.experiment_name / sweep.name
+
+
+def exit_code(results: Sequence[TrialResult]) -> int:
+    """Of a sweep that went to its end."""
+    codes = [CODES[result.word] for result in results]
+    return 0 if 0 in codes else codes[0]
+
+
+def _room(configs: Sequence[RunConfig], hardware: Hardware) -> Room:
+    plans = [make_plan(config, hardware, find_shape(config)) for config in configs]
+    return make_room(configs, plans, hardware)
+
+
+def _gpu_bytes(hardware: Hardware) -> int | None:
+    return min((gpu.memory for gpu in hardware.gpus), default=None)
+
+
+def _refuse_all(candidates: Sequence[Candidate]) -> int:
+    for candidate in candidates:
+        print(f"error: {candidate.trial}: {candidate.refusal}", file=sys.stderr)
+    return CODES[TrialWord.REFUSED]
+
+
+def _keep(config: RunConfig, sweep: Sweep, results: Sequence[TrialResult], advice: Advice, folder: Path) -> None:
+    """The figures again as files. One that can't be written is said: the trials have their results all the same."""
+    try:
+        replace_file(folder / "sweep.csv", as_csv(results))
+        replace_file(folder / "advice.txt", ("\n".join(advice_lines(advice)) + "\n").encode())
+        draw(f"{config.experiment_name}: {sweep.name}", results, advice, folder / "sweep.png")
+    except (OSError, JournalError) as error:
+        _say(f"not everything of the sweep was written: {error}")
+    _say(f"table, picture, advice and what each trial printed: {folder}")
+
+
+@contextmanager
+def _only_sweep(folder: Path) -> Iterator[None]:
+    """Raises StorageError where the same sweep is running already, or its folder can't be written."""
+    try:
+        make_folder(folder)
+        fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StorageError(
+            f"{folder} can't be written: {error.strerror}", "set cluster.fileroot to another folder"
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(f"this sweep is running already: {folder}", "wait for it, or end it") from error
+        yield
+    finally:
+        os.close(fd)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,233 @@
+"""A sweep: starts each trial that has no word yet when there is room for it, and waits until all have one.
+
+    trial with a word ─► its result
+    wrong settings    ─► REFUSED, found before anything was started
+    all others        ─► a process each, as many at a time as there are slots ─► its word, or CUT OFF
+
+A trial's end is never the sweep's. It has one thread and no Ray: what a trial's run does to its process, its cluster or
+its memory stays there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base.errors import LauncherError, UsageError
+from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.cli.interrupts import Interrupts
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_paths import RunPaths
+from launcher.sweep.memory_peaks import Peaks, look_at
+from launcher.sweep.sweep_trials import Trial
+from launcher.sweep.trial_capacity import Room
+from launcher.sweep.trial_process import TrialProcess
+from launcher.sweep.trial_results import TrialResult, TrialWord, result_of, settled
+
+POLL_S = 0.1
+LOOK_AT_MEMORY_S = 5.0
+"""A look costs 0.1 s of processor time."""
+END_WITHIN_S = 60.0
+"""After a second interrupt; what has not ended by then is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A trial and its settings, or why they can't be."""
+
+    trial: Trial
+    config: RunConfig | None
+    refusal: LauncherError | None = None
+
+    @property
+    def paths(self) -> RunPaths:
+        assert self.config is not None
+        return RunPaths.of(self.config)
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    candidate: Candidate
+    process: TrialProcess
+    slot: int
+    began: float
+
+
+class SweepRun:
+    """`command`: of a single run, without its overrides. `say`: a line to the user."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        command: Sequence[str],
+        folder: Path,
+        room: Room,
+        say: Callable[[str], None],
+        *,
+        retry: bool,
+    ) -> None:
+        self._candidates = list(candidates)
+        self._command = tuple(command)
+        self._folder = folder
+        self._room = room
+        self._say = say
+        self._retry = retry
+        self._interrupts = Interrupts()
+        self._peaks = Peaks(folder / "peaks.json")
+        self._results: dict[str, TrialResult] = {}
+        self._waiting: list[Candidate] = []
+        self._running: list[Running] = []
+        self._told_held: set[str] = set()
+        self._looked_at = 0.0
+
+    @property
+    def was_interrupted(self) -> bool:
+        return self._interrupts.asked
+
+    def run(self) -> list[TrialResult]:
+        """Every trial's result, in their order."""
+        for candidate in self._candidates:
+            self._take_stock(candidate)
+        with self._interrupts:
+            try:
+                self._until_all_ended()
+            except KeyboardInterrupt:
+                self._end_at_once()
+            finally:
+                for one in self._running:  # only where the sweep itself broke: nobody is left to end them
+                    one.process.interrupt()
+        for candidate in self._waiting:
+            self._results[candidate.trial.name] = TrialResult(trial=candidate.trial, word=TrialWord.NOT_RUN)
+        return [self._results[candidate.trial.name] for candidate in self._candidates]
+
+    def _take_stock(self, candidate: Candidate) -> None:
+        trial = candidate.trial
+        if candidate.config is None:
+            self._end(TrialResult(trial=trial, word=TrialWord.REFUSED, reason=_one_line(candidate.refusal)))
+        elif not is_held(candidate.paths) and settled(trial, candidate.config, candidate.paths, retry=self._retry):
+            self._end(result_of(trial, candidate.paths, self._peaks.of(trial.name)), was="already ")
+        else:
+            self._waiting.append(candidate)
+
+    def _until_all_ended(self) -> None:
+        passed_on = False
+        while self._running or (self._waiting and not self._interrupts.asked):
+            if self._interrupts.asked and not passed_on:
+                passed_on = True
+                self._say("stopping: each trial finishes the step under way and saves")
+                for one in self._running:
+                    one.process.interrupt()
+            elif not self._interrupts.asked:
+                self._start_next()
+            self._take_ended()
+            self._look_at_memory()
+            time.sleep(POLL_S)
+
+    def _start_next(self) -> None:
+        free = sorted(set(range(len(self._room.slots))) - {one.slot for one in self._running})
+        ready = [candidate for candidate in self._waiting if self._is_free(candidate)]
+        if not free or not ready:
+            return
+        candidate, slot = ready[0], free[0]
+        self._waiting.remove(candidate)
+        log = self._folder / f"{candidate.trial.name}.log"
+        process = TrialProcess([*self._command, *candidate.trial.overrides], log, self._environment(slot))
+        self._running.append(Running(candidate=candidate, process=process, slot=slot, began=time.monotonic()))
+        self._say(f"{self._number(candidate)} {candidate.trial}: started (pid {process.pid})")
+
+    def _is_free(self, candidate: Candidate) -> bool:
+        """Not while an earlier sweep's run of it is still ending."""
+        if not is_held(candidate.paths):
+            return True
+        if candidate.trial.name not in self._told_held:
+            self._told_held.add(candidate.trial.name)
+            self._say(f"{self._number(candidate)} {candidate.trial}: waits until its earlier run has ended")
+        return False
+
+    def _environment(self, slot: int) -> Mapping[str, str]:
+        gpus = visible_gpus(self._room.slots[slot])
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+    def _take_ended(self) -> None:
+        for one in list(self._running):
+            code = one.process.exit_code()
+            if code is not None:
+                self._running.remove(one)
+                self._end(self._result(one, code), f" after {time.monotonic() - one.began:.0f} s")
+
+    def _result(self, one: Running, code: int) -> TrialResult:
+        trial, paths = one.candidate.trial, one.candidate.paths
+        if code == EXIT_CODES[RunWord.FINISHED] or settled(trial, _config(one.candidate), paths, retry=False):
+            return result_of(trial, paths, self._peaks.of(trial.name))
+        if code == UsageError.exit_code:
+            return TrialResult(trial=trial, word=TrialWord.REFUSED, reason=one.process.refusal())
+        said = f"exit code {code}: {one.process.last_lines()}"
+        return result_of(trial, paths, self._peaks.of(trial.name), said=said)
+
+    def _end(self, result: TrialResult, after: str = "", was: str = "") -> None:
+        self._results[result.trial.name] = result
+        figure = f", {result.step_s:.2f} s a step" if result.step_s is not None else ""
+        why = f": {result.reason}" if result.word is not TrialWord.FINISHED else ""
+        number = next(n for n, c in enumerate(self._candidates, 1) if c.trial.name == result.trial.name)
+        self._say(f"[{number}/{len(self._candidates)}] {result.trial}: {was}{result.word}{after}{figure}{why}")
+
+    def _number(self, candidate: Candidate) -> str:
+        return f"[{self._candidates.index(candidate) + 1}/{len(self._candidates)}]"
+
+    def _look_at_memory(self) -> None:
+        if time.monotonic() - self._looked_at < LOOK_AT_MEMORY_S:
+            return
+        self._looked_at = time.monotonic()
+        for one in self._running:
+            if _config(one.candidate).cluster.address == "local":
+                gpus = [int(gpu) for gpu in visible_gpus(self._room.slots[one.slot]) if gpu.isdigit()]
+                look = look_at(one.process.pid, one.candidate.paths, gpus)
+                with contextlib.suppress(OSError):  # a full disk ends a trial, which says so; not the sweep
+                    self._peaks.add(one.candidate.trial.name, look)
+
+    def _end_at_once(self) -> None:
+        for one in self._running:
+            one.process.interrupt()
+        give_up_at = time.monotonic() + END_WITHIN_S
+        while self._running:
+            self._take_ended()
+            if time.monotonic() > give_up_at:
+                for one in self._running:
+                    one.process.kill()
+            time.sleep(POLL_S)
+
+
+def is_held(paths: RunPaths) -> bool:
+    """Does a run of this trial live? Asking makes nothing, and the lock is let go at once."""
+    try:
+        fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def visible_gpus(slot: Sequence[int]) -> list[str]:
+    """The names by which CUDA knows a slot's GPUs, within what CUDA_VISIBLE_DEVICES leaves."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = chosen.split(",") if chosen else []
+    return [names[gpu].strip() if gpu < len(names) else str(gpu) for gpu in slot]
+
+
+def _config(candidate: Candidate) -> RunConfig:
+    assert candidate.config is not None
+    return candidate.config
+
+
+def _one_line(error: LauncherError | None) -> str:
+    return " ".join(error.message.split()) if error is not None else ""

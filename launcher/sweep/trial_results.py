@@ -1,0 +1,98 @@
+"""What a trial came to, from what its run wrote: its word and cause, and the figures that trials are compared by."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.base.messages import Cause, Outcome, RunWord
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.resume_decision import already_finished
+from launcher.config.schema import RunConfig
+from launcher.reporting.closing_summary import summarize
+from launcher.reporting.run_records import read_records
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths
+from launcher.sweep.memory_peaks import Peak
+from launcher.sweep.sweep_trials import Trial
+
+OUT_OF_MEMORY = frozenset({Cause.SERVER_OOM, Cause.TRAINER_OOM})
+CAUSES = re.compile("|".join(rf"\b{cause}\b" for cause in Cause))
+
+
+class TrialWord(enum.StrEnum):
+    """How a trial stands. FINISHED and ERRORED are its run's own words, and stay when the sweep is started again."""
+
+    FINISHED = "FINISHED"
+    ERRORED = "ERRORED"
+    REFUSED = "REFUSED"
+    """Its settings or this machine are wrong: nothing was started."""
+    CUT_OFF = "CUT OFF"
+    """It was ended, or ended without a word; the next sweep goes on with it."""
+    NOT_RUN = "NOT RUN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """Figures are None where there is nothing to take them from. `cause`: of the end, where it is a known one."""
+
+    trial: Trial
+    word: TrialWord
+    reason: str = ""
+    cause: Cause | None = None
+    steps: int = 0
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    reward: float | None = None
+    incidents: Mapping[str, int] = field(default_factory=dict)
+    peak: Peak = field(default_factory=Peak)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        return self.cause in OUT_OF_MEMORY or any(self.incidents.get(cause) for cause in OUT_OF_MEMORY)
+
+
+def settled(trial: Trial, config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
+    """Has this trial its word already? `retry`: a halt is none, unless memory ran out: that would again."""
+    if already_finished(config, paths):
+        return True
+    word, reason = last_word(paths)
+    return word == "run.errored" and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
+
+
+def result_of(trial: Trial, paths: RunPaths, peak: Peak, *, said: str = "") -> TrialResult:
+    """The result of a trial that was run, now or by an earlier sweep. `said`: its last lines, where it has no word."""
+    event, reason = last_word(paths)
+    word = {"run.finished": TrialWord.FINISHED, "run.errored": TrialWord.ERRORED}.get(event, TrialWord.CUT_OFF)
+    records = read_records(paths)
+    outcome = Outcome(word=RunWord.ABORTED, reason=reason)
+    summary = summarize(records, outcome, CheckpointStore(paths.default_checkpoints))
+    incidents = Counter(incident.cause for incident in summary.incidents)
+    return TrialResult(
+        trial=trial,
+        word=word,
+        reason=said if event in ("", "run.started") else reason,
+        cause=cause_in(reason) if word is TrialWord.ERRORED else None,
+        steps=summary.steps,
+        step_s=summary.step_s,
+        tokens_per_s=summary.tokens_per_s,
+        reward=summary.reward_last,
+        incidents=incidents,
+        peak=peak,
+    )
+
+
+def last_word(paths: RunPaths) -> tuple[str, str]:
+    """The newest of a run's first and last words, and its reason; empty where it was never started."""
+    names = {"run.started", "run.finished", "run.errored", "run.aborted"}
+    spoken = [line for line in read_lines(paths.events) if line.get("event") in names]
+    return (str(spoken[-1]["event"]), str(spoken[-1].get("reason", ""))) if spoken else ("", "")
+
+
+def cause_in(reason: str) -> Cause | None:
+    """The first cause that a run's reason names."""
+    found = CAUSES.search(reason)
+    return Cause(found[0]) if found else None

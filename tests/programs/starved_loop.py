@@ -1,0 +1,50 @@
+"""A step loop whose process is refused memory at a moment of one step: `python -m tests.programs.starved_loop ROOT
+STEPS STEP MOMENT`.
+
+The limit is RLIMIT_DATA at what the process holds at that moment. Start it with MALLOC_MMAP_THRESHOLD_=65536, so that
+tensors are mapped anew and not taken from what the process has kept. It prints the error that ended the loop.
+"""
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from actors.model.model_part import ModelPart
+from actors.model.policy_model import PolicyModel
+from launcher.checkpoints import in_memory_checkpoints
+from tests.unit.actors.training.test_step_loop import Trial
+
+MOMENTS = {"forward": (ModelPart, "run"), "backward": (torch.Tensor, "backward"), "optimizer": (PolicyModel, "commit")}
+
+
+def main() -> None:
+    root, steps, step, moment = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    in_memory_checkpoints.MEMORY_BACKED = root
+    trial = Trial(root, steps=steps)
+    owner, name = MOMENTS[moment]
+    work = getattr(owner, name)
+
+    def starved(*arguments, **more):
+        if trial.loop.next_step == step:
+            allow_no_more()
+        return work(*arguments, **more)
+
+    setattr(owner, name, starved)
+    try:
+        trial.run()
+    except Exception as error:  # noqa: BLE001 - whatever it was: who started this looks at it
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(0)  # nothing more is sure to work here
+
+
+def allow_no_more() -> None:
+    words = Path("/proc/self/status").read_text().split()
+    held = int(words[words.index("VmData:") + 1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (held, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Two raylets of this machine, with 8 GPUs and 192 CPUs each that are bookkeeping alone.
+
+`python -m tests.programs.two_nodes FOLDER` places several runs on them, one after another, and prints as JSON what came
+of each: where Ray put what, which GPUs an actor was given, or what was said.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from actors.cluster.placement_group import Placed
+from actors.cluster.ray_cluster import RAY_ENVIRONMENT
+from launcher.base.errors import LauncherError
+from launcher.config.compose import compose
+from launcher.run_files.run_keys import make_ray_token
+
+GPUS, CPUS = 8, 192
+WHOLE = ("sglang.gpu_fraction=1", "actor.gpu_fraction=1")
+
+
+@ray.remote(max_restarts=1, max_task_retries=5)
+class Who:
+    def is_at(self):
+        return {"node": ray.get_runtime_context().get_node_id(), "gpus": sorted(map(int, ray.get_gpu_ids()))}
+
+    def pid(self):
+        return os.getpid()
+
+
+def run(*overrides):
+    return compose(["conf=gsm8k_h200_cluster", "cluster.placement_timeout=2", *overrides])
+
+
+def placed(*overrides, ask=()):
+    """What came of booking this run; its group is given back."""
+    try:
+        booked = Placed.book(run(*overrides))
+    except LauncherError as error:
+        return {"said": error.message, "hint": error.hint}
+    try:
+        actors = {name: Who.options(**booked.options(name)).remote() for name in ask}
+        return {
+            "nodes": booked.nodes(),
+            "at": {name: ray.get(actor.is_at.remote(), timeout=120) for name, actor in actors.items()},
+            "shares_gpu": booked.shares_gpu,
+            "ranks": [options.get("name", "nameless") for options in booked.further_ranks()],
+            "seats": [seat.name for seat in booked.further_seats(0)],
+        }
+    finally:
+        give_back(booked)
+
+
+def give_back(booked):
+    ray.util.remove_placement_group(booked.group)
+    wait(lambda: ray.available_resources().get("GPU") == 2 * GPUS)
+
+
+def wait(holds):
+    give_up_at = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
+def killed():
+    """An actor that is killed: where it was, and where Ray brings it back."""
+    booked = Placed.book(run())
+    actor = Who.options(**booked.options("server-3")).remote()
+    before = ray.get(actor.is_at.remote(), timeout=120)
+    pid = ray.get(actor.pid.remote(), timeout=120)
+    os.kill(pid, 9)
+    wait(lambda: ray.get(actor.pid.remote(), timeout=120) != pid)
+    after = ray.get(actor.is_at.remote(), timeout=120)
+    ray.kill(actor)
+    give_back(booked)
+    return {"before": before, "after": after}
+
+
+def held_by_another():
+    """Two runs that each would fit alone."""
+    booked = Placed.book(run())
+    said = placed()
+    give_back(booked)
+    return said
+
+
+def main() -> None:
+    os.environ.update(RAY_ENVIRONMENT, RAY_AUTH_TOKEN_PATH=str(make_ray_token(Path(sys.argv[1]))))
+    folder = tempfile.mkdtemp(prefix="ray-")
+    node = {"num_cpus": CPUS, "num_gpus": GPUS, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
+    cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    wait(lambda: ray.cluster_resources().get("GPU") == 2 * GPUS)
+    small = ("sglang.n_servers=2", "actor.dp_size=2", "sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5")
+    print(
+        json.dumps(
+            {
+                "separate": placed(ask=("trainer", "trainer-1", "server-0", "server-7")),
+                "colocated": placed(*small, ask=("trainer", "trainer-1", "server-0", "server-1")),
+                "spanning": placed("sglang.n_servers=1", "sglang.tp_size=12", "actor.dp_size=4"),
+                "spread": placed("sglang.n_servers=2", "actor.dp_size=2", "cluster.placement=SPREAD"),
+                "killed": killed(),
+                "held": held_by_another(),
+                "too_large": placed("actor.dp_size=10"),
+                "too_few": placed("cluster.n_nodes=3", "cluster.n_gpus_per_node=null"),
+            }
+        )
+    )
+    ray.shutdown()
+    cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A second trainer rank as a real process, driven over a pipe in place of Ray; the exchanges between the two are real.
+
+It serves one model after the other, so that its imports are paid for once.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from actors.model.model_part import ModelPart
+from actors.model.rank_collectives import MeetingPlace, RankGroup
+
+ADDRESS = "127.0.0.1"
+DEADLINE_S = 120.0
+
+
+def serve(pipe: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(1)
+    part = group = None
+    while True:
+        try:
+            work, arguments = pipe.recv()
+        except EOFError:
+            return
+        answer = ""
+        try:
+            match work:
+                case "meet":
+                    meeting, actor, ref, temperature = arguments
+                    group = RankGroup(meeting, 1, own_address=ADDRESS, device=torch.device("cpu"))
+                    part = ModelPart(
+                        actor, ref, temperature=temperature, device=torch.device("cpu"), sources=None, group=group
+                    )
+                case "leave":
+                    part = None
+                    group.leave()
+                case "gradients":
+                    gradients(part)
+                case _:
+                    getattr(part, work)(*arguments)
+        except Exception:  # noqa: BLE001 - whatever it is, the other process says it
+            answer = traceback.format_exc()
+        pipe.send(answer)
+
+
+def gradients(part: ModelPart) -> dict[str, torch.Tensor]:
+    """Whole, by the names of the parameters; nothing on the second."""
+    return {name: part._whole(parameter.grad).clone() for name, parameter in part.parameters.items()}
+
+
+class Second:
+    """The process of rank 1."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(DEADLINE_S)
+        assert self.process.exitcode == 0
+
+
+class Pair:
+    """The crew of rank 0 (actors/model/policy_model.py): this process and the second one."""
+
+    size = 2
+    lost = ""
+
+    def __init__(self, second: Second, actor, ref, temperature: float) -> None:
+        self._pipe = second.pipe
+        self._settings = (actor, ref, temperature)
+        self.works: list[str] = []
+
+    def meet(self, device: torch.device) -> RankGroup:
+        self._place = MeetingPlace(ADDRESS, size=2, timeout_s=DEADLINE_S)
+        self._pipe.send(("meet", (self._place.meeting, *self._settings)))
+        return RankGroup(self._place.meeting, 0, own_address=ADDRESS, device=device, place=self._place)
+
+    def together(self, part: ModelPart, work: str, arguments):
+        if self.works == []:
+            self._hear()  # of the meeting
+        self.works.append(work)
+        self._pipe.send((work, arguments[1]))
+        answer = getattr(part, work)(*arguments[0])
+        self._hear()
+        return answer
+
+    def gradients(self, part: ModelPart) -> dict[str, torch.Tensor]:
+        self._pipe.send(("gradients", ()))
+        found = gradients(part)
+        self._hear()
+        return found
+
+    def _hear(self) -> None:
+        assert self._pipe.poll(DEADLINE_S)
+        said = self._pipe.recv()
+        assert said == "", said
+
+    def close(self) -> None:
+        if self.works == []:
+            self._hear()
+        self._pipe.send(("leave", ()))
+        dist.destroy_process_group()
+        self._hear()

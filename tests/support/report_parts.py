@@ -1,0 +1,49 @@
+"""A story for the report's tests, told line by line, and a page as a browser reads it."""
+
+from html.parser import HTMLParser
+
+from launcher.html_report.run_facts import facts_of
+
+T0 = 1_790_000_000.0
+
+
+def event(story, name, now, /, **facts):
+    story.take_event({"time": T0 + now, "monotonic": now, "event": name, "attempt": 1} | facts)
+
+
+def step(story, number, at, *, reward=0.5, took=10.0, attempt=1):
+    story.take_step(
+        {"global_step": number, "attempt": attempt, "time": T0 + at, "rollout/reward": reward}
+        | {"timeperf/step_s": took, "rollout/tokens_per_s": 100.0}
+    )
+    ledger = {"global_step": number, "prompt_ids": [f"p{number}"], "weight_versions": [number]}
+    story.take_ledger(ledger | {"rollouts_failed": 1, "rollouts_retried": 2})
+
+
+def facts(story, **more):
+    return facts_of(story, experiment_name="exp", trial_name="t0", **more)
+
+
+def started(story):
+    event(story, "run.started", 0, reason="fresh")
+    event(story, "trainer.started", 5, prompts=1000, total_steps=100)
+
+
+class Elements(HTMLParser):
+    """Every element and attribute that a browser would find."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.found, self.attributes, self.shown, self._raw = [], [], "", False
+        self.feed(content)
+
+    def handle_starttag(self, name, attributes):
+        self.found.append(name)
+        self.attributes += attributes
+        self._raw = name in ("script", "style")
+
+    def handle_endtag(self, name):
+        self._raw = False
+
+    def handle_data(self, data):
+        self.shown += "" if self._raw else data

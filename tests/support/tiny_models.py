@@ -1,0 +1,87 @@
+"""Whole Hugging Face folders of a few thousand random parameters, and rollouts to train them on."""
+
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+
+from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
+from launcher.config.schema import ActorConfig, OptimizerConfig, RefConfig
+
+KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+CHARACTERS = "0123456789+-=#\n"
+VOCABULARY = 32
+
+
+def make_model(folder: Path, kind: str = "qwen2", *, seed: int = 0, **settings: object) -> Path:
+    """A model folder with weights large enough that its distributions are far from uniform."""
+    torch.manual_seed(seed)
+    config = KINDS[kind](
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": kind != "llama",
+            "initializer_range": 0.3,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            **settings,
+        }
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+def make_tokenizer(folder: Path) -> None:
+    """One token for each character, so that text and tokens map one to one."""
+    vocabulary = {"<eos>": 0, "<unk>": 1} | {character: i + 2 for i, character in enumerate(CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+    wrapped.chat_template = "{{ messages[0]['content'] }}"
+    wrapped.save_pretrained(folder)
+
+
+def actor(folder: Path, **settings: object) -> ActorConfig:
+    """float32 on the CPU, with a learning rate that shows after one step."""
+    optimizer = OptimizerConfig(lr=1e-2, warmup_steps=2, lr_scheduler_type="cosine", weight_decay=0.1)
+    return ActorConfig(**{"path": str(folder), "dtype": "float32", "device": "cpu", "optimizer": optimizer, **settings})
+
+
+def reference(folder: Path, dtype: str = "float32") -> RefConfig:
+    return RefConfig(path=str(folder), dtype=dtype)
+
+
+def make_groups(*, seed: int = 0, groups: int = 3, samples: int = 4, rewards=None) -> list[RolloutGroup]:
+    """Rollouts of many lengths, with log-probs like a server's that lags behind; the second group has equal rewards."""
+    source = random.Random(seed)
+
+    def rollout(group: int, sample: int) -> Rollout:
+        tokens = tuple(source.randrange(VOCABULARY) for _ in range(source.randint(1, 9)))
+        logprobs = tuple(-3.5 + source.random() for _ in tokens)
+        reward = 0.5 if group == 1 else float((group + sample) % 3 == 0)
+        completion = Completion(
+            token_ids=tokens, logprobs=logprobs, weight_version=0, finish_reason="stop", server="server-0"
+        )
+        return Rollout(completion=completion, text="", reward=reward if rewards is None else rewards[group][sample])
+
+    return [
+        RolloutGroup(
+            prompt=Prompt(
+                id=f"p{group}",
+                token_ids=tuple(source.randrange(VOCABULARY) for _ in range(source.randint(1, 6))),
+                record={},
+            ),
+            rollouts=tuple(rollout(group, sample) for sample in range(samples)),
+        )
+        for group in range(groups)
+    ]

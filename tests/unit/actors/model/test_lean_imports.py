@@ -1,0 +1,49 @@
+"""The trainer's imports: what is hidden while they last, and nothing after."""
+
+import subprocess
+import sys
+
+from launcher.config.compose import REPOSITORY
+
+TRAINER = """
+import gc, importlib.util, sys
+from actors.model.lean_imports import NEEDLESS, lean_imports
+with lean_imports():
+    assert not gc.isenabled()
+    assert not any(importlib.util.find_spec(name) for name in NEEDLESS)
+    import actors.training.training
+    from transformers import AutoModelForCausalLM
+    AutoModelForCausalLM.from_pretrained("assets/arithmetic/model")
+assert gc.isenabled()
+assert gc.get_freeze_count() > 100_000
+assert "sklearn" not in sys.modules and "pandas" not in sys.modules
+import scipy, sklearn
+print("whole")
+"""
+
+ALREADY = """
+import sys, types
+known = sys.modules["scipy"] = types.ModuleType("scipy")
+from actors.model.lean_imports import lean_imports
+try:
+    with lean_imports():
+        assert sys.modules["scipy"] is known
+        raise KeyError("not ours")
+except KeyError:
+    import gc
+    assert gc.isenabled() and sys.modules["scipy"] is known
+print("whole")
+"""
+
+
+def said(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr
+
+
+def test_the_trainer_is_imported_without_what_it_does_not_need_and_all_is_there_afterwards():
+    assert said(TRAINER) == "whole"
+
+
+def test_what_was_imported_before_stays_and_an_error_passes():
+    assert said(ALREADY) == "whole"

@@ -1,0 +1,119 @@
+"""Memory that rises is told once, in time; files in the kernel's cache are no memory in use."""
+
+import time
+
+from actors.monitoring.memory_watch import MemoryWatch
+from launcher.config.supervision import MemoryConfig
+from launcher.resources import oom_kill_watch
+from launcher.resources.hardware import cgroup_memory, memory_in_use, oom_kills
+from launcher.resources.oom_kill_watch import KillWatch
+from launcher.run_files.journal import Journal, read_lines
+
+MIB = 2**20
+
+
+def watch(tmp_path, used, *, interval_s=10.0):
+    """Looks at a host with `used(now)` of 1,000 MiB; returns (look at a time, the events so far)."""
+    now = [0.0]
+    watching = MemoryWatch(
+        MemoryConfig(sample_interval_s=interval_s, warn_before_s=600),
+        Journal(tmp_path / "events.jsonl", 1, time.time),
+        read=lambda: {"host memory": (used(now[0]) * MIB, 1000 * MIB)},
+        clock=lambda: now[0],
+    )
+
+    def look_until(end):
+        while now[0] < end:
+            now[0] += 1.0
+            watching.look_if_due()
+        path = tmp_path / "events.jsonl"
+        return list(read_lines(path)) if path.exists() else []
+
+    return look_until
+
+
+def test_a_rise_is_told_once_with_the_time_that_is_left(tmp_path):
+    look_until = watch(tmp_path, lambda now: 500 + now)
+    (event,) = look_until(300)
+    assert (event["event"], event["subject"]) == ("memory.rising", "host memory")
+    assert event["reason"].startswith("rises by 60.0 MiB a minute, full in ")
+    assert 400 < event["full_in_s"] < 500
+
+
+def test_a_rise_that_begins_again_is_told_again(tmp_path):
+    def used(now):
+        return 500 + now if now < 300 else 400 if now < 1200 else 400 + (now - 1200)
+
+    assert [event["event"] for event in watch(tmp_path, used)(2000)] == ["memory.rising"] * 2
+
+
+def test_what_comes_and_goes_is_not_told(tmp_path):
+    assert watch(tmp_path, lambda now: 500 + 300 * (now % 20 < 10))(600) == []
+
+
+def test_memory_is_looked_at_once_an_interval(tmp_path):
+    looks = []
+    watch(tmp_path, lambda now: looks.append(now) or 500)(95)
+    assert looks == [1.0, 11.0, 21.0, 31.0, 41.0, 51.0, 61.0, 71.0, 81.0, 91.0]
+
+
+def test_this_host_has_memory_in_use():
+    used, limit = memory_in_use()["host memory"]
+    assert 0 < used < limit
+
+
+def test_cached_files_are_not_in_use(tmp_path):
+    own = tmp_path / "cgroup"
+    own.write_text("0::/run\n")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, text in {"memory.max": "1000", "memory.current": "900"}.items():
+        (folder / name).write_text(text)
+    (folder / "memory.stat").write_text("anon 100\nfile 800\ninactive_file 500\nactive_file 200\n")
+    assert cgroup_memory(tmp_path, own) == (1000.0, 200.0)
+
+
+def host(folder, own: str) -> dict:
+    """A machine without cgroups, on which the process 5 is where `own` says."""
+    (folder / "proc" / "5").mkdir(parents=True)
+    (folder / "proc" / "5" / "cgroup").write_text(own)
+    return {"root": folder / "cgroups", "proc": folder / "proc"}
+
+
+def counted(file, text: str):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_kills_for_want_of_memory_are_counted_where_they_are_told(tmp_path):
+    where = host(tmp_path, "0::/run\n")
+    assert oom_kills(5, **where) == (tmp_path / "proc" / "vmstat", 0)
+    on_host = counted(tmp_path / "proc" / "vmstat", "nr_free_pages 5\noom_kill 7\n")
+    assert oom_kills(5, **where) == (on_host, 7)
+    own = counted(tmp_path / "cgroups/run/memory.events", "low 0\noom 2\noom_kill 1\n")
+    assert oom_kills(5, **where) == (own, 1), "the cgroup's own count comes first"
+
+
+def test_version_1_counts_a_kill_in_the_cgroup_of_who_was_killed_alone(tmp_path):
+    where = host(tmp_path, "7:cpu:/\n4:memory:/jobs/mine\n0::/\n")
+    mounted = counted(tmp_path / "cgroups/memory/memory.oom_control", "oom_kill_disable 0\noom_kill 0\n")
+    assert oom_kills(5, **where) == (mounted, 0), "a container sees its own as the root"
+    own = counted(tmp_path / "cgroups/memory/jobs/mine/memory.oom_control", "under_oom 0\noom_kill 3\n")
+    assert oom_kills(5, **where) == (own, 3)
+
+
+def test_a_rise_is_told_over_two_looks_and_never_between_two_cgroups(monkeypatch):
+    told = {"a": 3, "b": 9}
+    where = ["a"]
+    monkeypatch.setattr(oom_kill_watch, "oom_kills", lambda pid=None: (where[0], told[where[0]]))
+    monkeypatch.setattr(oom_kill_watch, "oom_kills_told_by", told.get)
+    kills = KillWatch()
+    told["a"] = 4
+    kills.look(5)
+    assert kills.risen() == 1, "the look may come between the kill and the news of it"
+    where[0] = "b"
+    kills.look(5)
+    assert kills.risen() == 0, "the process was moved: nobody was killed there"
+    told["b"] = 10
+    assert kills.risen() == 1

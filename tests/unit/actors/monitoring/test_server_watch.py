@@ -1,0 +1,244 @@
+"""A watch sees real processes, real counts and real answers: what is stopped is condemned, what is slow is not."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import aiohttp
+import pytest
+
+from actors.monitoring import server_watch
+from actors.monitoring.generation_probe import GenerationProbe
+from actors.monitoring.server_watch import ServerWatch
+from actors.processes.process_tree import Process, identify
+from actors.serving.server_processes import ServerTree
+from actors.serving.sglang_client import SGLangClient
+from launcher.base.messages import Cause, Health, ServerInfo, ServerState
+from launcher.config.supervision import HealthConfig
+from launcher.policy.observation_history import Task
+from tests.programs import stand_in_server
+
+DEADLINE_S = 30.0
+QUICK = HealthConfig(look_interval_s=0.02, probe_interval_s=0.05, silence_s=0.4, silence_factor=1.0, proof_s=1.0)
+URL_OF_NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def stand_in():
+    with stand_in_server.running("--weight-version", "0") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def tree(folder, *words):
+    folder.mkdir(exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.programs.fake_server_tree", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+    ) as process:
+        try:
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def server(pid, url):
+    return ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=url, pid=pid)
+
+
+async def fault(url, **fault):
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/stand_in/fault", json=fault) as answer:
+        answer.raise_for_status()
+
+
+class Seen:
+    """A running watch; `until` waits for a verdict, and `all` are those that it changed to."""
+
+    def __init__(self, info, client, **more):
+        self.all = []
+        self._changed = asyncio.Condition()
+        self.watch = ServerWatch(info, QUICK, client, on_change=self._take, **more)
+        self._running = asyncio.create_task(self.watch.run())
+
+    def _take(self, info, verdict):
+        self.all.append(verdict)
+
+    async def until(self, health):
+        async with asyncio.timeout(DEADLINE_S):
+            while self.watch.verdict().health is not health:
+                await asyncio.sleep(QUICK.look_interval_s)
+        return self.watch.verdict()
+
+    async def end(self):
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+
+def watch(work, pid, url):
+    async def inside():
+        async with SGLangClient() as client:
+            seen = Seen(server(pid, url), client)
+            try:
+                await seen.until(Health.HEALTHY)
+                return await work(seen)
+            finally:
+                await seen.end()
+                await fault(url, kind="none")
+
+    return asyncio.run(inside())
+
+
+# ── the tree ──
+
+
+def test_roles_states_and_tokens_are_those_of_the_tree(tmp_path):
+    with tree(tmp_path) as process:
+        seen = ServerTree(identify(process.pid))
+        assert set(seen.look()) == {"http", "scheduler", "detokenizer"}
+        assert seen.pids()["http"] == process.pid
+        first = seen.tokens()
+        assert 3 <= first < 1e6  # of the one series, and not of the one that counts finished requests
+        while seen.tokens() == first:
+            pass
+        os.kill(seen.pids()["scheduler"], signal.SIGSTOP)
+        while seen.look()["scheduler"].state != "T":
+            pass
+        assert seen.tokens() == seen.tokens()
+        os.kill(seen.pids()["detokenizer"], signal.SIGKILL)
+        while "detokenizer" in seen.look():
+            pass
+        assert not seen.is_gone()
+    assert seen.is_gone()
+    assert seen.look() == {}
+
+
+def test_tokens_that_can_not_be_seen_are_none_and_not_zero(tmp_path):
+    with tree(tmp_path, "--no-tokens") as process:
+        seen = ServerTree(identify(process.pid))
+        seen.look()
+        assert seen.tokens() is None
+
+
+def test_a_later_process_of_the_same_pid_is_not_the_server():
+    me = identify(os.getpid())
+    assert not ServerTree(me).is_gone()
+    assert ServerTree(Process(me.pid, me.started - 1)).is_gone()
+
+
+# ── hangs ──
+
+
+@pytest.mark.parametrize("role", ["http", "scheduler", "detokenizer"])
+def test_a_stopped_process_whose_server_answers_nothing_is_a_hang(tmp_path, stand_in, role):
+    async def work(seen):
+        await fault(stand_in, kind="slow", times=None, seconds=600)
+        os.kill(seen.watch.pids()[role], signal.SIGSTOP)
+        return await seen.until(Health.DEAD)
+
+    with tree(tmp_path) as process:
+        verdict = watch(work, process.pid, stand_in)
+    assert verdict.cause is Cause.SERVER_HANG
+    assert f"{role} stopped" in verdict.reason
+
+
+def test_a_stopped_process_alone_is_only_suspect(tmp_path, stand_in):
+    """One witness of three: the stand-in goes on answering."""
+
+    async def work(seen):
+        os.kill(seen.watch.pids()["detokenizer"], signal.SIGSTOP)
+        await seen.until(Health.SUSPECT)
+        os.kill(seen.watch.pids()["detokenizer"], signal.SIGCONT)
+        await seen.until(Health.HEALTHY)
+        return seen.all
+
+    with tree(tmp_path) as process:
+        assert Health.DEAD not in {v.health for v in watch(work, process.pid, stand_in)}
+
+
+def test_an_overdue_answer_while_tokens_are_made_is_a_busy_server(tmp_path, stand_in):
+    async def work(seen):
+        await fault(stand_in, kind="slow", times=None, seconds=600)
+        seen.watch.tell(waiting=8, task=None)
+        async with asyncio.timeout(DEADLINE_S):
+            while "unanswered" not in seen.watch.verdict().reason:
+                await asyncio.sleep(QUICK.look_interval_s)
+        return seen.all
+
+    with tree(tmp_path) as process:
+        assert {v.health for v in watch(work, process.pid, stand_in)} <= {Health.UNKNOWN, Health.HEALTHY}
+
+
+def test_a_server_at_a_long_task_is_not_asked_for_tokens(tmp_path, stand_in):
+    """A load of weights aborts what is generated, and a slow one is no hang."""
+
+    async def work(seen):
+        await fault(stand_in, kind="slow", times=None, seconds=600)
+        now = seen.watch._clock()
+        while seen.watch._clock() - now < 3 * QUICK.silence_s:
+            seen.watch.tell(waiting=8, task=Task(name="loading weights", since=now, deadline_s=600))
+            await asyncio.sleep(QUICK.look_interval_s)
+        return seen.all
+
+    with tree(tmp_path) as process:
+        assert Health.DEAD not in {v.health for v in watch(work, process.pid, stand_in)}
+
+
+def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
+    async def inside():
+        async with SGLangClient() as client:
+            probe = GenerationProbe(stand_in, client, QUICK, time.monotonic)
+            await fault(stand_in, kind="slow", times=1, seconds=600)
+            async with asyncio.timeout(DEADLINE_S):
+                while probe.answered_at is None:
+                    probe.send_if_due()
+                    await asyncio.sleep(QUICK.look_interval_s)
+            await probe.close()
+            return probe
+
+    probe = asyncio.run(inside())
+    assert not probe.waits
+    assert probe.usual_answer_s < QUICK.silence_s  # of the one that was answered
+
+
+def test_the_end_of_the_process_is_a_crash_at_once(tmp_path, stand_in):
+    async def work(seen):
+        process.kill()
+        process.wait()
+        return seen.watch.verdict()
+
+    with tree(tmp_path) as process:
+        verdict = watch(work, process.pid, stand_in)
+    assert (verdict.health, verdict.cause) == (Health.DEAD, Cause.SERVER_CRASH)
+
+
+def test_without_any_answer_yet_a_server_is_unknown(tmp_path):
+    async def inside(pid):
+        async with SGLangClient() as client:
+            alone = ServerWatch(server(pid, URL_OF_NOBODY), QUICK, client)
+            alone.look()
+            return alone.verdict()
+
+    with tree(tmp_path) as process:
+        assert asyncio.run(inside(process.pid)).health is Health.UNKNOWN
+
+
+# ── a part taken away: what it is there for goes wrong ──
+
+
+def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setattr(server_watch.ServerTree, "tokens", lambda self: None)
+
+    async def work(seen):
+        await fault(stand_in, kind="slow", times=None, seconds=600)
+        seen.watch.tell(waiting=8, task=None)
+        return await seen.until(Health.SUSPECT)
+
+    with tree(tmp_path) as process:
+        watch(work, process.pid, stand_in)

@@ -1,0 +1,324 @@
+"""The guard with real process trees: whoever is killed, nothing is left."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.processes import process_tree
+from actors.processes.guarded_process import GuardedProcess, Launch
+from actors.processes.process_tree import Process, bearing, descendants, identify, send, wait_ended
+from launcher.base.errors import ServerError
+
+TREE = 5
+"""Server, child, grandchild and two daemons."""
+DEADLINE_S = 30.0
+
+
+class World:
+    """A guarded tree, and the owner that it belongs to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.owner = subprocess.Popen(["sleep", "1000"])
+        self.file = folder / "held open"
+        self.scratch = folder / "scratch"
+        self.log = folder / "log"
+        self.mark = f"GUARD_TEST={folder}"
+
+    async def launch(self, *command: str, grace_s: float = 0.0, vital: str = "") -> None:
+        module = [sys.executable, "-S", "-m", "tests.programs.fake_tree", str(self.file), *([vital] if vital else [])]
+        self.process = await GuardedProcess.launch(
+            Launch(
+                command=command or module,
+                environment=dict(os.environ),
+                log=self.log,
+                mark=self.mark,
+                watch=[self.owner.pid],
+                grace_s=grace_s,
+                vital=vital,
+                files=str(self.file.parent / "held"),
+                scratch=self.scratch,
+            )
+        )
+        self.guards = [identify(self.process.guard_pid), identify(self.process.sentinel_pid)]
+
+    async def all_up(self) -> list[Process]:
+        """The whole tree below the guard, once it is there and the sentinel has seen its file."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(tree := descendants(self.process.guard_pid)) < TREE or not self.file.exists():
+                await asyncio.sleep(0.01)
+            return tree
+
+    async def has_looked(self, pid: int) -> None:
+        """The guard looks around once a second: until the kernel has given `pid` the processor twice more."""
+        seen = turns(pid)
+        async with asyncio.timeout(DEADLINE_S):
+            while turns(pid) < seen + 2:
+                await asyncio.sleep(0.05)
+
+    async def nothing_left(self, tree: list[Process]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            assert await self.process.wait_swept() == []
+            assert await asyncio.to_thread(wait_ended, [p for p in self.guards if p], DEADLINE_S)
+        assert [process for process in tree if identify(process.pid) == process] == []
+
+
+def turns(pid: int) -> int:
+    """How often a process was given a processor, proc(5) schedstat."""
+    return int((process_tree.PROC / str(pid) / "schedstat").read_text().split()[2])
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = World(tmp_path)
+    yield world
+    world.owner.kill()
+    world.owner.wait()
+    for process in [*process_tree.bearing(world.mark), *(p for p in getattr(world, "guards", []) if p)]:
+        send(process, signal.SIGKILL)
+
+
+VICTIMS = {
+    "owner": lambda world: world.owner.pid,
+    "guard": lambda world: world.process.guard_pid,
+    "sentinel": lambda world: world.process.sentinel_pid,
+    "server": lambda world: world.process.pid,
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_whoever_is_killed_nothing_is_left(world, victim):
+    async def work():
+        await world.launch()
+        tree = await world.all_up()
+        os.kill(VICTIMS[victim](world), signal.SIGKILL)
+        await world.nothing_left(tree)
+        return world.process.ended
+
+    ended = asyncio.run(work())
+    expected = {
+        "owner": (-9, f"the process that it belongs to (pid {world.owner.pid}) is gone"),
+        "guard": (None, f"its guard (pid {world.process.guard_pid}) was killed"),
+        "sentinel": (-9, f"its sentinel (pid {world.process.sentinel_pid}) is gone"),
+        "server": (-9, ""),
+    }
+    assert (ended.exit_code, ended.cause) == expected[victim]
+    assert not world.scratch.exists()
+
+
+def test_a_stopped_guard_is_no_way_out(world):
+    """SIGSTOP on the guard, then its owner dies: the sentinel sees to it."""
+
+    async def work():
+        await world.launch()
+        tree = await world.all_up()
+        os.kill(world.process.guard_pid, signal.SIGSTOP)
+        world.owner.kill()
+        world.owner.wait()
+        await world.nothing_left(tree)
+
+    asyncio.run(work())
+
+
+def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
+    async def work():
+        await world.launch()
+        tree = await world.all_up()
+        assert await world.process.end() == []
+        await world.nothing_left(tree)
+        assert await world.process.end() == []
+
+    asyncio.run(work())
+    assert world.process.ended.cause == "told to stop"
+
+
+def test_within_its_grace_a_server_ends_in_its_own_way(world):
+    script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(1000)"
+
+    async def work():
+        await world.launch(sys.executable, "-S", "-u", "-c", script, grace_s=DEADLINE_S)
+        async with asyncio.timeout(DEADLINE_S):
+            while not world.log.exists() or "up" not in world.log.read_text():
+                await asyncio.sleep(0.01)
+        await world.process.end()
+
+    asyncio.run(work())
+    assert world.process.ended.exit_code == 5
+
+
+@pytest.mark.parametrize(("script", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)])
+def test_a_servers_own_end_is_told_with_its_exit_code(world, script, code):
+    async def work():
+        await world.launch(sys.executable, "-S", "-c", script)
+        before = time.monotonic()
+        ended = await world.process.wait_ended()
+        await world.nothing_left([])
+        return before, ended
+
+    before, ended = asyncio.run(work())
+    assert (ended.exit_code, ended.cause) == (code, "")
+    assert before - DEADLINE_S < ended.monotonic <= time.monotonic()
+
+
+@pytest.mark.parametrize("number", ["SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_signals_to_the_servers_parent_are_not_meant_for_the_guard(world, number):
+    """SGLang's scheduler sends its parent SIGQUIT when it fails: the guard, once the server has ended."""
+    script = f"import os, signal; os.kill(os.getppid(), signal.{number}); raise SystemExit(3)"
+
+    async def work():
+        await world.launch(sys.executable, "-S", "-c", script)
+        await world.nothing_left([])
+        return world.process.ended
+
+    assert asyncio.run(work()).exit_code == 3
+
+
+def test_the_death_of_a_vital_child_ends_the_server(world):
+    """SGLang's main process lingers for seconds after its scheduler's death."""
+
+    async def work():
+        vital = [sys.executable, "-S", "-c", VITAL_CHILD]
+        await world.launch(*vital, vital="vital::")
+        async with asyncio.timeout(DEADLINE_S):
+            while not (found := [p for p in descendants(world.process.pid) if process_tree.name(p) == "vital::one"]):
+                await asyncio.sleep(0.01)
+        await world.has_looked(world.process.guard_pid)
+        send(found[0], signal.SIGKILL)
+        await world.nothing_left(found)
+        return found[0].pid
+
+    pid = asyncio.run(work())
+    assert world.process.ended.cause == f"its vital::one (pid {pid}) is gone"
+
+
+VITAL_CHILD = """
+import ctypes, os, time
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(15, b"vital::one", 0, 0, 0)
+time.sleep(1000)
+"""
+
+
+def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
+    earlier, others = world.file.with_name("held before"), world.file.with_name("held by another")
+    earlier.touch()
+    os.utime(earlier, (1, 1))
+
+    async def work():
+        await world.launch()
+        tree = await world.all_up()
+        (world.scratch / "left").write_text("behind")
+        with others.open("w"):
+            os.kill(world.process.pid, signal.SIGKILL)
+            await world.nothing_left(tree)
+
+    asyncio.run(work())
+    assert not world.file.exists()
+    assert not world.scratch.exists()
+    assert earlier.exists()
+    assert others.exists()
+
+
+def test_what_an_earlier_life_left_is_ended_before_the_next(world):
+    """Guard and sentinel killed in one instant, with a daemon of the server's own."""
+    name, _, value = world.mark.partition("=")
+    left = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not bearing(world.mark):  # the kernel shows no environment until an exec is quite through
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+    async def work():
+        await world.launch(sys.executable, "-S", "-c", "pass")
+        await world.process.wait_swept()
+
+    asyncio.run(work())
+    assert left.wait(DEADLINE_S) == -9
+
+
+def test_a_next_life_lets_the_guards_of_the_last_one_finish(world):
+    """They were once ended as what the last life had left, before they had removed its files."""
+
+    async def work():
+        await world.launch()
+        tree, first = await world.all_up(), world.process
+        os.kill(first.pid, signal.SIGKILL)
+        scratch, world.scratch = world.scratch, world.scratch.with_name("second")
+        await world.launch(sys.executable, "-S", "-c", "pass")
+        await first.wait_swept()
+        await world.nothing_left(tree)
+        return scratch
+
+    assert not asyncio.run(work()).exists()
+
+
+def test_a_command_that_is_not_there_is_an_error(world):
+    with pytest.raises(ServerError, match=r"could not be started: /nowhere/python: No such file") as caught:
+        asyncio.run(world.launch("/nowhere/python"))
+    assert str(world.log) in caught.value.hint
+
+
+def test_an_owner_that_is_gone_is_an_error(world):
+    world.owner.kill()
+    world.owner.wait()
+    with pytest.raises(ServerError, match="belongs to a process that is gone"):
+        asyncio.run(world.launch())
+
+
+def test_a_server_gets_its_signals_back_and_its_own_session(world):
+    """The guard ignores SIGINT; a server that inherited that would not be stopped by its own children."""
+    script = "import os, signal; print(signal.getsignal(signal.SIGINT), os.getsid(0) == os.getpid(), flush=True)"
+
+    async def work():
+        await world.launch(sys.executable, "-S", "-c", script)
+        await world.process.wait_swept()
+
+    asyncio.run(work())
+    assert world.log.read_text().split()[-1] == "True"
+    assert "default_int_handler" in world.log.read_text()
+
+
+# ── identity ──
+
+
+def test_a_pid_that_was_reused_is_somebody_else():
+    me = identify(os.getpid())
+    stranger = Process(me.pid, me.started - 1)
+    assert me == Process.parse(str(me)) == identify(os.getpid())
+    assert not send(stranger, signal.SIGKILL)
+    assert wait_ended([stranger], timeout_s=DEADLINE_S)
+
+
+def test_a_zombie_has_ended():
+    with subprocess.Popen(["true"]) as child:
+        process = identify(child.pid)
+        if process is not None:
+            assert wait_ended([process], DEADLINE_S)
+        assert identify(child.pid) is None
+
+
+def test_a_process_whose_first_thread_has_ended_lives_on():
+    """It looks like a zombie, and holds its port: SGLang's looked so for a moment after SIGKILL."""
+    threads = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", f"{threads}; ctypes.CDLL(None).pthread_exit(0)"], stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        while (Path("/proc") / str(child.pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        process = identify(child.pid)
+        assert process is not None
+        assert not wait_ended([process], timeout_s=0.01)
+        assert send(process, signal.SIGKILL)
+        assert wait_ended([process], DEADLINE_S)
+
+
+def test_waiting_ends_at_its_deadline():
+    assert not wait_ended([identify(os.getpid())], timeout_s=0.01)

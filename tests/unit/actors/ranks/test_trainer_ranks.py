@@ -1,0 +1,305 @@
+"""Two trainer ranks, each a real process, against one: the same figures, gradients, weights and files.
+
+The tolerance is that of the arithmetic. What each token contributes is computed alike; the sums are not taken in the
+same order, so a gradient of n terms may differ by n roundings of its largest one. In float32 a rounding is 2^-24 of it,
+a batch here has about 70 tokens, each of which passes two layers: 1e-5 of the largest entry is allowed (measured: up to
+2e-6), and ten times that where a step before has moved the weights apart. AdamW divides by the root of the second
+moment, so a relative difference of a gradient is one of its step: the mean weight may be off by 1e-5 of what weights
+moved, and none by a hundredth of a step, which is for entries near 0 (measured: 2e-6, and a five-hundredth).
+In bfloat16 a rounding is 2^-8, and a matrix product of another number of rows may round elsewhere. 2e-2 is allowed
+(measured: up to 7e-3), and a few times what one rank that cuts its micro-batches in another way is from itself.
+"""
+
+import dataclasses
+import math
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.exceptions import RayActorError
+
+from actors.model.micro_batches import SampledSequence, deal, share_out
+from actors.model.policy_model import PolicyModel
+from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
+from actors.ranks.rank_controller import said
+from launcher.base.errors import TrainerError
+from launcher.checkpoints.state_files import FACTS_FILE, TENSORS_FILE
+from launcher.config.schema import MicroBatchConfig, OptimizerConfig
+from tests.support.rank_pair import ADDRESS, Pair, Second
+from tests.support.rank_pair import gradients as gradients_of
+from tests.support.tiny_models import actor, make_groups, make_model, reference
+
+TEMPERATURE = 0.8
+STEPS = 3
+LR = 1e-2  # of tiny_models.actor
+FLOAT32 = 1e-5
+BFLOAT16 = 2e-2
+
+CLIPPED = OptimizerConfig(lr=LR, warmup_steps=2, lr_scheduler_type="cosine", weight_decay=0.1, gradient_clipping=0.3)
+CUT_SMALL = MicroBatchConfig(max_tokens_per_mb=24)
+VARIANTS = {
+    "token mean": {},
+    "sequence mean, in small micro-batches": {"loss_aggregation": "sequence_mean", "mb_spec": CUT_SMALL},
+    "KL to a reference": {"kl_ctl": 0.3},
+    "old log-probs from the trainer, layers computed twice": {
+        "recompute_logprob": True,
+        "gradient_checkpointing": True,
+    },
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, layers computed twice": {"dtype": "bfloat16", "gradient_checkpointing": True, "mb_spec": CUT_SMALL},
+}
+
+
+@pytest.fixture(scope="module")
+def second():
+    process = Second()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("policy") / "model")
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("untied") / "model", "llama", vocab_size=33)  # no half of 33 is whole
+
+
+@pytest.fixture(scope="module")
+def ref_folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("reference") / "model", seed=1)
+
+
+@pytest.fixture
+def make_two(second):
+    """A model on two ranks; the ranks part at the end of the test, or before with `close`."""
+    made = []
+
+    def make(folder, ref_folder=None, **settings):
+        of_both = actor(folder, **settings), reference(ref_folder or folder, settings.get("dtype", "float32"))
+        crew = Pair(second, *of_both, TEMPERATURE)
+        made.append(PolicyModel(*of_both, temperature=TEMPERATURE, total_steps=10, crew=crew))
+        return made[-1]
+
+    yield make
+    for model in made:
+        model.close()
+
+
+def one_rank(folder, ref_folder=None, **settings):
+    ref = reference(ref_folder or folder, settings.get("dtype", "float32"))
+    return PolicyModel(actor(folder, **settings), ref, temperature=TEMPERATURE, total_steps=10)
+
+
+def weights(model):
+    return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
+
+
+def gradients(model):
+    return gradients_of(model._part) if model._crew is None else model._crew.gradients(model._part)
+
+
+def bits(model):
+    facts, tensors = model.training_state()
+    steps = {name: facts[name] for name in ("policy_version", "optimizer_steps")}
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | steps
+
+
+def apart(ours, theirs):
+    """The largest difference of any tensor, as a share of its largest entry."""
+    assert ours.keys() == theirs.keys()
+    return max(
+        ((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-6)).item() for name in ours
+    )
+
+
+def step(model, seed):
+    stats = model.compute_gradients(make_groups(seed=seed))
+    model.commit()
+    return stats
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_ranks_equal_one(folder, ref_folder, make_two, tmp_path, variant):
+    settings = {"optimizer": CLIPPED, **VARIANTS[variant]}
+    is_exact = settings.get("dtype") != "bfloat16"
+    near = FLOAT32 if is_exact else BFLOAT16
+    one, two = one_rank(folder, ref_folder, **settings), make_two(folder, ref_folder, **settings)
+    first = weights(one)
+    for seed in range(STEPS):
+        if seed and not is_exact:  # its roundings grow from step to step, on one rank cut in another way too
+            one.save(tmp_path / str(seed))
+            two.load(tmp_path / str(seed))
+        of_norm = near if seed == 0 or not is_exact else 10 * near  # of weights that are apart too
+        groups = make_groups(seed=seed)
+        alone, together = one.compute_gradients(groups), two.compute_gradients(groups)
+        assert alone.grad_norm > CLIPPED.gradient_clipping, "it is clipped"
+        assert apart(gradients(two), gradients(one)) < of_norm
+        assert together.loss == pytest.approx(alone.loss, abs=near)
+        assert together.grad_norm == pytest.approx(alone.grad_norm, rel=of_norm)
+        assert together.entropy == pytest.approx(alone.entropy, rel=near)
+        assert together.logprob_distance.max == pytest.approx(alone.logprob_distance.max, rel=near)
+        assert (together.n_tokens, together.n_learning) == (alone.n_tokens, alone.n_learning)
+        one.commit()
+        two.commit()
+    mine, theirs = weights(two), weights(one)
+    off = torch.cat([(mine[name] - theirs[name]).abs().flatten() for name in theirs])
+    moved = torch.cat([(first[name] - theirs[name]).abs().flatten() for name in theirs])
+    assert off.mean() < near * moved.mean()
+    assert off.max() < LR / 100 or not is_exact
+    assert two.logprobs((3, 4), (5, 6)) == pytest.approx(one.logprobs((3, 4), (5, 6)), abs=10 * near)
+
+
+def test_an_untied_model_whose_rows_do_not_divide(untied, make_two):
+    one, two = one_rank(untied), make_two(untied)
+    assert bits(two) == bits(one)
+    step(one, 0), step(two, 0)
+    assert apart(weights(two), weights(one)) < 1e-3
+
+
+@pytest.mark.parametrize("rewards", [[[1.0, 0.0]], [[1.0, 1.0]]], ids=["two learn", "none learns"])
+def test_fewer_sequences_than_would_fill_the_ranks(folder, make_two, rewards):
+    one, two = one_rank(folder), make_two(folder)
+    groups = make_groups(groups=1, samples=2, rewards=rewards)
+    before = bits(two)
+    alone, together = one.compute_gradients(groups), two.compute_gradients(groups)
+    assert together.grad_norm == pytest.approx(alone.grad_norm, rel=FLOAT32)
+    two.commit()
+    assert (bits(two) == {**before, "policy_version": 1}) == (rewards == [[1.0, 1.0]])
+
+
+def lonely(groups, *, logprob):
+    """The same, with one log-prob of the longest completion replaced: what that does, it does on one rank."""
+    longest = max((r for g in groups for r in g.rollouts), key=lambda r: len(r.completion.token_ids))
+    spoilt = (logprob, *longest.completion.logprobs[1:])
+    bad = dataclasses.replace(longest, completion=dataclasses.replace(longest.completion, logprobs=spoilt))
+    return [dataclasses.replace(g, rollouts=tuple(bad if r is longest else r for r in g.rollouts)) for g in groups]
+
+
+def test_what_is_not_finite_on_one_rank_is_vetoed_on_both(folder, make_two):
+    one, two = one_rank(folder), make_two(folder)
+    step(two, 0), step(one, 0)
+    before = bits(two)
+    stats = two.compute_gradients(lonely(make_groups(seed=1), logprob=math.nan))
+    assert "gradient norm is nan" in stats.problems
+    with pytest.raises(TrainerError, match="must not be committed"):
+        two.commit()
+    two.discard()
+    assert bits(two) == before
+    assert two.weights_are_finite()
+    step(two, 2), step(one, 2)
+    assert apart(weights(two), weights(one)) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_state_of_two_is_one_of_one_and_the_other_way_round(folder, make_two, tmp_path, dtype):
+    settings = {"dtype": dtype}
+    two, saved, again = make_two(folder, **settings), tmp_path / "two", tmp_path / "one"
+    step(two, 0), step(two, 1)
+    two.save(saved)
+    one = one_rank(folder, **settings)
+    one.load(saved)
+    assert bits(one) == bits(two)
+    one.save(again)
+    for file in (saved / "model.safetensors", saved / TENSORS_FILE, saved / FACTS_FILE):
+        if file.name != TENSORS_FILE or dtype == "float32":
+            assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+    step(one, 2)
+    one.save(again)
+    two.load(again)
+    assert bits(two) == bits(one)
+    assert two.policy_version == 3
+    near = 0.1 if dtype == "bfloat16" else 1e-3
+    step(one, 3), step(two, 3)
+    assert apart(weights(two), weights(one)) < near
+    two.begin_anew()
+    assert weights(two).keys() == weights(one).keys()
+    assert bits(two) == bits(one_rank(folder, **settings))
+
+
+def test_in_bfloat16_two_are_no_farther_from_one_than_one_that_cuts_otherwise(folder, make_two):
+    settings = {"dtype": "bfloat16", "optimizer": CLIPPED}
+    models = (
+        one_rank(folder, **settings),
+        one_rank(folder, **settings, mb_spec=CUT_SMALL),
+        make_two(folder, **settings),
+    )
+    for model in models:
+        model.compute_gradients(make_groups())
+    alone, otherwise, together = (gradients(model) for model in models)
+    assert 0 < apart(together, alone) < 4 * apart(otherwise, alone)
+
+
+def test_damage_in_the_slice_of_the_second_is_seen(folder, make_two, tmp_path):
+    one, two = one_rank(folder), make_two(folder)
+    assert two.weights_are_finite()
+    with torch.no_grad():
+        next(one._part.model.parameters())[-1, -1] = math.inf
+    one.save(tmp_path / "damaged")
+    two.load(tmp_path / "damaged")
+    assert next(two._part.model.parameters()).to_local().isfinite().all()
+    assert not two.weights_are_finite()
+
+
+def listening(process):
+    return {c.laddr for c in process.net_connections() if c.status == psutil.CONN_LISTEN}
+
+
+def test_each_holds_half_and_listens_on_one_address(folder, second, make_two):
+    before = listening(psutil.Process())  # other tests of this process may have a cluster
+    two = make_two(folder)
+    whole = sum(p.numel() for p in one_rank(folder)._part.model.parameters())
+    step(two, 0)
+    assert sum(p.to_local().numel() for p in two._part.model.parameters()) == whole / 2
+    held = (t.to_local().numel() for s in two._part.optimizer.state.values() for t in s.values() if t.ndim)
+    assert sum(held) == whole
+    for opened in (listening(psutil.Process()) - before, listening(psutil.Process(second.process.pid))):
+        assert {address.ip for address in opened} == {ADDRESS}
+
+
+def test_a_rank_of_an_earlier_life_meets_nobody():
+    place = MeetingPlace(ADDRESS, size=2, timeout_s=1.0)
+    earlier = MeetingPlace(ADDRESS, size=2, timeout_s=1.0)
+    assert place.meeting.port != earlier.meeting.port
+    late = dataclasses.replace(place.meeting, name=earlier.meeting.name)
+    with pytest.raises(TrainerError, match="trainer rank 1 could not meet the others"):
+        RankGroup(late, 1, own_address=ADDRESS, device=torch.device("cpu"))
+
+
+def test_of_a_death_is_told_what_is_known_and_not_what_it_might_be():
+    ray_says = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: TrainerRank\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\nSome common causes "
+        "include: (1) the process was killed by the OOM killer"
+    )
+    assert said(RayActorError(error_msg=ray_says)) == (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+    )
+
+
+def test_an_address_that_no_interface_bears():
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(TrainerError, match=r"has the address 203\.0\.113\.9"):
+        interface_of("203.0.113.9")
+
+
+@given(st.lists(st.integers(1, 500)), st.integers(1, 5))
+def test_deal_is_whole_and_fair(lengths, ranks):
+    shares = deal(lengths, ranks=ranks)
+    assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
+    tokens = [sum(lengths[index] for index in share) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths, default=0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1), st.integers(1, 4))
+def test_all_ranks_make_the_same_passes(made, ranks):
+    sequences = [SampledSequence(prompt=(1,), completion=(2,) * n, logprobs=(0.0,) * n) for n, _ in made]
+    shares = share_out(sequences, [learns for _, learns in made], max_tokens=32, ranks=ranks)
+    passes = [[batch.learns for batch in share] for share in shares]
+    assert passes == [passes[0]] * ranks
+    found = [index for share in shares for batch in share for index in batch.sequences.unique().tolist()]
+    assert sorted(found) == list(range(len(sequences)))

@@ -1,0 +1,301 @@
+"""Scoring in processes: limits, failures, deaths, and what outlives what. Real processes throughout."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from actors.reward.reward_pool import RewardPool, Score
+from launcher.base.errors import RewardError, RewardImportError
+from launcher.base.rollouts import Prompt
+from launcher.config.schema import RewardConfig
+
+DEADLINE_S = 60
+ROOT = Path(__file__).parents[4]
+PROMPT = Prompt(id="p1", token_ids=(1,), record={"question": "6*7?", "answer": "6*7=42\n#### 42", "level": 2})
+
+REWARDS = """
+    import ctypes, os, signal, subprocess, sys, time
+    from pathlib import Path
+
+    def score(*, completion, answer, prompt_id, record):
+        word, _, rest = completion.partition(" ")
+        return globals()[word](rest, answer, prompt_id, record)
+
+    def number(text, *_): return float(text)
+    def length(text, answer, prompt_id, record): return len(text + answer + prompt_id) + record.pop("level")
+    def pid(*_): return os.getpid()
+    def say(text, *_): print(text, flush=True); sys.stderr.write(text); return 1
+    def fail(text, *_): raise KeyError(text)
+    def leave(*_): sys.exit(1)
+    def answer(text, *_): return eval(text)
+    def loop(*_):
+        while True: pass
+    def hang_loudly(*_): print("hanging", flush=True); hang()
+    def hang(*_): ctypes.PyDLL(None).pause()  # in C, with the interpreter's lock held
+    def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+    def die_once(path, *_):
+        if not Path(path).exists():
+            Path(path).touch()
+            die()
+        return 5
+    def leave_child(path, *_):
+        with open(path, "a") as file:
+            print(subprocess.Popen(["sleep", "1000"]).pid, file=file)
+        die()
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path, monkeypatch):
+    """A reward function of the user's own, which does as the completion says."""
+    (tmp_path / "user_rewards.py").write_text(textwrap.dedent(REWARDS))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "user_rewards:score"
+
+
+def config(fn, **changes):
+    return RewardConfig(**{"fn": fn, "timeout": 30.0, "setup_timeout": 60.0, "workers": 1} | changes)
+
+
+def score(pool, completions, prompt=PROMPT):
+    return asyncio.run(asyncio.wait_for(pool.score(completions, prompt), DEADLINE_S))
+
+
+def gone(pid):
+    """Whether the process ends within the deadline, whoever reaps it."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with os.fdopen(handle):
+        return bool(select.select([handle], [], [], DEADLINE_S)[0])
+
+
+def test_the_default_reward_in_order():
+    with RewardPool(RewardConfig()) as pool:
+        assert pool.check(PROMPT) == 1.0
+        scores = score(pool, ["#### 41", "#### 42", "no idea", "\\boxed{\\frac{84}{2}}"])
+    assert scores == [Score(value=0.0), Score(value=1.0), Score(value=0.0), Score(value=1.0)]
+
+
+def test_the_function_gets_all_of_the_record_each_time_anew(rewards):
+    with RewardPool(config(rewards)) as pool:
+        expected = len("ab" + str(PROMPT.record["answer"]) + "p1") + 2
+        assert score(pool, ["length ab", "length ab"]) == [Score(value=expected)] * 2
+
+
+def test_many_groups_at_once_on_two_processes(rewards):
+    async def all_of(pool):
+        groups = [pool.score([f"number {10 * i + j}" for j in range(8)], PROMPT) for i in range(16)]
+        return await asyncio.gather(*groups)
+
+    with RewardPool(config(rewards, workers=2)) as pool:
+        groups = asyncio.run(asyncio.wait_for(all_of(pool), DEADLINE_S))
+    assert [[s.value for s in group] for group in groups] == [[10 * i + j for j in range(8)] for i in range(16)]
+
+
+@pytest.mark.parametrize("stuck", ["loop", "hang"])
+def test_one_that_never_returns_costs_only_its_own_reward(rewards, stuck):
+    with RewardPool(config(rewards, timeout=1.0)) as pool:
+        before, late, after = score(pool, ["number 1", stuck, "number 3"])
+    assert (before.value, after.value) == (1.0, 3.0)
+    assert late == Score(value=None, error="took longer than reward.timeout=1 s")
+
+
+def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rewards):
+    with RewardPool(config(rewards, timeout=1.0)) as pool:
+        asked = pool.score(["number 1", "hang", "number 3"], PROMPT, whole_or_none=True)
+        scores = asyncio.run(asyncio.wait_for(asked, DEADLINE_S))
+        late = Score(value=None, error="took longer than reward.timeout=1 s")
+        assert scores == [Score(value=1.0), late, late]
+        assert score(pool, ["number 4"]) == [Score(value=4.0)]
+
+
+@pytest.mark.parametrize(
+    ("completion", "why"),
+    [
+        ("fail spoon", "KeyError: 'spoon'"),
+        ("leave", "SystemExit: 1"),
+        ("answer None", "answered None, a NoneType and not a number"),
+        ("answer 'high'", "answered 'high', a str and not a number"),
+        ("answer 1+2j", "answered (1+2j), a complex and not a number"),
+        ("answer float('nan')", "answered nan, which is not finite"),
+        ("answer -float('inf')", "answered -inf, which is not finite"),
+        ("answer 10**400", "OverflowError: int too large to convert to float"),
+    ],
+)
+def test_a_failure_is_no_reward_and_never_0(rewards, completion, why):
+    with RewardPool(config(rewards)) as pool:
+        assert score(pool, ["number 1", completion, "number 0"]) == [
+            Score(value=1.0),
+            Score(value=None, error=why),
+            Score(value=0.0),
+        ]
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", 1.0), ("3", 3.0), ("__import__('numpy').float32(0.5)", 0.5)])
+def test_any_real_number_is_a_reward(rewards, text, value):
+    with RewardPool(config(rewards)) as pool:
+        assert score(pool, [f"answer {text}"]) == [Score(value=value)]
+
+
+def test_a_process_killed_while_it_scores_is_replaced_and_the_item_tried_again(rewards, tmp_path):
+    with RewardPool(config(rewards)) as pool:
+        values = [s.value for s in score(pool, ["number 1", f"die_once {tmp_path / 'mark'}", "number 3"])]
+    assert values == [1.0, 5.0, 3.0]
+
+
+def test_an_item_that_kills_its_process_twice_has_no_reward(rewards):
+    with RewardPool(config(rewards)) as pool:
+        first, deadly, last = score(pool, ["number 1", "die", "number 3"])
+    assert (first.value, last.value) == (1.0, 3.0)
+    assert deadly == Score(value=None, error="the scoring process ended 2 times: killed by SIGKILL")
+
+
+def test_a_process_killed_while_idle_is_replaced(rewards):
+    with RewardPool(config(rewards)) as pool:
+        (before,) = score(pool, ["pid"])
+        os.kill(int(before.value), signal.SIGKILL)
+        (after,) = score(pool, ["pid"])
+    assert after.value not in (None, before.value)
+
+
+def test_a_process_stopped_while_idle_is_replaced(rewards):
+    with RewardPool(config(rewards, timeout=1.0)) as pool:
+        (before,) = score(pool, ["pid"])
+        os.kill(int(before.value), signal.SIGSTOP)
+        late, after = score(pool, ["pid", "pid"])
+        assert gone(int(before.value))
+    assert late.value is None
+    assert after.value not in (None, before.value)
+
+
+def test_what_the_function_started_is_killed_with_it(rewards, tmp_path):
+    with RewardPool(config(rewards)) as pool:
+        assert score(pool, [f"leave_child {tmp_path / 'pids'}"])[0].value is None
+        left = (tmp_path / "pids").read_text().split()
+        assert len(left) == 2
+        assert all(gone(int(pid)) for pid in left)
+
+
+def test_what_the_function_prints_is_not_taken_for_its_answer(rewards, capfd):
+    with RewardPool(config(rewards)) as pool:
+        assert score(pool, ['say {"value": 9}', "number 2"]) == [Score(value=1.0), Score(value=2.0)]
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err == '{"value": 9}\n{"value": 9}'
+
+
+def test_completions_larger_than_a_socket_holds(rewards):
+    with RewardPool(config(rewards)) as pool:
+        long = "x" * 3_000_000
+        expected = len(long) + len(str(PROMPT.record["answer"]) + "p1") + 2
+        assert score(pool, [f"length {long}", f"length {long}"]) == [Score(value=expected)] * 2
+
+
+def unready(pool):
+    with pytest.raises(RewardImportError) as error:
+        pool.check(PROMPT)
+    return str(error.value)
+
+
+def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
+    with RewardPool(config("no_such_rewards:score")) as pool:
+        assert "reward.fn='no_such_rewards:score': there is no module 'no_such_rewards'" in unready(pool)
+        with pytest.raises(RewardImportError, match="there is no module"):
+            score(pool, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import os; os._exit(3)", "importing reward.fn='bad_rewards:score' ended the process: exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", "ended the process: killed by SIGSEGV"),
+        ("while True: pass", "reward.fn='bad_rewards:score' was not imported within reward.setup_timeout=1 s"),
+    ],
+)
+def test_a_module_that_ends_or_never_returns(tmp_path, monkeypatch, text, expected):
+    (tmp_path / "bad_rewards.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with RewardPool(config("bad_rewards:score", setup_timeout=1.0)) as pool:
+        assert expected in unready(pool)
+
+
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        ("raise KeyError('spoon')", "can't score the answer of prompt p1 itself: KeyError: 'spoon'"),
+        ("while True: pass", "can't score the answer of prompt p1 itself: took longer than reward.timeout=1 s"),
+    ],
+)
+def test_check_finds_a_function_that_raises_or_never_returns(tmp_path, monkeypatch, does, expected):
+    (tmp_path / "bad_rewards.py").write_text(f"def score(**everything):\n    {does}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with RewardPool(config("bad_rewards:score", timeout=1.0)) as pool:
+        message = unready(pool)
+    assert "reward.fn='bad_rewards:score' " + expected in message
+
+
+def test_closing_ends_what_hangs_and_tells_who_waits(rewards, tmp_path):
+    async def close_meanwhile(pool):
+        waiting = [asyncio.ensure_future(pool.score([word], PROMPT)) for word in ("pid", "hang", "number 1")]
+        pid = int((await waiting[0])[0].value)
+        await asyncio.to_thread(pool.close)
+        return pid, await asyncio.gather(*waiting[1:], return_exceptions=True)
+
+    pool = RewardPool(config(rewards))
+    pid, (hanging, queued) = asyncio.run(asyncio.wait_for(close_meanwhile(pool), DEADLINE_S))
+    assert gone(pid)
+    assert isinstance(hanging, RewardError)
+    assert isinstance(queued, RewardError)
+    with pytest.raises(RewardError, match="closed"):
+        score(pool, ["number 1"])
+
+
+PARENT = """
+    import asyncio, sys
+    from actors.reward.reward_pool import RewardPool
+    from launcher.config.schema import RewardConfig
+    from launcher.base.rollouts import Prompt
+
+    # no `if __name__ == "__main__"`: imported again in the child, as multiprocessing does, this would never end
+    sys.path.append(sys.argv[1])
+    pool = RewardPool(RewardConfig(fn="user_rewards:score"))
+    prompt = Prompt(id="p", token_ids=(), record={"answer": "#### 1"})
+    (score,) = asyncio.run(pool.score(["pid"], prompt))
+    print(int(score.value), flush=True)
+    if sys.argv[2] == "busy":
+        asyncio.run(pool.score(["hang_loudly"], prompt))
+    elif sys.argv[2] == "idle":
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("parent_is", ["busy", "idle", "ending"])
+def test_no_process_outlives_its_parent(rewards, tmp_path, parent_is):
+    """The parent is killed; or ends without having closed the pool."""
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    with subprocess.Popen(
+        [sys.executable, script, tmp_path, parent_is],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if parent_is == "busy" else None,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ) as parent:
+        child = int(parent.stdout.readline())
+        if parent_is == "busy":
+            assert parent.stderr.readline() == b"hanging\n"
+        if parent_is == "ending":
+            parent.wait(DEADLINE_S)
+        else:
+            parent.kill()
+        assert gone(child)

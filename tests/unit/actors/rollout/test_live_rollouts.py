@@ -1,0 +1,68 @@
+"""A trainer that waits for a server without a limit stands at once when it is told to."""
+
+import threading
+
+import pytest
+
+from actors.data.prompt_queue import PromptQueue
+from actors.rollout.live_rollouts import LiveRollouts, LoopThread, Stopped
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import SGLangClient
+from launcher.config.schema import DatasetConfig, RunConfig
+from tests.support.replay import prompts
+
+DEADLINE_S = 60
+
+
+async def nobody(url):
+    return None
+
+
+@pytest.fixture
+def held():
+    """Rollouts from a pool that no server ever joins; `waits` is set when a request asks for one."""
+    thread, waits = LoopThread("rollouts"), threading.Event()
+
+    class Pool(ServerPool):
+        async def _acquire(self, *request):
+            waits.set()
+            return await super()._acquire(*request)
+
+    async def make():
+        client, pool = SGLangClient(), Pool(nobody, hold_timeout_s=None)
+        config = RunConfig(experiment_name="held", train_dataset=DatasetConfig(path="none"))
+        engine = RolloutEngine(client=client, pool=pool, scorer=None, config=config.rollout, decode=lambda ids: [])
+        items = prompts(4)
+        return client, pool, LiveRollouts(thread, engine, config=config, prompts=items, held_out=items)
+
+    client, pool, rollouts = thread.call(make())
+    yield rollouts, waits
+    thread.call(pool.close())
+    thread.call(client.close())
+    thread.close()
+
+
+@pytest.mark.parametrize("what", ["collect", "evaluate"])
+def test_a_stop_ends_the_wait_for_a_server_that_never_comes(held, what):
+    rollouts, waits = held
+    queue, ended = PromptQueue([*prompts(4)], seed=1, shuffle=False), []
+
+    def wait():
+        try:
+            if what == "collect":
+                rollouts.collect(queue, want=2, weight_version=0)
+            else:
+                rollouts.evaluate(0)
+        except Stopped as stopped:
+            ended.append(stopped)
+
+    trainer = threading.Thread(target=wait, daemon=True)
+    trainer.start()
+    assert waits.wait(DEADLINE_S)
+    assert trainer.is_alive(), "it waits"
+    rollouts.stop()
+    trainer.join(DEADLINE_S)
+    assert not trainer.is_alive() and len(ended) == 1
+    queue.load_state_dict(queue.state_dict())  # as the loop does when it goes on
+    assert queue.waiting == 4, "no prompt was lost"

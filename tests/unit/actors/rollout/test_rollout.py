@@ -1,0 +1,393 @@
+"""Rollouts through real HTTP servers that fail: requests move or wait, prompts come back, and nothing is scored 0."""
+
+import asyncio
+import contextlib
+import dataclasses
+
+import aiohttp
+import pytest
+
+from actors.data.prompt_queue import PromptQueue
+from actors.reward.reward_pool import Score
+from actors.rollout import server_pool
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from launcher.base.errors import RewardError, RolloutError
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.config.schema import GenerationConfig, RolloutConfig
+from tests.programs import stand_in_server
+from tests.support.fault_proxy import KINDS, FaultProxy
+from tests.support.replay import prompts
+
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=4))
+QUICK = RolloutConfig(request_timeout=5.0, request_retries=3, retry_wait_initial=0.001, retry_wait_max=0.01)
+
+
+class EveryoneIsRight:
+    """A scorer whose rewards are all 1, so that a 0 could only come from somewhere else."""
+
+    def __init__(self, fails=lambda prompt: False):
+        self._fails = fails
+
+    async def score(self, completions, prompt, *, whole_or_none=False):
+        if self._fails(prompt):
+            return [Score(value=None, error="it raised")] * len(completions)
+        return [Score(value=1.0)] * len(completions)
+
+
+@contextlib.asynccontextmanager
+async def engine(urls, *, config=QUICK, scorer=None, version=0, hold_s=20.0):
+    async with SGLangClient() as client:
+
+        async def probe(url):
+            try:
+                return (await client.model_info(url, timeout_s=2)).weight_version
+            except RequestFailed:
+                return None
+
+        pool = ServerPool(probe, hold_timeout_s=hold_s)
+        await pool.update(
+            ServerInfo(
+                name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=version
+            )
+            for i, url in enumerate(urls)
+        )
+        yield (
+            RolloutEngine(
+                client=client,
+                pool=pool,
+                scorer=scorer or EveryoneIsRight(),
+                config=config,
+                decode=lambda ids: [str(i) for i in ids],
+            ),
+            pool,
+        )
+        await pool.close()
+
+
+async def collect(rollouts, queue, items, want, *, n_samples=8, version=0):
+    return await rollouts.collect(
+        queue,
+        items,
+        want=want,
+        n_samples=n_samples,
+        sampling=SAMPLING,
+        weight_version=version,
+        concurrent_prompts=16,
+    )
+
+
+def queue_of(items):
+    return PromptQueue([*items], seed=1, shuffle=True)
+
+
+@pytest.fixture
+def servers():
+    with (
+        stand_in_server.running("--weight-version", "0") as one,
+        stand_in_server.running("--weight-version", "0") as two,
+    ):
+        yield one, two
+
+
+def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(servers):
+    items = prompts(1_700)
+
+    async def scenario():
+        async with FaultProxy(servers[0], share=0.2, seed=5) as proxy, engine([proxy.url]) as (rollouts, _):
+            queue, batches = queue_of(items), []
+            while queue.epoch == 0:
+                batch = await collect(rollouts, queue, items, 100, n_samples=4)
+                queue.commit(batch.prompt_ids)
+                batches.append(batch)
+            return proxy, batches
+
+    proxy, batches = asyncio.run(scenario())
+    assert proxy.requests >= 2_000
+    assert set(proxy.fired) == set(KINDS)
+    assert sum(proxy.fired.values()) / proxy.requests == pytest.approx(0.2, abs=0.03)
+    rollouts = [rollout for batch in batches for rollout in batch.rollouts]
+    assert len(rollouts) == 1_700 * 4
+    assert {rollout.reward for rollout in rollouts} == {1.0}
+    assert all(rollout.completion.token_ids for rollout in rollouts)
+    assert sorted(i for batch in batches for i in batch.prompt_ids) == sorted(items)
+    assert sum(batch.retried for batch in batches) > 200
+
+
+def test_samples_that_were_whole_when_the_answer_broke_off_are_kept(servers):
+    items = prompts(1)
+
+    async def scenario():
+        async with engine([servers[0]]) as (rollouts, pool):
+            before = await generated(servers[0])
+            await fault(servers[0], {"kind": "truncated"})
+            batch = await collect(rollouts, queue_of(items), items, 1)
+            return batch, await generated(servers[0]) - before, pool.servers()[0].state
+
+    batch, served, state = asyncio.run(scenario())
+    assert len(batch.rollouts) == 8
+    assert (batch.retried, batch.failed) == (1, 0)
+    assert served == 8 + 4, "four of eight were whole"
+    assert len({r.completion.logprobs for r in batch.rollouts}) == 8, "none twice"
+    assert state is ServerState.READY
+
+
+def test_samples_of_a_seed_are_the_same_after_a_fault_and_differ_among_themselves(servers):
+    items = prompts(2)
+    seeded = dataclasses.replace(SAMPLING, seed=11)
+
+    async def scenario(broken):
+        async with engine([servers[0]]) as (rollouts, _):
+            if broken:
+                await fault(servers[0], {"kind": "truncated"})
+            batch = await rollouts.collect(
+                queue_of(items),
+                items,
+                want=2,
+                n_samples=8,
+                sampling=seeded,
+                weight_version=0,
+                concurrent_prompts=1,
+            )
+            return [[r.completion.logprobs for r in group.rollouts] for group in batch.groups]
+
+    whole, broken = asyncio.run(scenario(False)), asyncio.run(scenario(True))
+    assert broken == whole
+    assert all(len(set(group)) == 8 for group in whole)
+
+
+def test_groups_come_in_the_order_in_which_their_prompts_were_taken(servers):
+    items = prompts(32)
+
+    async def scenario():
+        async with engine(servers) as (rollouts, _):
+            return await collect(rollouts, queue_of(items), items, 24, n_samples=2)
+
+    batch = asyncio.run(scenario())
+    assert list(batch.prompt_ids) == queue_of(items).take(24)
+    assert {r.completion.server for r in batch.rollouts} == set(servers)
+
+
+def test_requests_of_a_server_that_refuses_move_to_the_other(servers):
+    items = prompts(16)
+
+    async def scenario():
+        async with engine([servers[0], "http://127.0.0.1:9"]) as (rollouts, pool):
+            batch = await collect(rollouts, queue_of(items), items, 16)
+            return batch, [s.state for s in pool.servers()]
+
+    batch, states = asyncio.run(scenario())
+    assert {r.completion.server for r in batch.rollouts} == {servers[0]}
+    assert states == [ServerState.READY, ServerState.SUSPECT]
+    assert batch.failed == 0
+
+
+def test_an_outage_is_waited_for_and_burns_no_retries(servers):
+    items = prompts(4)
+
+    async def scenario():
+        async with engine([servers[0]], config=dataclasses.replace(QUICK, request_retries=1)) as (rollouts, pool):
+            await fault(servers[0], {"kind": "refuse", "seconds": 2, "times": 1})
+            batch = await collect(rollouts, queue_of(items), items, 4)
+            return batch, pool.servers()[0].state
+
+    batch, state = asyncio.run(scenario())
+    assert len(batch.groups) == 4
+    assert state is ServerState.READY
+
+
+async def generated(url):
+    async with SGLangClient() as client:
+        return (await client.metrics(url, timeout_s=10))["sglang:num_requests_total"]
+
+
+async def fault(url, body):
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/stand_in/fault", json=body) as response:
+        response.raise_for_status()
+
+
+def test_no_server_for_long_halts_and_names_them():
+    items = prompts(2)
+
+    async def scenario():
+        async with engine(["http://127.0.0.1:9"], hold_s=0.3) as (rollouts, _):
+            await collect(rollouts, queue_of(items), items, 2)
+
+    with pytest.raises(RolloutError, match=r"no server answered.*server-0 SUSPECT"):
+        asyncio.run(scenario())
+
+
+def test_a_completion_of_other_weights_is_not_taken(servers):
+    items = prompts(2)
+
+    async def scenario():
+        async with engine([servers[0]], version=3, hold_s=0.3) as (rollouts, pool):
+            try:
+                await collect(rollouts, queue_of(items), items, 2, version=3)
+            finally:
+                assert pool.servers()[0].state is ServerState.STALE
+
+    with pytest.raises(RolloutError, match="weight version 0, not 3"):
+        asyncio.run(scenario())
+
+
+def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody_admits_it_again(servers):
+    """Its weights are damaged: asked again, it would answer the same until the prompt has failed too often."""
+    items = prompts(4)
+
+    async def scenario():
+        async with engine([servers[0]]) as (rollouts, pool):
+            await fault(servers[0], {"kind": "nan_logprobs", "times": None})
+            running = asyncio.create_task(collect(rollouts, queue_of(items), items, 4))
+            async with asyncio.timeout(20):
+                while pool.servers()[0].state is not ServerState.STALE or any(pool.in_flight().values()):
+                    await asyncio.sleep(0.01)
+            asked = await generated(servers[0])
+            await fault(servers[0], {"kind": "nan_logprobs", "times": 0})
+            doubted = pool.servers()[0]
+            await pool.update([dataclasses.replace(doubted, state=ServerState.READY, reason="")])
+            return doubted.reason, asked, await running
+
+    reason, asked, batch = asyncio.run(scenario())
+    assert "log-probs that are not finite" in reason
+    assert asked <= 4 * 8, "each prompt was asked for once"
+    assert (len(batch.groups), batch.failed) == (4, 0)
+
+
+def test_a_prompt_that_always_fails_halts_with_its_name(servers):
+    items = prompts(3)
+
+    async def scenario():
+        config = dataclasses.replace(QUICK, request_retries=0, prompt_attempts=2)
+        async with FaultProxy(servers[0], share=1.0, seed=1) as proxy, engine([proxy.url], config=config) as (r, _):
+            await collect(r, queue_of(items), items, 3)
+
+    with pytest.raises(RolloutError, match=r"prompt p\d+ failed 2 times"):
+        asyncio.run(scenario())
+
+
+def test_what_could_not_be_scored_is_generated_anew_and_never_a_zero(servers):
+    items = prompts(4)
+    left = ["p001", "p003", "p003"]
+
+    def fails(prompt):
+        if prompt.id in left:
+            left.remove(prompt.id)
+            return True
+        return False
+
+    async def scenario():
+        config = dataclasses.replace(QUICK, prompt_attempts=4)  # all three may fail in a row
+        async with engine([servers[0]], scorer=EveryoneIsRight(fails), config=config) as (rollouts, _):
+            queue = queue_of(items)
+            batch = await collect(rollouts, queue, items, 4)
+            queue.commit(batch.prompt_ids)
+            return batch, queue.epoch
+
+    batch, epoch = asyncio.run(scenario())
+    assert batch.failed == 3
+    assert not left
+    assert {r.reward for r in batch.rollouts} == {1.0}
+    assert epoch == 1
+
+
+def test_a_reward_function_that_always_fails_halts_and_names_the_setting(servers):
+    items = prompts(4)
+
+    async def scenario():
+        async with engine([servers[0]], scorer=EveryoneIsRight(lambda prompt: True)) as (rollouts, _):
+            await collect(rollouts, queue_of(items), items, 4)
+
+    with pytest.raises(RewardError, match=r"it raised[\s\S]*reward\.fn"):
+        asyncio.run(scenario())
+
+
+def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requeued(servers):
+    items = prompts(8)
+
+    async def scenario():
+        async with engine([servers[0]]) as (rollouts, _):
+            await fault(servers[0], {"kind": "slow", "seconds": 30, "times": None})
+            queue = queue_of(items)
+            order = queue_of(items).take(8)
+            task = asyncio.create_task(collect(rollouts, queue, items, 4))
+            while not queue.in_flight:
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            resumed = queue_of(items)
+            resumed.load_state_dict(queue.state_dict())
+            return resumed.take(8), order
+
+    resumed, order = asyncio.run(scenario())
+    assert resumed == order
+
+
+# ── a server leaves, and a prefix is cached ──
+
+
+def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attempt():
+    async def scenario(slow, quick):
+        items = prompts(6)
+        async with engine([slow, quick]) as (rollouts, pool):
+            collecting = asyncio.create_task(collect(rollouts, queue_of(items), items, 6))
+            async with asyncio.timeout(60):
+                while pool.in_flight()["server-0"] == 0:
+                    await asyncio.sleep(0.01)
+                moved = await pool.drain("server-0", within_s=0.01)
+                return moved, await collecting
+
+    with (
+        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
+        stand_in_server.running("--weight-version", "0") as quick,
+    ):
+        moved, batch = asyncio.run(scenario(slow, quick))
+    assert moved > 0
+    assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
+    assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
+
+
+@pytest.mark.parametrize("word", [{"state": ServerState.DEAD}, {"generation": 1, "state": ServerState.STALE}])
+def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(monkeypatch, word):
+    """No connection breaks where the machine lost its power: the round waited for rollout.request_timeout, two hours
+    in the presets for a GPU, though the loss of the node was known after seconds."""
+    monkeypatch.setattr(server_pool, "LET_GO_S", 0.05)
+    hours = dataclasses.replace(QUICK, request_timeout=7200.0)
+
+    async def scenario(slow, quick):
+        items = prompts(6)
+        async with engine([slow, quick], config=hours) as (rollouts, pool):
+            collecting = asyncio.create_task(collect(rollouts, queue_of(items), items, 6))
+            async with asyncio.timeout(60):
+                while pool.in_flight()["server-0"] == 0:
+                    await asyncio.sleep(0.01)
+                await pool.update([dataclasses.replace(pool.servers()[0], **word)])
+                return await collecting
+
+    with (
+        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
+        stand_in_server.running("--weight-version", "0") as quick,
+    ):
+        batch = asyncio.run(scenario(slow, quick))
+    assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
+    assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
+
+
+def test_missing_samples_are_asked_of_the_server_that_has_the_prefix(servers):
+    """One answer lacks a sample's log-probs: the others are there, and so is the prefix."""
+
+    async def scenario(urls):
+        items = prompts(1)
+        async with engine(urls) as (rollouts, _):
+            await fault(urls[0], {"kind": "short_logprobs", "times": 1})
+            return await collect(rollouts, queue_of(items), items, 1)
+
+    with (
+        stand_in_server.running("--weight-version", "0") as one,
+        stand_in_server.running("--weight-version", "0") as two,
+    ):
+        batch = asyncio.run(scenario([one, two]))
+    assert batch.retried == 1
+    assert {rollout.completion.server for rollout in batch.groups[0].rollouts} == {one}

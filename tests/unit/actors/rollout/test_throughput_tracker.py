@@ -1,0 +1,62 @@
+"""How fast servers are, from the requests that they answered."""
+
+import pytest
+
+from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, PaceBook
+from launcher.config.supervision import HealthConfig
+
+
+class Clients:
+    """Each round, `together` requests at once of one second's length."""
+
+    def __init__(self):
+        self.book, self.now = PaceBook(), 0.0
+
+    def rounds(self, n, *, name="server-0", tokens=1000, together=4, idle_s=5.0):
+        for _ in range(n):
+            for _ in range(together):
+                self.book.begins(name, self.now)
+            self.now += 1.0
+            for _ in range(together):
+                self.book.made(name, tokens // together)
+                self.book.ends(name, self.now)
+            self.now += idle_s
+
+    def verdict(self, name="server-0"):
+        return self.book.slow(HealthConfig()).get(name)
+
+
+def test_nothing_is_said_before_there_is_a_past():
+    clients = Clients()
+    clients.rounds(USUAL_AT_LEAST + LATELY - 1)
+    assert clients.book.paces() == {}
+
+
+def test_requests_that_share_a_second_share_it_and_idle_time_is_none():
+    clients = Clients()
+    clients.rounds(USUAL_AT_LEAST + LATELY)
+    assert clients.book.paces()["server-0"].usual == pytest.approx(1000)
+
+
+def test_a_server_four_times_slower_than_it_was_is_slow():
+    clients = Clients()
+    clients.rounds(20)
+    assert clients.verdict() is None
+    clients.rounds(LATELY, tokens=250)
+    assert clients.verdict() == "248 tokens/s, usually 1000"
+
+
+def test_where_all_are_slower_it_is_the_machine():
+    clients = Clients()
+    for name in ("server-0", "server-1"):
+        clients.rounds(20, name=name)
+    for name in ("server-0", "server-1"):
+        clients.rounds(LATELY, name=name, tokens=250)
+    assert clients.verdict() is None
+
+
+def test_another_life_begins_with_no_past():
+    clients = Clients()
+    clients.rounds(20)
+    clients.book.forget("server-0")
+    assert clients.book.paces() == {}

@@ -1,0 +1,359 @@
+"""The client against a real HTTP server: what is no whole, truthful completion never looks like one."""
+
+import asyncio
+import base64
+import dataclasses
+import io
+import math
+import pickle
+import socket
+
+import aiohttp
+import pytest
+import torch
+
+from actors.serving.completion_answer import completion_from
+from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
+from actors.serving.tensor_handles import shared
+from launcher.base.errors import WeightsRefused
+from launcher.config.schema import GenerationConfig
+from tests.programs import stand_in_server
+
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6), stop_token_ids=(1,))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with stand_in_server.running("--weight-version", "3") as url:
+        yield url
+
+
+def run(url, work):
+    """`work(client)` on a loop of its own; faults left over from an earlier test are switched off first."""
+
+    async def inside():
+        await post(url, {"kind": "none", "times": 0})
+        async with SGLangClient() as client:
+            return await work(client)
+
+    return asyncio.run(inside())
+
+
+async def post(url, fault):
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/stand_in/fault", json=fault) as response:
+        response.raise_for_status()
+
+
+async def state(url):
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/stand_in/state") as response:
+        return await response.json()
+
+
+def generate(client, url, *, token_ids=(5, 6, 7), sampling=SAMPLING, timeout_s=10.0):
+    return client.generate(url, token_ids=token_ids, sampling=sampling, timeout_s=timeout_s)
+
+
+# ── completions ──
+
+
+def test_a_completion_is_whole(server):
+    completion = run(server, lambda client: generate(client, server))
+    assert 1 <= len(completion.token_ids) == len(completion.logprobs) <= 6
+    assert completion.weight_version == 3
+    assert completion.server == server
+    assert completion.finish_reason == ("length" if len(completion.token_ids) == 6 else "stop")
+
+
+def test_a_seed_is_sent_and_makes_a_completion_reproducible(server):
+    async def work(client):
+        seeded = [dataclasses.replace(SAMPLING, seed=seed) for seed in (1, 1, 2)]
+        return [(await generate(client, server, sampling=sampling)).token_ids for sampling in seeded]
+
+    first, second, other = run(server, work)
+    assert first == second != other
+
+
+def test_the_parameters_are_sglangs():
+    assert dataclasses.replace(SAMPLING, seed=4).parameters() == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_new_tokens": 6,
+        "min_new_tokens": 0,
+        "stop_token_ids": (1,),
+        "sampling_seed": 4,
+    }
+
+
+def test_256_requests_are_in_flight_together(server):
+    """Each takes as long as the server says; a limit of 100 connections would make it three times that."""
+
+    async def work(client):
+        await post(server, {"kind": "slow", "seconds": 0.5, "times": None})
+        waiting = [asyncio.create_task(generate(client, server)) for _ in range(256)]
+        async with asyncio.timeout(30):
+            while (await state(server))["asked"]["/generate"] - before < 256:
+                assert not any(task.done() for task in waiting), "some were answered before the last was asked"
+        return await asyncio.gather(*waiting)
+
+    before = asyncio.run(state(server))["asked"].get("/generate", 0)
+    assert len(run(server, work)) == 256
+
+
+# ── faults ──
+
+FAULTS = [
+    ("reset", "reset", True),
+    ("500", "http_5xx", True),
+    ("503", "http_5xx", True),
+    ("400", "http_4xx", False),
+    ("truncated", "truncated", True),
+    ("not_json", "malformed", True),
+    ("empty", "empty", True),
+    ("no_logprobs", "malformed", True),
+    ("nan_logprobs", "nonfinite", True),
+    ("short_logprobs", "malformed", True),
+    ("no_version", "malformed", True),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "retryable"), FAULTS)
+def test_a_fault_is_a_failure_of_its_kind_and_the_next_request_is_served(server, fault, kind, retryable):
+    async def work(client):
+        await post(server, {"kind": fault})
+        with pytest.raises(RequestFailed) as caught:
+            await generate(client, server)
+        assert (await state(server))["fault"]["times"] == 0, "the fault did not fire"
+        await generate(client, server)
+        return caught.value
+
+    failure = run(server, work)
+    assert (failure.kind, failure.retryable) == (kind, retryable)
+    assert server in failure.message
+
+
+def test_a_deadline_ends_a_request(server):
+    async def work(client):
+        await post(server, {"kind": "slow", "seconds": 60})
+        with pytest.raises(RequestFailed, match=r"no answer within 0\.2 s") as caught:
+            await generate(client, server, timeout_s=0.2)
+        return caught.value.kind
+
+    assert run(server, work) == "timeout"
+
+
+def test_nobody_there_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+    async def work():
+        async with SGLangClient() as client:
+            await generate(client, url)
+
+    with pytest.raises(RequestFailed, match=url) as caught:
+        asyncio.run(work())
+    assert (caught.value.kind, caught.value.retryable) == ("refused", True)
+
+
+def test_a_server_that_stops_listening_and_comes_back(server):
+    async def work(client):
+        await post(server, {"kind": "refuse", "seconds": 0.2})
+        async with asyncio.timeout(10):
+            kinds = []
+            while kinds[-2:] != ["refused", ""]:
+                async with SGLangClient() as fresh:  # a connection made before would still be served
+                    kinds.append(await self_kind(fresh))
+        return kinds
+
+    async def self_kind(client):
+        try:
+            await client.model_info(server, timeout_s=1)
+        except RequestFailed as failure:
+            return failure.kind
+        return ""
+
+    assert run(server, work)[-2:] == ["refused", ""]
+
+
+def test_an_aborted_request_is_no_completion():
+    with stand_in_server.running("--weight-version", "1", "--seconds-per-token", "100") as url:
+
+        async def work(client):
+            waiting = asyncio.create_task(generate(client, url, timeout_s=60))
+            async with asyncio.timeout(30):
+                while not (await state(url))["asked"].get("/generate"):
+                    pass
+            await client.pause_generation(url, mode="abort", timeout_s=5)
+            with pytest.raises(RequestFailed, match="aborted the request after 1 tokens") as caught:
+                await waiting
+            await client.continue_generation(url, timeout_s=5)
+            return caught.value
+
+        failure = run(url, work)
+    assert (failure.kind, failure.retryable) == ("aborted", True)
+
+
+def test_weights_can_be_updated_while_a_request_is_running(tmp_path):
+    """A flush of the cache within the update would kill the server."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
+    with stand_in_server.running("--weight-version", "1", "--seconds-per-token", "100") as url:
+
+        async def work(client):
+            waiting = asyncio.create_task(generate(client, url, timeout_s=60))
+            async with asyncio.timeout(30):
+                while not (await state(url))["asked"].get("/generate"):
+                    pass
+            await client.update_weights_from_disk(url, path=tmp_path, weight_version=2, timeout_s=10)
+            with pytest.raises(RequestFailed, match="aborted"):
+                await waiting
+            return await state(url)
+
+        after = run(url, work)
+    assert after["weight_version"] == "2"
+    assert after["asked"]["/flush_cache"] == 1
+
+
+ANSWER = {
+    "output_ids": [4, 5],
+    "meta_info": {
+        "finish_reason": {"type": "stop"},
+        "weight_version": "7",
+        "output_token_logprobs": [[-0.5, 4, None], [-0.25, 5, None]],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output_token_logprobs": [[-0.5, 4, None], [-0.25, 6, None]]}, "or of other ones"),
+        ({"output_token_logprobs": [[-0.5, 4, None], [math.nan, 5, None]]}, "not finite"),
+        ({"output_token_logprobs": [[-0.5, 4, None], [-math.inf, 5, None]]}, "not finite"),
+        ({"finish_reason": {"type": "whim"}}, "finish_reason 'whim'"),
+        ({"finish_reason": None}, "TypeError"),
+        ({"weight_version": "default"}, "default"),
+        ({"weight_version": None}, "TypeError"),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_malformed(change, said):
+    with pytest.raises(RequestFailed, match=said) as caught:
+        completion_from(ANSWER | {"meta_info": ANSWER["meta_info"] | change}, server="http://s")
+    assert caught.value.kind == ("nonfinite" if said == "not finite" else "malformed")
+    assert completion_from(ANSWER, server="http://s").logprobs == (-0.5, -0.25)
+
+
+def test_a_failure_survives_pickling():
+    failure = pickle.loads(pickle.dumps(RequestFailed("it broke", "mend it", kind="reset", retryable=False)))
+    assert (failure.message, failure.hint, failure.kind, failure.retryable) == ("it broke", "mend it", "reset", False)
+
+
+# ── weights and questions ──
+
+
+def test_weights_are_confirmed_by_the_server(server, tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
+
+    async def work(client):
+        await client.update_weights_from_disk(server, path=tmp_path, weight_version=4, timeout_s=10)
+        first = await client.model_info(server, timeout_s=10)
+        await client.update_weights_from_tensor(
+            server, named_tensors={"w": torch.ones(3)}, weight_version=5, timeout_s=10
+        )
+        return first, await client.model_info(server, timeout_s=10), await generate(client, server)
+
+    first, second, completion = run(server, work)
+    assert (first.weight_version, first.model_path) == (4, str(tmp_path))
+    assert second.weight_version == completion.weight_version == 5
+
+
+def test_weights_that_the_server_does_not_take_are_refused(server, tmp_path):
+    async def work(client):
+        with pytest.raises(WeightsRefused, match=r"weight version 9: .*HTTP 400 .*no config\.json"):
+            await client.update_weights_from_disk(server, path=tmp_path / "none", weight_version=9, timeout_s=10)
+
+    run(server, work)
+
+
+def test_weights_that_the_server_takes_and_does_not_hold_are_refused(server, tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
+
+    async def work(client):
+        await client.update_weights_from_disk(server, path=tmp_path, weight_version=11, timeout_s=10)
+        await post(server, {"kind": "forget_version", "path": "update"})
+        with pytest.raises(WeightsRefused, match="then said that it holds version 11"):
+            await client.update_weights_from_disk(server, path=tmp_path, weight_version=12, timeout_s=10)
+
+    run(server, work)
+
+
+def test_a_server_that_dies_of_an_update_has_not_refused_it(server, tmp_path):
+    """The publisher must see a lost server, not a wrong folder."""
+
+    async def work(client):
+        await post(server, {"kind": "reset", "path": "/update_weights_from_disk"})
+        with pytest.raises(RequestFailed) as caught:
+            await client.update_weights_from_disk(server, path=tmp_path, weight_version=9, timeout_s=10)
+        return caught.value.kind
+
+    assert run(server, work) == "reset"
+
+
+def test_a_server_without_a_version_of_ours_says_none():
+    with stand_in_server.running() as url:
+        assert run(url, lambda client: client.model_info(url, timeout_s=10)).weight_version is None
+
+
+def test_health_metrics_and_cache(server):
+    async def work(client):
+        await post(server, {"kind": "503", "path": "/health"})
+        sick, well = [await client.health(server, timeout_s=10) for _ in range(2)]
+        await client.flush_cache(server, timeout_s=10)
+        before = (await client.metrics(server, timeout_s=10))["sglang:num_requests_total"]
+        await generate(client, server)
+        after = (await client.metrics(server, timeout_s=10))["sglang:num_requests_total"]
+        return sick, well, after - before, await client.server_info(server, timeout_s=10)
+
+    sick, well, served, info = run(server, work)
+    assert (sick, well, served) == (False, True, 1.0)
+    assert info["tp_size"] == 1
+
+
+# ── tensors as handles ──
+
+
+class SGLangsUnpickler(pickle.Unpickler):
+    """Names that SGLang 0.5.17's SafeUnpickler lets through, as far as we use them."""
+
+    def find_class(self, module, name):
+        allowed = ("torch.", "builtins.", "functools.", "collections.", "multiprocessing.reduction.")
+        assert f"{module}.".startswith(allowed), f"{module}.{name}"
+        return super().find_class(module, name)
+
+
+def unpickled(handles):
+    return dict(SGLangsUnpickler(io.BytesIO(base64.b64decode(handles))).load())
+
+
+def test_handles_carry_the_values_and_not_in_themselves():
+    tensors = {
+        "a": torch.randn(300, 400),
+        "b": torch.arange(7, dtype=torch.bfloat16),
+        "transposed": torch.randn(5, 3).T,
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        "parameter": torch.nn.Parameter(torch.randn(6)),
+    }
+    with shared(tensors) as handles:
+        assert len(handles) < 4000
+        arrived = unpickled(handles)
+        assert arrived.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert arrived[name].dtype == tensor.dtype
+            assert torch.equal(arrived[name], tensor), name
+
+
+def test_handles_are_void_outside_their_block():
+    with shared({"a": torch.ones(3)}) as handles:
+        pass
+    with pytest.raises(RuntimeError, match="/proc/"):
+        unpickled(handles)

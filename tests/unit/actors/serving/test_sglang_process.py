@@ -1,0 +1,280 @@
+"""A server's lives, with the stand-in as the command: real processes under the real guard."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import aiohttp
+import pytest
+
+from actors.processes.process_tree import descendants, identify
+from actors.serving.server_incarnation import ServerSpec
+from actors.serving.sglang_client import SGLangClient
+from actors.serving.sglang_server import SGLangProcess
+from launcher.base.errors import ResourceError, ServerError, WeightsRefused
+from launcher.base.messages import ServerState
+from launcher.config.schema import SGLangConfig
+from launcher.run_files.run_keys import ServerKeys
+
+ENTRY = (sys.executable, "-m", "tests.programs.stand_in_server")
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a server of the stand-in; `words` are further arguments to it."""
+
+    def make(*words, port=None, setup_timeout_s=DEADLINE_S, entry=ENTRY):
+        config = SGLangConfig(dtype="float32", device="cpu", random_seed=1, port=port)
+        spec = ServerSpec(
+            index=0,
+            config=config,
+            log=tmp_path / "llm_server-0.log",
+            keys=ServerKeys.make(tmp_path / "keys"),
+            setup_timeout_s=setup_timeout_s,
+            entry=(*entry, *words),
+        )
+        return SGLangProcess(spec, owners=(os.getpid(),))
+
+    return make
+
+
+def run(server, work):
+    async def inside():
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await work()
+        finally:
+            await server.stop()
+
+    return asyncio.run(inside())
+
+
+def start(server, *, generation=0, weight_version=3):
+    return server.start(generation=generation, model_path="some/model", weight_version=weight_version)
+
+
+async def post(url, body):
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        response.raise_for_status()
+
+
+def is_free(url):
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind(("127.0.0.1", int(url.rpartition(":")[2])))
+        return True
+
+
+def test_a_life_from_start_to_stop(make, tmp_path):
+    server = make("--tree")
+    assert server.info().state is ServerState.STOPPED
+
+    async def work():
+        starting = await start(server)
+        assert (starting.state, starting.weight_version) == (ServerState.STARTING, None)
+        ready, again = await asyncio.gather(server.wait_ready(), server.wait_ready())
+        assert ready == again == server.info()
+        assert (ready.state, ready.weight_version, ready.generation, ready.pid) == (
+            ServerState.READY,
+            3,
+            0,
+            starting.pid,
+        )
+        tree = [identify(ready.pid), *descendants(ready.pid)]
+        stopped = await server.stop()
+        exit_ = await server.wait_exit()
+        assert stopped.state is server.info().state is ServerState.STOPPED
+        assert [process for process in tree if identify(process.pid) == process] == []
+        assert is_free(ready.url)
+        assert (exit_.name, exit_.generation, exit_.pid, exit_.exit_code) == ("server-0", 0, ready.pid, -9)
+        assert "told to stop" in exit_.reason
+        assert await server.stop() == stopped
+
+    run(server, work)
+    log = (tmp_path / "llm_server-0.log").read_text()
+    assert log.startswith("==== generation 0, ")
+    assert "--model-path some/model --weight-version 3" in log.splitlines()[0]
+
+
+def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
+    server = make()
+
+    async def work():
+        await start(server)
+        first = await server.wait_ready()
+        waiting = [asyncio.create_task(server.wait_exit()) for _ in range(2)]
+        os.kill(first.pid, signal.SIGKILL)
+        exit_, same = await asyncio.gather(*waiting)
+        assert exit_ == same == await server.wait_exit()
+        assert (exit_.pid, exit_.exit_code) == (first.pid, -9)
+        assert exit_.reason == "ended by itself with exit code -9 (SIGKILL)"
+        assert (server.info().state, server.info().reason) == (ServerState.DEAD, exit_.reason)
+        await start(server, generation=1, weight_version=8)
+        second = await server.wait_ready()
+        assert (second.generation, second.weight_version, second.state) == (1, 8, ServerState.READY)
+        assert second.pid != first.pid
+
+    run(server, work)
+    log = (tmp_path / "llm_server-0.log").read_text()
+    assert log.index("==== generation 0") < log.index("==== generation 1"), (
+        "a life must not overwrite an earlier one's log"
+    )
+
+
+def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
+    """Its actor went on calling it READY: whoever waited for its end heard of the disk instead."""
+    server = make()
+
+    async def work():
+        await start(server)
+        ready = await server.wait_ready()
+        log = tmp_path / "llm_server-0.log"
+        log.rename(tmp_path / "elsewhere")
+        log.mkdir()
+        os.kill(ready.pid, signal.SIGKILL)
+        assert (await server.wait_exit()).exit_code == -9
+        assert server.info().state is ServerState.DEAD
+
+    run(server, work)
+
+
+def test_a_second_life_beside_a_living_one_is_refused(make):
+    server = make()
+
+    async def work():
+        await start(server)
+        await server.wait_ready()
+        with pytest.raises(ServerError, match="can't start generation 1: generation 0 is READY"):
+            await start(server, generation=1)
+        assert server.info().state is ServerState.READY
+
+    run(server, work)
+
+
+def test_an_early_end_says_the_exit_code_and_the_logs_decisive_line(make):
+    server = make("--die-at-start")
+
+    async def work():
+        await start(server)
+        with pytest.raises(ServerError) as caught:
+            await server.wait_ready()
+        return caught.value
+
+    error = run(server, work)
+    assert "server-0 (generation 0) did not become ready: it, or a part of it, ended with exit code 9" in error.message
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB" in error.message
+    assert "llm_server-0.log" in error.hint
+
+
+def test_a_failed_start_is_told_to_whoever_asks_and_stays_told(make):
+    server = make("--die-at-start")
+
+    async def work():
+        await start(server)
+        for _ in range(2):
+            with pytest.raises(ServerError, match="exit code 9"):
+                await server.wait_ready()
+        assert server.info().state is ServerState.FAILED
+        assert (await server.wait_exit()).exit_code == 9
+
+    run(server, work)
+
+
+def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
+    """Its HTTP side answers, as SGLang's does with a stopped scheduler."""
+    server = make("--seconds-per-token", "1000", setup_timeout_s=3.0)
+
+    async def work():
+        await start(server)
+        with pytest.raises(ServerError, match=r"did not become ready: no generation within 3 s") as caught:
+            await server.wait_ready()
+        assert "rollout.setup_timeout=3" in caught.value.hint
+        assert server.info().state is ServerState.FAILED
+        assert identify(server.info().pid) is None
+
+    run(server, work)
+
+
+def test_a_server_with_other_weights_than_asked_for_is_not_ready(make):
+    """The last --weight-version wins, as a server's own default would."""
+    wrapper = (
+        "import sys; sys.argv += ['--weight-version', '2']; from tests.programs.stand_in_server import main; main()"
+    )
+    server = make(entry=(sys.executable, "-c", wrapper))
+
+    async def work():
+        await start(server, weight_version=3)
+        with pytest.raises(ServerError, match="generates with weight version 2, not 3"):
+            await server.wait_ready()
+
+    run(server, work)
+
+
+def test_a_port_in_use_is_an_error_before_anything_is_started(make, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = make(port=taken.getsockname()[1])
+
+        async def work():
+            for ask in (lambda: start(server), server.wait_ready):
+                with pytest.raises(
+                    ResourceError, match=rf"can't listen on 127\.0\.0\.1:{taken.getsockname()[1]}"
+                ) as caught:
+                    await ask()
+                assert "sglang.port" in caught.value.hint
+            assert server.info().state is ServerState.FAILED
+
+        run(server, work)
+    assert not (tmp_path / "llm_server-0.log").exists()
+
+
+def test_stopping_while_it_starts(make):
+    server = make("--seconds-per-token", "1000")
+
+    async def work():
+        await start(server)
+        waiting = asyncio.create_task(server.wait_ready())
+        await server.stop()
+        with pytest.raises(ServerError, match="it was stopped"):
+            await waiting
+        assert server.info().state is ServerState.STOPPED
+        await start(server, generation=1)
+        assert server.info().generation == 1
+
+    run(server, work)
+
+
+def test_the_weight_version_is_what_the_server_says(make, tmp_path):
+    server = make()
+    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
+
+    async def work():
+        await start(server, weight_version=3)
+        url = (await server.wait_ready()).url
+        async with SGLangClient(ServerKeys.read(tmp_path / "keys")) as client:
+            await client.update_weights_from_disk(url, path=tmp_path, weight_version=4, timeout_s=10)
+        assert server.info().weight_version == 3, "nobody has asked the server yet"
+        confirmed = await server.confirm_weights(4)
+        assert (confirmed.state, confirmed.weight_version) == (ServerState.READY, 4)
+        with pytest.raises(WeightsRefused, match="holds weight version 4, not 5"):
+            await server.confirm_weights(5)
+        assert (server.info().state, server.info().weight_version) == (ServerState.STALE, 4)
+
+    run(server, work)
+
+
+def test_who_asks_before_the_start_waits_for_it(make):
+    """Ray delivers calls to an async actor in any order."""
+    server = make()
+
+    async def work():
+        ready, exit_ = asyncio.create_task(server.wait_ready()), asyncio.create_task(server.wait_exit())
+        await asyncio.sleep(0)
+        await start(server)
+        assert (await ready).state is ServerState.READY
+        await server.stop()
+        assert (await exit_).pid == (await ready).pid
+
+    run(server, work)

@@ -1,0 +1,147 @@
+"""The hands end a run whatever refuses to stop, and keep no defect of theirs from the Coordinator."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from actors.supervision.action_executor import RunHands
+from actors.supervision.run_history import RunHistory
+from actors.supervision.server_handle import ServerSlot
+from launcher.base.errors import CheckpointError, ResourceError
+from launcher.base.messages import RunWord, ServerState, TrainerView
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import Halt
+from launcher.run_files.journal import Journal, read_lines
+from tests.support.fake_actors import FakeActor, never
+
+STARTED = TrainerView(pid=1, is_started=True)
+REFUSALS = [ResourceError("a port"), OSError("unforeseen"), CheckpointError("no room")]
+
+
+class FakeTrainer:
+    def __init__(self, view=STARTED, **does):
+        self.view = view
+        self._does = does
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        async def call(*args, **kwargs):
+            error = self._does.get(name)
+            if error is not None:
+                raise error
+
+        return call
+
+    def adopt(self):
+        pass
+
+    def begin_looking(self):
+        pass
+
+    def expect(self):
+        pass
+
+
+class Trial:
+    """Hands over one server slot, with the parts of the eyes that they use."""
+
+    def __init__(self, folder, *, trainer=None, actor=None):
+        self.path = folder / "events.jsonl"
+        self.history = RunHistory(Journal(self.path, 1))
+        self.changed = asyncio.Event()
+        self.slot = ServerSlot(
+            "server-0", actor or FakeActor(), died=lambda end: None, changed=self.changed, setup_s=1.0
+        )
+        eyes = SimpleNamespace(
+            changed=self.changed,
+            slots={"server-0": self.slot},
+            trainer=trainer or FakeTrainer(),
+            monitor=None,
+            shelf=SimpleNamespace(newest_model=lambda damaged: self.newest_model()),
+            refresh=self.nothing,
+            begin_looking=lambda: None,
+            close=self.nothing,
+            look=lambda is_stopped: SimpleNamespace(is_stopped=is_stopped),
+            memory=SimpleNamespace(begin=lambda: None),
+        )
+        self.newest_model = lambda: None
+        self.hands = RunHands(RunConfig(experiment_name="hands"), self.history, eyes, shares_gpu=False)
+
+    async def nothing(self):
+        pass
+
+    async def begun(self):
+        await self.hands.begin()
+        async with asyncio.timeout(10):
+            while not all(task.done() for task in self.hands._first):
+                await asyncio.sleep(0.001)
+
+    def events(self):
+        return [event["event"] for event in read_lines(self.path)]
+
+
+def play(scenario):
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
+def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
+    """Else a halt would be ordered again and again, and the run never have its word."""
+
+    async def scenario():
+        trial = Trial(tmp_path, trainer=FakeTrainer(close_training=error), actor=FakeActor(stop=None))
+        await asyncio.gather(trial.hands._do(Halt(reason="done", word=RunWord.FINISHED)), return_exceptions=True)
+        return trial.hands.look().is_stopped
+
+    assert play(scenario)
+
+
+def test_a_server_without_weights_to_start_from_is_the_plans_to_mend(tmp_path):
+    """It was expected, so nothing was thought of its not being there; expected for ever the run would wait for ever."""
+
+    async def scenario():
+        trial = Trial(tmp_path)
+
+        def unreadable():
+            raise CheckpointError("the folder can't be listed")
+
+        trial.newest_model = unreadable
+        await trial.begun()
+        return trial, trial.slot.facts(None, None, is_publishing=False)
+
+    trial, seen = play(scenario)
+    assert seen.state is ServerState.DEAD
+    assert "can't be listed" in seen.verdict.reason
+    assert "start.failed" in trial.events()
+
+
+def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
+    async def scenario():
+        trial = Trial(tmp_path)
+
+        def defect():
+            raise KeyError("a defect")
+
+        trial.newest_model = defect
+        await trial.begun()
+        trial.hands.look()
+
+    with pytest.raises(KeyError, match="a defect"):
+        play(scenario)
+
+
+def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
+    async def scenario():
+        refused = ResourceError("port 30000 is in use", "choose another sglang.port")
+        trial = Trial(
+            tmp_path, trainer=FakeTrainer(TrainerView(pid=0), start=refused), actor=FakeActor(wait_exit=never)
+        )
+        trial.history.started_server("server-0", 0, 0, 1)
+        await trial.begun()
+        trial.hands.look()
+
+    with pytest.raises(ResourceError, match="port 30000"):
+        play(scenario)

@@ -1,0 +1,117 @@
+"""What the Coordinator sees of a run: of the disk as last known where it can't be read, of damage what it concerns."""
+
+import asyncio
+import time
+
+import pytest
+
+from actors.supervision.action_executor import RunHands
+from actors.supervision.cluster_observer import RunEyes
+from actors.supervision.run_history import RunHistory
+from launcher.base.errors import CheckpointError
+from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import RestoreTrainer
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
+from tests.support.fake_actors import FakeActor
+
+
+class Trial:
+    """The eyes on a trial of which there are only files."""
+
+    def __init__(self, folder, monkeypatch):
+        (folder / "memory").mkdir()
+        monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", folder / "memory")
+        self.config = RunConfig(experiment_name="eyes")
+        self.config.cluster.fileroot = str(folder / "run")
+        self.paths = RunPaths.of(self.config)
+        self.paths.prepare()
+        self.store = CheckpointStore(self.paths.default_checkpoints)
+        self.trainer = FakeActor(view=lambda: None, restore=self.refuse)
+        self.open()
+
+    def open(self):
+        """As a Coordinator that begins, or goes on where another one was killed."""
+        self.history = RunHistory.read(Journal(self.paths.events, 1, time.time), self.paths.events, 1)
+        self.eyes = RunEyes(
+            self.config, self.paths, self.history, servers={}, trainer=self.trainer, monitor=None, memory=None
+        )
+        self.hands = RunHands(self.config, self.history, self.eyes, shares_gpu=False)
+
+    def refuse(self, global_step, lineage):
+        raise CheckpointError(f"the checkpoint of step {global_step} was changed")
+
+    def save(self, step):
+        with self.store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
+            (staged / "weights").write_bytes(b"weights")
+            self.store.commit(
+                staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={}, keep=False
+            )
+
+    def standing(self):
+        return [facts.global_step for facts in self.eyes.checkpoints(-1) if facts.is_whole]
+
+    def events(self, name):
+        return [line for line in read_lines(self.paths.events) if line["event"] == name]
+
+    async def restore_fails(self, step):
+        with pytest.raises(CheckpointError):
+            await self.hands._do(RestoreTrainer(global_step=step, reason="the trainer died"))
+
+
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    return Trial(tmp_path, monkeypatch)
+
+
+def away(trial):
+    folder = trial.paths.default_checkpoints
+    folder.rename(folder.with_name("elsewhere"))
+    folder.write_text("a disk that is not there")
+    return lambda: (folder.unlink(), folder.with_name("elsewhere").rename(folder))
+
+
+def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing_and_is_not_empty(trial):
+    trial.save(9)
+    assert trial.standing() == [9]
+    back = away(trial)
+    assert trial.standing() == [9] and trial.standing() == [9]
+    back()
+    trial.save(19)
+    assert trial.standing() == [9, 19]
+    away(trial)
+    assert trial.standing() == [9, 19]
+    assert len(trial.events("checkpoint.unreadable")) == 2  # once for each time
+
+
+def test_one_that_never_could_be_read_is_not_taken_for_empty(trial):
+    trial.save(9)
+    away(trial)
+    with pytest.raises(CheckpointError, match="can't be listed"):
+        trial.eyes.checkpoints(-1)
+
+
+def test_a_step_that_was_trained_again_is_not_damaged_for_what_lay_there_before(trial):
+    """Else each later restore would go back behind it, and throw away sound steps."""
+    trial.save(9)
+    trial.save(19)
+    asyncio.run(trial.restore_fails(19))
+    assert trial.standing() == [9]
+    trial.open()
+    assert trial.standing() == [9]  # whoever takes over knows it too
+    trial.store.set_aside_after(9)
+    trial.save(19)
+    assert trial.standing() == [9, 19]
+    asyncio.run(trial.restore_fails(19))
+    assert trial.standing() == [9]
+
+
+def test_no_checkpoint_is_called_damaged_while_the_disk_can_not_be_read(trial):
+    trial.save(19)
+    assert trial.standing() == [19]
+    back = away(trial)
+    asyncio.run(trial.restore_fails(19))
+    back()
+    assert trial.standing() == [19] and not trial.events("checkpoint.damaged")

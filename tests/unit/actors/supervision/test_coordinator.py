@@ -1,0 +1,321 @@
+"""Transcripts: what the Coordinator does when this is seen, and that its successor goes on where it was killed."""
+
+import asyncio
+import time
+
+import pytest
+
+from actors.supervision.coordinator import Coordinator
+from actors.supervision.run_history import RunHistory
+from launcher.base.messages import Cause, Incident, RunWord, ServerState
+from launcher.policy.actions import (
+    AdmitServer,
+    Halt,
+    LoadWeights,
+    PauseTrainer,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+)
+from launcher.policy.restore import CheckpointFacts, CheckpointHealth
+from launcher.policy.run_state import RunState
+from launcher.run_files.journal import Journal, read_lines
+from tests.support.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
+
+ENOUGH = 30
+
+
+class Trial:
+    """One Coordinator over a run; a second one over the same run and journal is its successor."""
+
+    def __init__(self, folder, run=None):
+        self.run = run or RunModel()
+        self.path = folder / "events.jsonl"
+        self.history = RunHistory.read(Journal(self.path, 1), self.path, 1)
+        self.hands = ModelHands(self.run, self.history)
+        self.coordinator = Coordinator(CONFIG, self.hands, self.history, clock=lambda: self.run.now)
+
+    async def turns(self, n=ENOUGH):
+        """Looks a second apart, with what was begun in each given the time to end."""
+        for _ in range(n):
+            self.run.now += 1.0
+            self.coordinator.turn()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def begun(self):
+        self.history.begin()
+        await self.hands.begin()
+        await self.turns()
+        self.hands.done.clear()
+        return self
+
+    def did(self, *kinds):
+        return [action for action in self.hands.done if not kinds or isinstance(action, kinds)]
+
+    def events(self, name):
+        return [event for event in read_lines(self.path) if event["event"] == name]
+
+
+def play(scenario):
+    return asyncio.run(scenario())
+
+
+def test_a_run_begins_with_weights_before_traffic_and_traffic_before_steps(tmp_path):
+    async def scenario():
+        trial = Trial(tmp_path)
+        trial.history.begin()
+        await trial.hands.begin()
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    kinds = [type(action) for action in trial.did()]
+    assert kinds == [RestoreTrainer, AdmitServer, AdmitServer, ResumeTrainer]
+    assert trial.history.state is RunState.RUNNING
+    assert trial.history.attempts[0].cause is Cause.CHECKPOINT_CORRUPT  # counted, so that it can't go on
+
+
+def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_alone(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(7)
+        trial.run.kill_server("server-1")
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    restart, load, admit = trial.did()
+    assert (restart.name, restart.reason.partition(";")[0]) == ("server-1", "ended by SIGKILL")
+    assert load == LoadWeights(name="server-1", version=7, lineage=1)
+    assert admit == AdmitServer(name="server-1")
+    assert trial.run.servers["server-1"].state is ServerState.READY
+    assert trial.history.state is RunState.RUNNING
+    assert [e["subject"] for e in trial.events("server.ready")][-1] == "server-1"
+
+
+def test_all_servers_at_once_is_the_same_path(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(3)
+        for name in trial.run.servers:
+            trial.run.kill_server(name)
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert {action.name for action in trial.did(RestartServer)} == {"server-0", "server-1"}
+    assert not trial.did(PauseTrainer, RestartTrainer, RestoreTrainer)
+    assert all(s.state is ServerState.READY for s in trial.run.servers.values())
+
+
+def test_a_dead_trainer_is_restarted_and_restored_and_the_servers_follow(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(9)
+        trial.run.checkpoints = (
+            CheckpointFacts(global_step=4, policy_version=5, health=CheckpointHealth.CANDIDATE),
+            CheckpointFacts(global_step=8, policy_version=9, health=CheckpointHealth.CANDIDATE),
+        )
+        trial.run.kill_trainer()
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    kinds = [type(action) for action in trial.did()]
+    assert kinds[:2] == [RestartTrainer, RestoreTrainer]
+    assert trial.did(RestoreTrainer)[0].global_step == 8
+    assert not trial.did(RestartServer)
+    assert {(load.version, load.lineage) for load in trial.did(LoadWeights)} == {(9, 2)}
+    assert trial.history.state is RunState.RUNNING
+
+
+def test_what_fails_is_due_again_and_each_try_is_in_the_journal(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.hands.fails[RestartServer] = 2
+        trial.run.kill_server()
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert len(trial.did(RestartServer)) == 3
+    failed = trial.events("server.restarting_failed")
+    assert [event["reason"] for event in failed] == ["it did not work"] * 2
+    assert trial.run.servers["server-0"].state is ServerState.READY
+
+
+def test_a_repair_that_never_works_ends_the_run_with_its_reason(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path, RunModel(servers=1)).begun()
+        trial.hands.fails[RestartServer] = 1000
+        trial.run.kill_server()
+        await trial.turns(200)
+        return trial
+
+    trial = play(scenario)
+    assert trial.history.state is RunState.ERRORED
+    assert "server_crash of server-0" in trial.history.ending_reason
+    assert [action.word for action in trial.did(Halt)] == [RunWord.ERRORED]
+
+
+def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.hands.hangs.add(RestartServer)
+        trial.run.kill_server("server-0")
+        trial.run.now += 1.0
+        trial.hands.patience_s = 0.0
+        trial.coordinator.turn()
+        while not trial.events("server.restarting_failed"):
+            await asyncio.sleep(0)
+        trial.hands.hangs.clear()
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert "not done within 0 s" in trial.events("server.restarting_failed")[0]["reason"]
+    assert trial.run.servers["server-0"].state is ServerState.READY
+
+
+def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(40)
+        trial.run.checkpoints = tuple(
+            CheckpointFacts(global_step=step, policy_version=step + 1, health=CheckpointHealth.CANDIDATE)
+            for step in (9, 19, 29, 39)
+        )
+        trial.run.incident = Incident(
+            cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=trial.run.now, onset_step=25
+        )
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    kinds = [type(action).__name__ for action in trial.did()]
+    assert kinds[:3] == ["PauseTrainer", "CondemnCheckpoints", "RestoreTrainer"]
+    assert trial.did(RestoreTrainer)[0].global_step == 19
+    assert [c.global_step for c in trial.run.checkpoints] == [9, 19]
+    assert trial.history.state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("word", [RunWord.ABORTED, RunWord.FINISHED])
+def test_every_end_goes_through_a_halt(tmp_path, word):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(2)
+        if word is RunWord.ABORTED:
+            trial.coordinator.abort("ended by the user")
+        else:
+            trial.run.train(is_finished=True, is_paused=True)
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert [type(action) for action in trial.did()] == [Halt]
+    assert trial.history.state == word
+
+
+def test_the_loop_itself_runs_to_the_end_and_returns_the_word(tmp_path):
+    async def scenario():
+        trial = Trial(tmp_path)
+        trial.run.now = time.monotonic()
+        running = asyncio.create_task(trial.coordinator.run())
+        while trial.run.trainer.is_paused:
+            await asyncio.sleep(0)
+        trial.run.step(5)
+        trial.run.train(is_finished=True)
+        trial.hands.changed.set()
+        return await running
+
+    outcome = play(scenario)
+    assert (outcome.word, outcome.last_step, outcome.reason) == (RunWord.FINISHED, 4, "all steps are done")
+
+
+# ── a Coordinator that is killed ──
+
+
+def test_a_successor_of_a_healthy_run_does_nothing(tmp_path):
+    async def scenario():
+        before = await Trial(tmp_path).begun()
+        before.run.step(3)
+        after = Trial(tmp_path, before.run)
+        await after.hands.begin()
+        await after.turns()
+        return before, after
+
+    before, after = play(scenario)
+    assert after.did() == []
+    assert after.history.state is RunState.RUNNING
+    assert after.history.attempts == before.history.attempts
+    assert (after.history.lineage, after.history.generations) == (1, {"server-0": 0, "server-1": 0})
+
+
+def test_a_successor_finishes_the_repair_that_was_under_way(tmp_path):
+    """Killed after it ordered a restart, which the server's actor carries out on its own."""
+
+    async def scenario():
+        before = await Trial(tmp_path).begun()
+        before.run.step(3)
+        before.hands.hangs.add(RestartServer)
+        before.run.kill_server()
+        await before.turns(1)
+        assert len(before.did(RestartServer)) == 1
+        before.run.server(state=ServerState.STARTING, verdict=STARTING)  # as its actor says by now
+        after = Trial(tmp_path, before.run)
+        await after.hands.begin()
+        await after.turns(3)
+        waits = after.did()
+        after.run.server(state=ServerState.STALE, verdict=ALIVE, weight_version=0, lineage=None)
+        await after.turns()
+        return before, after, waits
+
+    before, after, waits = play(scenario)
+    assert waits == []
+    assert [type(action) for action in after.did()] == [LoadWeights, AdmitServer]
+    assert after.history.attempts[: len(before.history.attempts)] == before.history.attempts
+    assert after.history.state is RunState.RUNNING
+
+
+def test_a_successor_goes_on_with_a_restore_and_with_its_count(tmp_path):
+    async def scenario():
+        before = await Trial(tmp_path).begun()
+        before.run.step(3)
+        before.hands.hangs.add(RestartTrainer)
+        before.run.kill_trainer()
+        await before.turns(1)
+        after = Trial(tmp_path, before.run)
+        await after.hands.begin()
+        await after.turns()
+        return after
+
+    after = play(scenario)
+    kinds = [type(action) for action in after.did()]
+    assert kinds[:2] == [RestartTrainer, RestoreTrainer]
+    assert after.history.lineage == 2
+    assert sum(a.cause is Cause.TRAINER_CRASH for a in after.history.attempts) == 2
+    assert after.history.state is RunState.RUNNING
+
+
+def test_a_successor_goes_on_shutting_down_with_the_word_that_was_given(tmp_path):
+    async def scenario():
+        before = await Trial(tmp_path).begun()
+        before.hands.hangs.add(Halt)
+        before.coordinator.abort("ended by the user")
+        await before.turns(2)
+        after = Trial(tmp_path, before.run)
+        await after.hands.begin()
+        await after.turns()
+        return after
+
+    after = play(scenario)
+    assert after.history.state is RunState.ABORTED
+    assert after.history.ending_reason == "ended by the user"
+
+
+def test_events_of_an_earlier_attempt_are_not_its_own(tmp_path):
+    path = tmp_path / "events.jsonl"
+    Journal(path, 1).record("run.halting", subject="run", reason="old", word="ERRORED")
+    assert RunHistory.read(Journal(path, 2), path, 2).ending is None

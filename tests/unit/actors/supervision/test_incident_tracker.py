@@ -1,0 +1,236 @@
+"""The Coordinator's incidents over a model of a run: begun once, ended once, also by its successor; with a folder."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from actors.supervision.artifact_collector import IncidentKeeper
+from actors.training import rejections
+from actors.training.rejections import MOST_FILES, Rejections
+from launcher.base.messages import Cause, Incident, ServerState
+from launcher.policy.actions import RestartServer
+from launcher.policy.admission import Admission
+from launcher.policy.run_state import RunState
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
+from tests.support.replay import Replay, prompts
+from tests.unit.actors.supervision.test_coordinator import Trial, play
+from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER
+
+
+def told(trial):
+    """(event, number, cause, subject, mended) of all incidents."""
+    lines = [*trial.events("incident.began"), *trial.events("incident.ended")]
+    lines.sort(key=lambda event: event["time"])
+    return [(e["event"].rpartition(".")[2], e["incident"], e["cause"], e["subject"], e.get("is_mended")) for e in lines]
+
+
+def test_a_crash_is_one_incident_with_what_was_done_and_how_long_it_took(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(7)
+        trial.run.kill_server("server-1")
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert told(trial) == [
+        ("began", 1, "server_crash", "server-1", None),
+        ("ended", 1, "server_crash", "server-1", True),
+    ]
+    (began,), (ended,) = trial.events("incident.began"), trial.events("incident.ended")
+    assert began["doing"] == "it is being restarted"
+    assert ended["seconds"] > 0
+    assert [action.split(" in ")[0] for action in ended["actions"]] == [
+        "server-1: server.restarted",
+        "server-1: server.loaded",
+        "server-1: server.ready",
+    ]
+    mine = {e["event"] for e in read_lines(trial.path) if e["incident"] == 1}
+    assert mine >= {"repair.begun", "server.restarting", "server.restarted", "server.loaded", "server.ready"}
+
+
+def test_a_successor_ends_what_its_predecessor_began_and_counts_on(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.hands.hangs.add(RestartServer)
+        trial.run.kill_server("server-0")
+        await trial.turns(3)
+        second = Trial(tmp_path, trial.run)  # the first one is killed
+        second.coordinator._incidents.begin()
+        await second.turns()
+        second.run.kill_server("server-1")
+        await second.turns()
+        return second
+
+    trial = play(scenario)
+    assert [line[:2] for line in told(trial)] == [("began", 1), ("ended", 1), ("began", 2), ("ended", 2)]
+
+
+def test_what_an_attempt_that_was_killed_left_open_is_closed_by_the_next(tmp_path):
+    journal = Journal(tmp_path / "events.jsonl", 0)
+    facts = {"subject": "server-0", "incident": 4, "cause": "server_hang", "at": 1.0}
+    journal.record("incident.began", reason="stopped", **facts)
+
+    async def scenario():
+        trial = Trial(tmp_path)
+        trial.coordinator._incidents.begin()
+        await trial.begun()
+        trial.run.kill_server("server-0")
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert told(trial)[1] == ("ended", 4, "server_hang", "server-0", False)
+    assert [line[1] for line in told(trial)] == [4, 4, 5, 5]
+
+
+def test_a_collapse_ends_when_training_goes_on_and_the_whole_repair_belongs_to_it(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.step(30)
+        trial.run.incident = Incident(
+            cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=trial.run.now, onset_step=20
+        )
+        await trial.turns()
+        return trial
+
+    trial = play(scenario)
+    assert told(trial)[-1] == ("ended", 1, "reward_collapse", "policy", True)
+    (restoring,) = [e for e in trial.events("trainer.restoring") if e["incident"] == 1]
+    assert {e["incident"] for e in trial.events("server.loaded") if e["time"] > restoring["time"]} == {1}
+    assert trial.run.servers["server-0"].state is ServerState.READY
+
+
+def test_at_the_end_of_the_run_nothing_stays_open(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        trial.run.kill_server("server-0")
+        trial.hands.hangs.add(RestartServer)
+        await trial.turns(3)
+        trial.run.train(is_finished=True)
+        running = asyncio.create_task(trial.coordinator.run())
+        trial.coordinator.abort("")
+        async with asyncio.timeout(30):
+            await running
+        return trial
+
+    trial = play(scenario)
+    assert trial.history.state is RunState.FINISHED
+    assert told(trial)[-1] == ("ended", 1, "server_crash", "server-0", False)
+
+
+# ── its folder ──
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
+
+
+class OneTake:
+    def take(self, n):
+        return [f"p{i:03d}" for i in range(n)]
+
+
+BATCH = Replay(prompts(4), 8).collect(OneTake(), want=4, weight_version=7)
+
+
+def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_the_whole_story(paths):
+    paths.server_log(0).write_text("the last line\n")
+    kept = Rejections(Journal(paths.events, 1))
+    kept.add(BATCH, Admission(admitted=False, reason="far", cause=Cause.SERVER_CORRUPT), 7)
+    began = {"incident": 3, "cause": "server_hang", "subject": "server-0", "reason": "stopped"}
+
+    async def scenario(pid):
+        keeper = IncidentKeeper(paths, pids=lambda: {"server-0": pid})
+        keeper.began(3, began)
+        await keeper.evidence_before(RestartServer(name="server-0", reason=""))
+        keeper.joined(3, kept.since_step[0])
+        keeper.ended(3, began | {"is_mended": True, "seconds": 2.5})
+        await keeper.close()
+
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGSTOP)  # a stopped process must not stop who looks at it
+        asyncio.run(scenario(process.pid))
+        process.kill()
+    folder = paths.incident(3)
+    assert json.loads((folder / "incident.json").read_text())["seconds"] == 2.5
+    assert (folder / "server-0.log.tail").read_text() == "the last line\n"
+    assert "waits_for_nothing" in (folder / "stacks" / "server-0.txt").read_text()
+    (batch,) = folder.glob("batch-*.json")
+    shown = json.loads(batch.read_text())
+    assert (len(shown["groups"]), len(shown["groups"][0]["rollouts"])) == (4, 8)
+
+
+def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_of_a_later_process(paths):
+    paths.server_log(0).write_text("the last line\n")
+    paths.incident(3).mkdir(parents=True)
+    (paths.incident(3) / "incident.json").write_text('{"by": "the one that was killed"}')
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        started = psutil.Process(process.pid).create_time()
+
+        async def scenario(number, time):
+            keeper = IncidentKeeper(paths, pids=lambda: {"server-0": process.pid})
+            keeper.began(number, {"cause": "server_hang", "subject": "server-0", "time": time})
+            await keeper.evidence_before(RestartServer(name="server-0", reason=""))
+            await keeper.close()
+
+        asyncio.run(scenario(3, started - 1.0))
+        asyncio.run(scenario(4, started + 1.0))
+        process.kill()
+    assert "killed" in (paths.incident(3) / "incident.json").read_text()
+    assert (paths.incident(3) / "server-0.log.tail").read_text() == "the last line\n"
+    assert not (paths.incident(3) / "stacks").exists()
+    assert "waits_for_nothing" in (paths.incident(4) / "stacks" / "server-0.txt").read_text()
+
+
+def test_where_nothing_can_be_written_nothing_is_hurt(paths):
+    paths.incidents.write_text("a file in its place")
+    kept = Rejections(Journal(paths.events, 1))
+    kept.add(BATCH, Admission(admitted=False, reason="no"), 7)
+    assert kept.since_step[0].file == ""
+
+    async def scenario():
+        keeper = IncidentKeeper(paths, pids=dict)
+        keeper.began(1, {"cause": "server_hang", "subject": "server-0"})
+        keeper.joined(1, kept.since_step[0])
+        keeper.ended(1, {})
+        await keeper.close()
+
+    asyncio.run(scenario())
+    assert paths.incidents.read_text() == "a file in its place"
+
+
+def test_rejections_are_known_until_a_step_is_committed_and_suspicions_until_they_settle(paths):
+    kept = Rejections(Journal(paths.events, 1))
+    for cause in (Cause.NONFINITE, Cause.REWARD_COLLAPSE):
+        kept.add(BATCH, Admission(admitted=False, reason="no", cause=cause), 7)
+    kept.committed(7)
+    assert [one.cause for one in kept.since_step] == [Cause.REWARD_COLLAPSE]
+    kept.committed(10)
+    assert not kept.since_step
+
+
+def test_a_batch_that_is_too_large_is_shown_in_part_and_stays_json(monkeypatch):
+    monkeypatch.setattr(rejections, "MOST_BATCH_BYTES", 2 * len(rejections.batch_as_json(BATCH)) // 3)
+    shown = json.loads(rejections.batch_as_json(BATCH))
+    assert 0 < len(shown["groups"]) < 4
+    assert shown["groups_shown"] == f"{len(shown['groups'])} of 4"
+
+
+def test_batches_that_wait_for_their_incident_do_not_pile_up(paths):
+    kept = Rejections(Journal(paths.events, 1))
+    for _ in range(MOST_FILES + 3):
+        kept.add(BATCH, Admission(admitted=False, reason="no"), 7)
+    assert len(list((paths.incidents / "rejected").iterdir())) == MOST_FILES
+    assert len({event["rejection"] for event in read_lines(paths.events)}) == MOST_FILES + 3

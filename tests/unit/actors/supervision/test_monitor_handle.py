@@ -1,0 +1,155 @@
+"""A HealthMonitor that hangs is replaced; one that restarts, or a Coordinator that paused, costs no process."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from actors.monitoring.monitor_view import MonitorView, ServerVerdict
+from actors.supervision import monitor_handle
+from actors.supervision.monitor_handle import MonitorLink
+from launcher.base.messages import Cause, Health, Incident, Verdict
+from launcher.policy.canary_policy import CanaryVerdict
+from launcher.policy.reward_health import Level, RewardVerdict
+from tests.support.fake_actors import FakeActor, never
+
+SOUND = MonitorView(
+    servers=(ServerVerdict(name="server-0", generation=1, verdict=Verdict(health=Health.HEALTHY, reason="tokens")),),
+    rewards=RewardVerdict(level=Level.SOUND, reason="no step yet"),
+    canaries=CanaryVerdict(is_broken=False, is_known=False, reason="none"),
+)
+INCIDENT = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=3)
+TURNS = 200
+ANSWER_S, LOOKS = 0.002, 15
+HUNG_S = LOOKS * ANSWER_S
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The actors that were ended; nobody waits for real."""
+    ended = []
+    monkeypatch.setattr(monitor_handle, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(monitor_handle, "LOOK_S", 0.0)
+    monkeypatch.setattr(monitor_handle.ray, "kill", lambda actor, no_restart: ended.append(no_restart))
+    return ended
+
+
+def look(watch, until, **links):
+    """A link to a monitor whose `watch` is given, until `until(link)` holds or for many turns."""
+
+    async def inside():
+        link = MonitorLink(
+            FakeActor(watch=watch), targets=list, changed=asyncio.Event(), **{"hung_after_s": HUNG_S} | links
+        )
+        link.begin_looking()
+        for _ in range(TURNS):
+            if until(link):
+                break
+            await asyncio.sleep(0.003)
+        await link.close()
+        return link
+
+    return asyncio.run(inside())
+
+
+def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended):
+    """A stopped process is alive to Ray: the trainer would wait at the gate, and the run hang."""
+    told, answers = [], [SOUND]
+
+    def watch(targets, at):
+        return answers.pop() if answers else never()
+
+    look(watch, lambda link: ended, hung=lambda: told.append("hung"))
+    assert (ended, told) == ([False], ["hung"])
+
+
+def test_one_that_is_being_restarted_is_left_alone(ended):
+    answers = [SOUND]
+
+    def watch(targets, at):
+        if answers:
+            return answers.pop()
+        raise ActorUnavailableError("restarting", None)
+
+    look(watch, lambda link: False)
+    assert ended == []
+
+
+def test_one_that_was_late_now_and_then_is_left_alone(ended):
+    asked = []
+
+    def watch(targets, at):
+        asked.append(1)
+        return SOUND if len(asked) % 5 == 0 else never()
+
+    look(watch, lambda link: len(asked) > 4 * LOOKS)
+    assert ended == []
+
+
+def test_without_the_count_it_would_be_waited_for_for_ever(ended):
+    answers = [SOUND]
+    look(lambda targets: answers.pop() if answers else never(), lambda link: ended, hung_after_s=1e9)
+    assert ended == []
+
+
+def test_its_word_grows_old(monkeypatch):
+    """P7: of a monitor that is away nothing is known, and nothing is done on what it said last."""
+
+    async def inside():
+        view = dataclasses.replace(SOUND, incident=INCIDENT)
+        link = MonitorLink(
+            FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event(), hung_after_s=HUNG_S
+        )
+        await link._look()
+        fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
+        monkeypatch.setattr(monitor_handle, "FRESH_S", -1.0)
+        return fresh, link.incident, link.verdict("server-0", 1)
+
+    fresh, incident, verdict = asyncio.run(inside())
+    assert fresh == (INCIDENT, SOUND.servers[0].verdict, None)
+    assert (incident, verdict) == (None, None)
+
+
+def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):
+    async def inside():
+        link = MonitorLink(
+            FakeActor(watch=SOUND), targets=lambda: {}["a defect"], changed=asyncio.Event(), hung_after_s=1.0
+        )
+        link.begin_looking()
+        for _ in range(TURNS):
+            assert link.incident is None
+            await asyncio.sleep(0)
+
+    with pytest.raises(KeyError, match="a defect"):
+        asyncio.run(inside())
+
+
+def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
+    silences = []
+
+    def watch(targets, at):
+        if len(silences) < 5:
+            raise ActorUnavailableError("dies each time it is started", None)
+        return SOUND
+
+    def until(link):
+        silences.append(link.silent_s)
+        return len(silences) > 20 and link.silent_s == 0.0
+
+    link = look(watch, until)
+    assert max(silences) > 0.0
+    assert link.silent_s == 0.0
+
+
+def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
+    """A Coordinator that was stopped for an hour must not end the run for the hour."""
+    hours = iter(range(0, 10_000_000, 3600))
+    monkeypatch.setattr(monitor_handle.time, "monotonic", lambda: float(next(hours)))
+
+    def watch(targets, at):
+        raise ActorUnavailableError("being restarted", None)
+
+    turns = []
+    link = look(watch, lambda link: turns.append(1) or len(turns) > 5)
+    assert 0.0 < link.silent_s <= TURNS * monitor_handle.LONGEST_TURN_S

@@ -1,0 +1,61 @@
+"""What a Coordinator reads of its predecessor: the times of its repairs, whatever became of the wall clock."""
+
+import time
+
+import pytest
+
+from actors.supervision.run_history import RunHistory
+from launcher.base.messages import Cause
+from launcher.config.schema import RunConfig
+from launcher.policy.restart_budget import Attempt, Rung, next_repair
+from launcher.run_files.journal import Journal
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """Its wall clock may be set."""
+    wall = [time.time()]
+    written = Journal(tmp_path / "events.jsonl", 1, clock=lambda: wall[0])
+    written.set_by = lambda seconds: wall.__setitem__(0, time.time() + seconds)
+    return written
+
+
+def restarted(journal, at):
+    RunHistory(journal).attempted(Attempt(at=at, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER))
+
+
+def placed(journal, node):
+    journal.record("coordinator.placed", subject="coordinator", node=node)
+
+
+def read(journal, node="this"):
+    return RunHistory.read(journal, journal.path, 1, clock=time.monotonic, node=node)
+
+
+@pytest.mark.parametrize("set_by_s", [HOUR_S, -HOUR_S])
+def test_a_wall_clock_that_is_set_moves_no_repair(journal, set_by_s):
+    """Set back by an hour, the next restart of a dead server waited for that hour."""
+    journal.set_by(set_by_s)  # as it was when this was written: it has been set since
+    placed(journal, "this")
+    at = time.monotonic() - 5.0
+    restarted(journal, at)
+    history = read(journal)
+    assert [attempt.at for attempt in history.attempts] == [at]
+    settings = RunConfig(experiment_name="clock").restart
+    now = time.monotonic()
+    again = next_repair(Cause.SERVER_CRASH, "server-0", history.attempts, settings, now=now, progress_at=None)
+    assert (again.rung, again.not_before) == (Rung.SERVER, at + settings.wait_initial_s)
+    assert again.reason.endswith(f"2 of {settings.server}")
+
+
+def test_times_of_another_machine_are_put_on_this_clock(journal):
+    placed(journal, "other")
+    restarted(journal, time.monotonic() + 10 * HOUR_S)
+    placed(journal, "this")
+    mine = time.monotonic()
+    restarted(journal, mine)
+    first, second = (attempt.at for attempt in read(journal).attempts)
+    assert second == mine
+    assert abs(first - mine) < HOUR_S

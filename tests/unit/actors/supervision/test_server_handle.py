@@ -1,0 +1,324 @@
+"""What the Coordinator is told of one server, from what its actor and the trainer's pool say."""
+
+import asyncio
+import time
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from actors.cluster.actor_calls import ActorAway
+from actors.supervision import server_handle
+from actors.supervision.server_handle import ServerSlot
+from actors.weights.start_weights import StartWeights
+from launcher.base.errors import ServerError
+from launcher.base.messages import Cause, Health, ServerExit, ServerInfo, ServerState, Verdict
+from launcher.policy.exit_cause import RanOut
+from tests.support.fake_actors import Method
+
+WEIGHTS = StartWeights(path="model", version=3, lineage=1)
+
+
+class FakeActor:
+    """A server's actor; `ready` is what `wait_ready` does, `end` ends its life."""
+
+    def __init__(self, ready=None):
+        self._ready = ready
+        self.state = ServerState.STOPPED
+        self.generation = -1
+        self.reason = ""
+        self.version = None
+        self.exited = asyncio.get_running_loop().create_future()
+        for name in ("info", "start", "stop", "wait_ready", "wait_exit"):
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _info(self):
+        return ServerInfo(
+            name="server-0",
+            index=0,
+            generation=self.generation,
+            state=self.state,
+            weight_version=self.version,
+            reason=self.reason,
+        )
+
+    async def _start(self, *, generation, model_path, weight_version, overrides):
+        self.generation, self.state = generation, ServerState.STARTING
+        self.version = weight_version
+
+    async def _stop(self):
+        self.state = ServerState.STOPPED
+
+    async def _wait_ready(self):
+        if self._ready is not None:
+            self.state, self.reason = ServerState.FAILED, self._ready.message
+            raise self._ready
+        self.state = ServerState.READY
+        return await self._info()
+
+    async def _wait_exit(self):
+        return await asyncio.shield(self.exited)
+
+    def end(self, reason, exit_code=-9, at=0.0, was_told=False):
+        self.state = ServerState.DEAD
+        self.exited.set_result(
+            ServerExit(
+                name="server-0",
+                generation=self.generation,
+                pid=7,
+                exit_code=exit_code,
+                reason=reason,
+                at=0.0,
+                monotonic=at,
+                was_told=was_told,
+            )
+        )
+
+
+def scenario(play, *, ready=None):
+    """Play with a slot, its actor and the list of deaths that were told."""
+
+    async def run():
+        died = []
+        actor = FakeActor(ready)
+        slot = ServerSlot("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
+        try:
+            return await play(slot, actor, died)
+        finally:
+            await slot.close()
+
+    return asyncio.run(run())
+
+
+def in_pool(state, *, generation=0, version=3, lineage=1):
+    return ServerInfo(
+        name="server-0", index=0, generation=generation, state=state, weight_version=version, lineage=lineage
+    )
+
+
+def facts(slot, pool=None, judged=None, *, is_publishing=False):
+    return slot.facts(pool, judged, is_publishing=is_publishing)
+
+
+def test_a_started_server_is_stale_until_the_trainer_has_admitted_this_life():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        return (
+            facts(slot),
+            facts(slot, in_pool(ServerState.READY, generation=-1)),
+            facts(slot, in_pool(ServerState.READY)),
+        )
+
+    fresh, of_before, admitted = scenario(play)
+    assert (fresh.state, fresh.weight_version, fresh.lineage) == (ServerState.STALE, 3, 1)
+    assert of_before.state is ServerState.STALE
+    assert admitted.state is ServerState.READY
+
+
+def test_its_end_is_told_once_with_its_cause():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        actor.end("ended by itself: torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
+        while not died:
+            await asyncio.sleep(0)
+        return facts(slot, in_pool(ServerState.READY)), died
+
+    seen, died = scenario(play)
+    assert (seen.state, seen.verdict.cause, seen.ran_out) == (
+        ServerState.DEAD,
+        Cause.SERVER_OOM,
+        RanOut.SERVER_DEVICE,
+    )
+    assert len(died) == 1
+
+
+def test_an_actor_that_ray_started_anew_has_lost_its_server():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        actor.generation, actor.state = -1, ServerState.STOPPED
+        await slot.refresh()
+        return facts(slot, in_pool(ServerState.READY))
+
+    seen = scenario(play)
+    assert (seen.state, seen.verdict.health, seen.verdict.cause) == (
+        ServerState.DEAD,
+        Health.DEAD,
+        Cause.SERVER_CRASH,
+    )
+
+
+def test_one_that_does_not_become_ready_is_dead_with_what_its_log_said():
+    async def play(slot, actor, died):
+        with pytest.raises(ServerError):
+            await slot.start(0, WEIGHTS, {})
+        return facts(slot)
+
+    refused = ServerError("server-0 did not become ready: it ended: Please increase --mem-fraction-static")
+    seen = scenario(play, ready=refused)
+    assert (seen.state, seen.ran_out) == (ServerState.DEAD, RanOut.SERVER_POOL_TOO_SMALL)
+
+
+def test_loading_the_next_version_is_no_fault_of_one_that_was_ready():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        before = facts(slot, in_pool(ServerState.READY))
+        during = facts(slot, in_pool(ServerState.STALE), is_publishing=True)
+        after = facts(slot, in_pool(ServerState.STALE))
+        return [before.state, during.state, after.state]
+
+    assert scenario(play) == [ServerState.READY, ServerState.READY, ServerState.STALE]
+
+
+def test_a_verdict_of_the_monitor_counts_for_one_that_lives():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        hung = Verdict(health=Health.DEAD, reason="two of three", cause=Cause.SERVER_HANG)
+        return facts(slot, in_pool(ServerState.READY), hung).verdict.cause
+
+    assert scenario(play) is Cause.SERVER_HANG
+
+
+GONE = Verdict(health=Health.DEAD, reason="its process 7 is gone", cause=Cause.SERVER_CRASH)
+
+
+def test_of_one_that_is_gone_the_reason_is_waited_for_and_decides():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        before = facts(slot, in_pool(ServerState.READY), GONE).verdict
+        actor.end("ended by itself: torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
+        while not died:
+            await asyncio.sleep(0)
+        return before, facts(slot, in_pool(ServerState.READY), GONE).verdict
+
+    before, after = scenario(play)
+    assert (before.health, after.health, after.cause) == (Health.SUSPECT, Health.DEAD, Cause.SERVER_OOM)
+
+
+def test_the_reason_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(server_handle, "WORD_S", 0.0)
+
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        return facts(slot, in_pool(ServerState.READY), GONE).verdict
+
+    assert scenario(play) == GONE
+
+
+@pytest.mark.parametrize(("was_told", "deaths"), [(False, 1), (True, 0)])
+def test_a_death_that_its_guard_notices_after_the_order_to_restart_it_is_told(was_told, deaths):
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        await slot.stop()
+        actor.end("ended by SIGKILL", at=time.monotonic(), was_told=was_told)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return len(died)
+
+    assert scenario(play) == deaths
+
+
+# ── starts that lead nowhere: none may be waited for for ever ──
+
+
+def hanging(monkeypatch, slot_actor, *methods):
+    monkeypatch.setattr(server_handle, "ANSWER_S", 0.02)
+    monkeypatch.setattr(server_handle, "STOP_S", 0.05)
+    for name in methods:
+        getattr(slot_actor, name).remote = lambda *args, **kwargs: asyncio.get_running_loop().create_future()
+
+
+def test_one_whose_actor_is_never_there_is_dead_after_its_start_was_given_up(monkeypatch):
+    """Ray keeps an actor that no machine has room for pending, without end."""
+
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, "info")
+        slot.expect()
+        before = facts(slot).verdict.health
+        with pytest.raises(ServerError, match="does not come back"):
+            await slot.start(0, WEIGHTS, {})
+        return before, facts(slot)
+
+    before, after = scenario(play)
+    assert before is Health.UNKNOWN
+    assert (after.state, after.verdict.health) == (ServerState.DEAD, Health.DEAD)
+    assert "does not come back" in after.verdict.reason
+
+
+@pytest.mark.parametrize("method", ["start", "wait_ready"])
+def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starting(monkeypatch, method):
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, method)
+        slot._setup_s = 0.02
+        actor.state = ServerState.STARTING
+        with pytest.raises(ActorAway):
+            await slot.start(0, WEIGHTS, {})
+        actor.generation = 0
+        await slot.refresh()
+        dead = facts(slot)
+        actor.state = ServerState.READY
+        await slot.refresh()
+        return dead.state, facts(slot).state
+
+    dead, late = scenario(play)
+    assert dead is ServerState.DEAD
+    assert late is ServerState.STALE  # it came after all, before anybody ended it
+
+
+def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
+    async def play(slot, actor, died):
+        monkeypatch.setattr(server_handle, "STOP_S", 0.01)
+        slot._setup_s = 0.04
+        actor.generation, actor.state = 0, ServerState.STARTING
+        slot.adopt(0, 1)
+        await slot.refresh()
+        seen = [facts(slot).state]
+        while seen[-1] is ServerState.STARTING:
+            await asyncio.sleep(0.005)
+            seen.append(facts(slot).state)
+        return seen
+
+    seen = scenario(play)
+    assert len(seen) > 2  # it had its time
+    assert seen[-1] is ServerState.DEAD
+
+
+def test_one_for_which_there_are_no_weights_to_start_from_is_dead_and_not_expected_for_ever():
+    async def play(slot, actor, died):
+        slot.expect()
+        slot.not_started("the folder can't be listed")
+        return facts(slot)
+
+    assert scenario(play).verdict.reason == "the folder can't be listed"
+
+
+def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
+    async def play(slot, actor, died):
+        monkeypatch.setattr(server_handle, "LOOK_S", 0.005)
+        info, fails = actor.info.remote, [True]
+
+        async def once():
+            if fails:
+                fails.clear()
+                raise RayTaskError("info", "traceback", KeyError("a defect"))
+            return await info()
+
+        actor.info.remote = once
+        slot.begin_looking()
+        actor.generation = 4
+        async with asyncio.timeout(10):
+            while slot._info is None:
+                await asyncio.sleep(0.005)
+
+    scenario(play)
+
+
+def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
+    monkeypatch.setattr(ServerSlot, "_given_up", lambda self: None)
+
+    async def play(slot, actor, died):
+        hanging(monkeypatch, actor, "info")
+        with pytest.raises(ServerError):
+            await slot.start(0, WEIGHTS, {})
+        return facts(slot)
+
+    seen = scenario(play)
+    assert (seen.state, seen.verdict.health) == (ServerState.STARTING, Health.UNKNOWN)

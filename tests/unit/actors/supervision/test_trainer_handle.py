@@ -1,0 +1,174 @@
+"""What the Coordinator is told of the trainer, and that no order whose answer is lost is waited for for ever."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from actors.cluster.actor_calls import ActorAway
+from actors.supervision import trainer_handle
+from actors.supervision.trainer_handle import TrainerLink
+from launcher.base.errors import LauncherError, TrainerError
+from launcher.base.messages import Cause, Health, TrainerView
+from launcher.config.supervision import HealthConfig
+from tests.support.fake_actors import FakeActor, never
+
+EMPTY = TrainerView(pid=1)
+NO_LOG = Path("no such log")
+LOADED = TrainerView(pid=1, is_started=True, is_loaded=True)
+
+
+class World:
+    """`view` is what the trainer's actor says of itself."""
+
+    def __init__(self, view=LOADED, **methods):
+        self.view = view
+        self.ended = []
+        self.actor = FakeActor(view=lambda: self.view, **methods)
+
+    def link(self, **settings):
+        settings = {"trainer_first_s": 0.05, **settings}
+        health = HealthConfig(**settings)
+        return TrainerLink(self.actor, ended=self.ended.append, changed=asyncio.Event(), health=health, log=NO_LOG)
+
+    def play(self, scenario, **settings):
+        async def inside():
+            link = self.link(**settings)
+            try:
+                return await scenario(link)
+            finally:
+                await link.close()
+
+        return asyncio.run(inside())
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    for name in ("ANSWER_S", "LOOK_S", "SOON_S", "RESTART_S"):
+        monkeypatch.setattr(trainer_handle, name, 0.02)
+    monkeypatch.setattr(trainer_handle.ray, "kill", lambda actor, no_restart: None)
+
+
+def test_one_that_was_allowed_to_step_though_nobody_heard_it_is_told_to():
+    """Its control threads may be late with the answer; allowed and never run it would stand still for ever."""
+
+    async def late():
+        world.view = dataclasses.replace(LOADED, is_allowed=True)
+        await never()
+
+    world = World(allow=late, run=never)
+
+    async def scenario(link):
+        with pytest.raises(ActorAway):
+            await link.resume()
+        await link.refresh()
+        await asyncio.sleep(0)
+        await link.refresh()
+        await asyncio.sleep(0)
+        return world.actor.calls.count("run"), link.facts().is_paused
+
+    assert world.play(scenario) == (1, False)
+
+
+def test_a_restore_that_does_not_end_is_a_hang_however_busy_it_says_it_is():
+    async def restore(*args):
+        world.view = dataclasses.replace(LOADED, is_loaded=False, busy="restoring")
+        await never()
+
+    world = World(restore=restore)
+
+    async def scenario(link):
+        await link.refresh()
+        before = link.facts().verdict.health
+        with pytest.raises(LauncherError):
+            await link.restore(4, 2)
+        await link.refresh()
+        return before, link.facts().verdict
+
+    before, after = world.play(scenario)
+    assert before is Health.UNKNOWN  # not looked at yet
+    assert (after.health, after.cause) == (Health.DEAD, Cause.TRAINER_HANG)
+
+
+def test_a_start_that_an_earlier_coordinator_ordered_has_a_deadline_too():
+    world = World(dataclasses.replace(EMPTY, busy="starting"))
+
+    async def scenario(link):
+        await link.refresh()
+        soon = link.facts().verdict.health
+        while link.facts().verdict.health is soon:
+            await asyncio.sleep(0.005)
+        return soon, link.facts().verdict
+
+    soon, late = world.play(scenario)
+    assert soon is Health.UNKNOWN
+    assert (late.health, late.cause) == (Health.DEAD, Cause.TRAINER_HANG)
+    assert "starting for" in late.reason
+
+
+def test_one_that_no_machine_has_room_for_is_not_waited_for_for_ever():
+    """Ray keeps an actor that it can't place pending, and silent, without end."""
+    world = World()
+    world.actor.view.remote = never
+
+    async def scenario(link):
+        link.expect()
+        expected = link.facts().verdict.health
+        with pytest.raises(TrainerError, match="no empty trainer process"):
+            await link.start({})
+        return expected, link.facts().verdict.health
+
+    assert world.play(scenario) == (Health.UNKNOWN, Health.DEAD)
+
+
+def test_a_view_that_fails_costs_one_look_and_not_all_later_ones():
+    answers = [KeyError("a defect"), LOADED]
+
+    def view():
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            from ray.exceptions import RayTaskError
+
+            raise RayTaskError("view", "traceback", answer)
+        return answer
+
+    world = World()
+    world.actor = FakeActor(view=view)
+
+    async def scenario(link):
+        link.begin_looking()
+        async with asyncio.timeout(10):
+            while link.view.pid != 1:
+                await asyncio.sleep(0.005)
+        return link.view
+
+    assert world.play(scenario) == LOADED
+
+
+def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch):
+    world = World()
+
+    async def scenario(link):
+        monkeypatch.setattr(link._life, "look", lambda *args, **kwargs: {}["a defect"])
+        link.begin_looking()
+        async with asyncio.timeout(10):
+            while True:
+                link.facts()
+                await asyncio.sleep(0.005)
+
+    with pytest.raises(KeyError, match="a defect"):
+        world.play(scenario)
+
+
+def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
+    """Else its incident would be over, with "training goes on", while it is still loading its model."""
+    world = World(view=dataclasses.replace(LOADED, is_allowed=True, is_running=True), run=never)
+
+    async def scenario(link):
+        await link.refresh()
+        before = link.facts()
+        link.expect()
+        return before.is_loaded, link.facts().is_loaded
+
+    assert world.play(scenario) == (True, False)

@@ -1,0 +1,106 @@
+"""A trainer that finds no memory within a step has not taken the step, and its next life takes it once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.base.messages import Cause
+from launcher.checkpoints import in_memory_checkpoints
+from launcher.policy.exit_cause import RanOut, find_trainer_cause
+from tests.unit.actors.training.test_step_loop import Trial, identical
+
+REPOSITORY = Path(__file__).parents[4]
+STEPS = 9
+NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+
+
+@pytest.fixture(autouse=True)
+def states_in_memory_are_below_the_test_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_memory_checkpoints, "MEMORY_BACKED", root)
+        trial = Trial(root, steps=STEPS)
+        assert trial.run()
+    return trial.weights()
+
+
+@pytest.mark.parametrize(("moment", "step"), [("forward", 6), ("backward", 6), ("optimizer", 0)])
+def test_an_allocation_that_fails_within_a_step_costs_nothing_but_time(tmp_path, undisturbed, moment, step):
+    """Step 0 for the optimizer: it makes its moments in its first step, and asks for nothing after that."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.starved_loop", str(tmp_path), str(STEPS), str(step), moment],
+        cwd=REPOSITORY,
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found = find_trainer_cause(done.stdout.splitlines(), None)
+    assert (found.cause, found.ran_out) == (Cause.TRAINER_OOM, RanOut.TRAINER_HOST)
+    again = Trial(tmp_path, steps=STEPS, resume=step > 0)
+    assert again.loop.next_step in {0, 4, step}, "a save under the same want of memory may fail"
+    assert again.run()
+    identical(again.weights(), undisturbed)
+
+
+def test_an_optimizer_step_that_was_half_taken_is_in_no_checkpoint(tmp_path, undisturbed, monkeypatch):
+    step = torch.optim.AdamW.step
+    trial = Trial(tmp_path, steps=STEPS, memory=False)
+
+    def half(optimizer):
+        if trial.loop.next_step < 6:
+            return step(optimizer)
+        with torch.no_grad():
+            optimizer.param_groups[0]["params"][0].add_(1.0)
+        raise RuntimeError(NO_MEMORY)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", half)
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            trial.run()
+    assert [checkpoint.global_step for checkpoint in trial.store.list()] == [3]
+    again = Trial(tmp_path, steps=STEPS, resume=True)
+    assert again.run()
+    identical(again.weights(), undisturbed)
+
+
+def test_a_step_whose_lines_could_not_be_written_is_in_no_checkpoint(tmp_path):
+    """Else a resume would go on behind it, and the ledger would never have it."""
+    trial = Trial(tmp_path, steps=STEPS)
+
+    def refuse(report):
+        if report.global_step == 6:
+            raise MemoryError
+        trial.reports.append(report)
+
+    trial.loop._record = refuse
+    with pytest.raises(MemoryError):
+        trial.run()
+    assert trial.store.list()[-1].global_step == 3
+
+
+@pytest.mark.parametrize("meets", [RuntimeError("can't start new thread"), MemoryError()])
+def test_what_a_last_save_meets_does_not_hide_why_the_loop_ended(tmp_path, monkeypatch, meets):
+    def publish(version):
+        if version == 6:
+            raise RuntimeError(NO_MEMORY)
+
+    trial = Trial(tmp_path, steps=STEPS, publish=publish)
+
+    def save(*_, **__):
+        raise meets
+
+    monkeypatch.setattr(trial.loop, "_save", lambda *, required: None if trial.loop.next_step < 6 else save())
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        trial.run()
+    assert trial.events("checkpoint.failed")[-1]["reason"] == f"{type(meets).__name__}: {meets}"

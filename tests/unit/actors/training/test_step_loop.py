@@ -1,0 +1,326 @@
+"""The step loop on real tensors and real files, fed rollouts that depend on prompt and weights alone."""
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from actors.data.prompt_queue import PromptQueue
+from actors.model.policy_model import PolicyModel
+from actors.rollout.live_rollouts import Stopped
+from actors.training import run_position
+from actors.training.checkpointing import Checkpointer
+from actors.training.step_loop import GrpoLoop, no_gate
+from launcher.base.errors import RolloutError, TrainerError
+from launcher.base.messages import EvalReport
+from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.config.schema import (
+    ActorConfig,
+    DatasetConfig,
+    EvaluatorConfig,
+    GenerationConfig,
+    RecoverConfig,
+    RefConfig,
+    RunConfig,
+)
+from launcher.policy.admission import Admission
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
+from tests.support.replay import Replay, prompts
+
+MODEL = Path(__file__).parents[4] / "assets" / "arithmetic" / "model"
+N_PROMPTS = 24
+BATCH = 5
+SAMPLES = 3
+
+
+@pytest.fixture(autouse=True)
+def states_in_memory_are_below_the_test_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tmp_path)
+
+
+class Trial:
+    """One launch of the loop over the folders of a trial."""
+
+    def __init__(
+        self,
+        root,
+        *,
+        steps=20,
+        rollouts=None,
+        resume=False,
+        publish=lambda version: None,
+        gate=no_gate,
+        memory=True,
+        **settings,
+    ):
+        self.config = RunConfig(
+            experiment_name="loop",
+            seed=3,
+            total_train_epochs=5,
+            total_train_steps=steps,
+            train_dataset=DatasetConfig(path="none", batch_size=BATCH),
+            gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
+            actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1),
+            recover=RecoverConfig(freq_steps=4, keep_last=2, memory=memory, memory_share=1.0),
+            **settings,
+        )
+        self.config.cluster.fileroot = str(root)
+        self.paths = RunPaths.of(self.config)
+        self.paths.prepare()
+        self.reports = []
+        self.store = CheckpointStore(self.paths.default_checkpoints)
+        self.queue = PromptQueue([*prompts(N_PROMPTS)], seed=3, shuffle=True)
+        ref = RefConfig(path=str(MODEL), dtype="float32")
+        self.model = PolicyModel(self.config.actor, ref, temperature=1.0, total_steps=20)
+        journal = Journal(self.paths.events, 1, time.time)
+        checkpointer = Checkpointer(self.config, self.paths, journal)
+        self.loop = GrpoLoop(
+            self.config,
+            model=self.model,
+            queue=self.queue,
+            rollouts=rollouts or Replay(prompts(N_PROMPTS), SAMPLES),
+            publish=publish,
+            checkpointer=checkpointer,
+            record=self.reports.append,
+            journal=journal,
+            attempt=1,
+            gate=gate,
+        )
+        if resume:
+            newest = self.store.latest_whole().checkpoint
+            self.loop.restore(checkpointer.load(newest.path, self.model, self.queue))
+
+    def run(self):
+        return self.loop.run()
+
+    def weights(self):
+        return {name: tensor.clone() for name, tensor in self.model.named_weights(torch.float32)}
+
+    def training_state(self):
+        return {p.name: load_file(p) for p in self.store.list()[-1].path.glob("*.safetensors")}
+
+    def events(self, name):
+        return [line for line in read_lines(self.paths.events) if line["event"] == name]
+
+
+def identical(left, right):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        if isinstance(value, dict):
+            identical(value, right[name])
+        else:
+            assert torch.equal(value, right[name]), name
+
+
+def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path):
+    whole = Trial(tmp_path / "whole")
+    assert whole.run()
+    first = Trial(tmp_path / "parts", steps=10)
+    assert first.run()
+    second = Trial(tmp_path / "parts", resume=True)
+    assert second.loop.next_step == 10
+    assert second.run()
+
+    assert [r.prompt_ids for r in first.reports + second.reports] == [r.prompt_ids for r in whole.reports]
+    assert [r.global_step for r in first.reports + second.reports] == list(range(20))
+    identical(second.weights(), whole.weights())
+    identical(second.training_state(), whole.training_state())
+
+
+def test_a_stop_between_two_saves_loses_no_step_and_no_prompt(tmp_path):
+    whole = Trial(tmp_path / "whole")
+    whole.run()
+    stopped = Trial(tmp_path / "parts", rollouts=Replay(prompts(N_PROMPTS), SAMPLES, stop_at=7))
+    assert not stopped.run()
+    assert stopped.store.list()[-1].global_step == 6
+    resumed = Trial(tmp_path / "parts", resume=True)
+    assert resumed.run()
+
+    assert [r.prompt_ids for r in stopped.reports + resumed.reports] == [r.prompt_ids for r in whole.reports]
+    identical(resumed.weights(), whole.weights())
+
+
+def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_zero(tmp_path):
+    trial = Trial(tmp_path, steps=10)
+    trial.run()
+    for epoch in (0, 1):
+        steps = [r for r in trial.reports if r.epoch == epoch]
+        assert sorted(i for r in steps for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+        assert [r.epoch_step for r in steps] == [0, 1, 2, 3, 4]
+    assert [str(c) for c in trial.store.list()] == [
+        "epoch0epochstep3globalstep3",  # the next to be certified
+        "epoch1epochstep2globalstep7",
+        "epoch1epochstep4globalstep9",
+    ]
+
+
+def poison(version, **change):
+    """Changes one completion of the batch at `version`, once."""
+    left = [True]
+
+    def spoil(batch):
+        if not left or batch.weight_versions != (version,):
+            return batch
+        left.clear()
+        rollout = batch.groups[0].rollouts[0]
+        inner = {k: v for k, v in change.items() if k != "reward"}
+        if "logprobs" in inner:
+            inner["logprobs"] = (inner["logprobs"],) * len(rollout.completion.token_ids)
+        spoiled = dataclasses.replace(rollout, completion=dataclasses.replace(rollout.completion, **inner))
+        if "reward" in change:
+            spoiled = dataclasses.replace(spoiled, reward=change["reward"])
+        group = dataclasses.replace(batch.groups[0], rollouts=(spoiled, *batch.groups[0].rollouts[1:]))
+        return dataclasses.replace(batch, groups=(group, *batch.groups[1:]))
+
+    return spoil
+
+
+@pytest.mark.parametrize("change", [{"reward": None}, {"reward": math.nan}, {"weight_version": 2}])
+def test_a_bad_batch_costs_its_rollouts_and_never_a_prompt(tmp_path, change):
+    trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, **change)))
+    before = {}
+    trial.loop._publish = lambda version: before.setdefault(version, trial.weights())
+    assert trial.run()
+    (rejected,) = trial.events("batch.rejected")
+    assert rejected["global_step"] == 3
+    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+    assert [r.policy_version for r in trial.reports] == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_whose_gradient_is_not_finite_is_vetoed_before_the_optimizer_moves(tmp_path):
+    overflow = poison(3, logprobs=-1e38)  # finite for the gate; the ratio is not
+    trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=overflow))
+    seen = {}
+    trial.loop._publish = lambda version: seen.setdefault(version, trial.weights())
+    assert trial.run()
+    assert len(trial.events("batch.rejected")) == 1
+    assert all(t.isfinite().all() for t in trial.weights().values())
+    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+
+
+def test_non_finite_twice_in_a_row_halts_and_leaves_the_checkpoint_that_stands(tmp_path):
+    def always(batch):
+        return poison(5, logprobs=-1e38)(batch)
+
+    trial = Trial(tmp_path, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=always))
+    with pytest.raises(TrainerError, match="step 5"):
+        trial.run()
+    assert trial.store.list()[-1].global_step == 3
+
+
+def test_what_was_committed_is_saved_when_the_servers_are_lost(tmp_path):
+    def publish(version):
+        if version == 6:
+            raise RolloutError("no server")
+
+    trial = Trial(tmp_path, publish=publish)
+    with pytest.raises(RolloutError):
+        trial.run()
+    assert trial.store.list()[-1].manifest.policy_version == 6
+
+
+def test_a_full_disk_at_a_save_costs_the_checkpoint_and_not_the_run(tmp_path, monkeypatch):
+    trial = Trial(tmp_path, steps=9)
+    refused = []
+
+    def refuse(self, folder):
+        if self.policy_version == 4:
+            refused.append(folder)
+            (Path(folder) / "model.safetensors").write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        return save(self, folder)
+
+    save = PolicyModel.save
+    monkeypatch.setattr(PolicyModel, "save", refuse)
+    assert trial.run()
+    assert len(refused) == 1
+    assert trial.events("checkpoint.failed")[0]["global_step"] == 3
+    assert [c.global_step for c in trial.store.list()] == [7, 8]
+    assert not any(trial.store.root.glob(".staging*"))
+
+
+def test_a_batch_that_the_gate_turns_away_costs_its_rollouts_and_no_weights(tmp_path):
+    asked = []
+
+    def gate(batch, stats):
+        asked.append((batch.weight_versions, math.isfinite(stats.logprob_distance.mean)))
+        return Admission(admitted=len(asked) != 3, reason="the monitor says no")
+
+    trial = Trial(tmp_path, steps=5, gate=gate)
+    assert trial.run()
+    assert asked == [((0,), True), ((1,), True), ((2,), True), ((2,), True), ((3,), True), ((4,), True)]
+    assert [event["reason"] for event in trial.events("batch.rejected")] == ["the monitor says no"]
+    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+
+
+def test_a_loop_paused_at_the_gate_steps_on_as_if_nothing_had_been(tmp_path):
+    whole = Trial(tmp_path / "whole", steps=8)
+    whole.run()
+    trial = None
+    paused_at = iter([4])
+
+    def gate(batch, stats):
+        if batch.weight_versions == (4,) and next(paused_at, None):
+            trial.loop.request_stop(save=False)
+            raise Stopped
+        return Admission(admitted=True, reason="sound")
+
+    trial = Trial(tmp_path / "paused", steps=8, gate=gate)
+    assert not trial.run()
+    assert trial.loop.next_step == 4
+    assert [c.global_step for c in trial.store.list()] == [3]  # the rhythm's own: the pause saved nothing
+    assert not trial.run(), "it was not allowed to go on"
+    trial.loop.allow()
+    assert trial.run()
+    assert [r.prompt_ids for r in trial.reports] == [r.prompt_ids for r in whole.reports]
+    identical(trial.weights(), whole.weights())
+
+
+def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_process(tmp_path):
+    whole = Trial(tmp_path / "whole", steps=10)
+    whole.run()
+    trial = Trial(tmp_path / "back", steps=10)
+    first = trial.queue.state_dict()
+    assert trial.run()
+    checkpointer = trial.loop._checkpointer
+    trial.loop.restore(checkpointer.load_step(7, trial.model, trial.queue).position)
+    assert trial.run()
+    identical(trial.weights(), whole.weights())
+    trial.loop.restore(checkpointer.begin_anew(trial.model, trial.queue, first))
+    assert trial.run()
+    identical(trial.weights(), whole.weights())
+    steps = [r.global_step for r in trial.reports]
+    assert steps == [*range(10), 8, 9, *range(10)]
+
+
+def test_the_position_is_plain_json(tmp_path):
+    trial = Trial(tmp_path, steps=5)
+    trial.run()
+    state = json.loads((trial.store.list()[-1].path / "position.json").read_text())
+    assert state["position"]["next_step"] == 5
+    assert state["queue"]["epoch"] == 1
+
+
+def test_of_many_evaluations_the_first_and_the_newest_go_along(tmp_path, monkeypatch):
+    """Each state after a step and each look at the trainer carries them: 10,000 cost 0.1 s a step."""
+    monkeypatch.setattr(run_position, "EVALS_KEPT", 3)
+    trial = Trial(
+        tmp_path, steps=6, evaluator=EvaluatorConfig(freq_steps=1), rollouts=Evaluated(prompts(N_PROMPTS), SAMPLES)
+    )
+    assert trial.run()
+    assert [one.policy_version for one in trial.loop.evals] == [0, 5, 6]
+    assert len(trial.events("eval.done")) == 7
+    again = Trial(tmp_path, steps=6, resume=True)
+    assert [one.policy_version for one in again.loop.evals] == [0, 5, 6]
+
+
+class Evaluated(Replay):
+    def evaluate(self, weight_version):
+        return EvalReport(policy_version=weight_version, prompts=1, sampled=0.5, greedy=0.5)

@@ -1,0 +1,256 @@
+"""What the step loop keeps in memory after each step, what it owes after a restore from there, and what it costs not
+to have the room."""
+
+import errno
+import json
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.training import step_memory, step_records
+from actors.training.step_records import StepRecords
+from launcher.base.errors import CheckpointError
+from launcher.base.messages import StepReport
+from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.run_files import line_tail
+from launcher.run_files.journal import append_line, read_lines, standing_lines
+from tests.unit.actors.training.test_step_loop import Trial, identical
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", folder)
+    return folder
+
+
+class Ended(Exception):
+    pass
+
+
+def trial_that_ends(root, version, **how):
+    """Stands before the state of that version was kept, or after (`publish` is right before)."""
+
+    def publish(published):
+        if published == version:
+            raise Ended
+
+    return Trial(root, publish=publish, **how)
+
+
+def states(trial):
+    return MemoryStates(trial.paths)
+
+
+def newest(trial):
+    return states(trial).standing(trial.store.list())[-1]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_each_step_is_kept_and_the_same_process_goes_back_to_it(tmp_path):
+    whole = Trial(tmp_path / "whole", steps=7)
+    whole.run()
+    trial = Trial(tmp_path / "back", steps=7)
+    assert trial.run()
+    assert [state.global_step for state in states(trial).standing(trial.store.list())] == [5, 6]
+    restored = trial.loop._checkpointer.load_step(5, trial.model, trial.queue)
+    assert restored.last == trial.reports[5]
+    assert restored.position.next_step == 6
+    trial.loop.restore(restored.position, is_last_step_owed=True)
+    assert trial.run()
+    identical(trial.weights(), whole.weights())
+    identical(trial.training_state(), whole.training_state())
+
+
+def test_a_damaged_state_counts_no_more_and_the_older_one_serves(tmp_path):
+    trial = Trial(tmp_path, steps=7)
+    trial.run()
+    name = "epoch1epochstep1globalstep6"
+    (trial.store.root / name).rename(trial.store.root / f"gone.{name}")
+    checkpointer = trial.loop._checkpointer
+    flip(newest(trial).folder / "training_state.tensors")
+    with pytest.raises(CheckpointError, match="step 6"):
+        checkpointer.load_step(6, trial.model, trial.queue)
+    assert "training_state.tensors was changed" in trial.events("state.damaged")[0]["reason"]
+    assert newest(trial).global_step == 5
+    assert checkpointer.load_step(5, trial.model, trial.queue).position.next_step == 6
+
+
+def test_a_damaged_state_of_a_step_that_the_disk_has_is_no_loss(tmp_path):
+    trial = Trial(tmp_path, steps=7)
+    trial.run()
+    flip(newest(trial).folder / "position.json")
+    restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
+    assert (restored.position.next_step, restored.last) == (7, None)
+
+
+def test_what_was_due_after_the_last_step_is_done_after_a_restore(tmp_path):
+    trial = Trial(tmp_path, steps=7)
+    commit = trial.loop._checkpointer.save
+    trial.loop._checkpointer.save = lambda *_: (_ for _ in ()).throw(Ended)
+    with pytest.raises(Ended):
+        trial.run()
+    assert newest(trial).global_step == 3, "the checkpoint that was due after it is not on the disk"
+    trial.loop._checkpointer.save = commit
+    restored = trial.loop._checkpointer.load_step(3, trial.model, trial.queue)
+    trial.loop.restore(restored.position, is_last_step_owed=True)
+    assert trial.run()
+    assert [checkpoint.global_step for checkpoint in trial.store.list()] == [3, 6]
+
+
+def test_a_step_is_written_down_whatever_became_of_its_weights(tmp_path):
+    trial = trial_that_ends(tmp_path, version=6)
+    with pytest.raises(Ended):
+        trial.run()
+    assert [report.global_step for report in trial.reports] == list(range(6))
+    assert newest(trial).global_step == 5
+    saved = trial.store.list()[-1]
+    assert (saved.global_step, saved.manifest.policy_version) == (5, 6)
+
+
+def test_without_room_the_run_goes_on_and_says_what_it_needs(tmp_path, tiny_disk, monkeypatch):
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tiny_disk.path)
+    trial = Trial(tmp_path, steps=6)
+    assert trial.run()
+    (event,) = trial.events("state.no_room")
+    assert f"need 10 MiB in {tiny_disk.path}; none is kept" in event["reason"]
+    assert not states(trial).root.exists()
+
+
+def test_a_state_that_can_not_be_written_costs_one_event_until_it_can_again(tmp_path, monkeypatch):
+    overwrite, failed = step_memory.overwrite_tensors, []
+
+    def refuse(path, tensors):
+        if len(trial.reports) in (2, 3, 5):
+            failed.append(path)
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return overwrite(path, tensors)
+
+    monkeypatch.setattr(step_memory, "overwrite_tensors", refuse)
+    trial = Trial(tmp_path, steps=6)
+    assert trial.run()
+    assert len(failed) == 3
+    assert [event["global_step"] for event in trial.events("state.failed")] == [2, 5]
+    assert newest(trial).global_step == 4
+
+
+def test_switched_off_nothing_is_kept_and_what_was_kept_goes(tmp_path):
+    trial = Trial(tmp_path, steps=6)
+    assert trial.run()
+    assert states(trial).root.exists()
+    trial.config.recover.memory = False
+    off = Trial(tmp_path, steps=8, memory=False)
+    restored = off.loop._checkpointer.load_step(5, off.model, off.queue)
+    assert restored.last is None
+    off.loop.restore(restored.position)
+    assert off.run()
+    assert not states(off).root.exists()
+
+
+def test_a_trainer_that_ends_with_its_last_step_on_the_disk_leaves_nothing_in_memory(tmp_path):
+    trial = Trial(tmp_path, steps=6)
+    trial.run()
+    trial.loop.forget()
+    assert not states(trial).root.exists()
+    broken = Trial(tmp_path / "full", steps=7)
+    broken.loop._checkpointer.save = lambda *_: None
+    broken.run()
+    broken.loop.forget()
+    assert newest(broken).global_step == 6, "the disk does not hold it"
+
+
+def report(step, *, attempt=1, at=1.0, prompts=("a",)):
+    return StepReport(
+        global_step=step,
+        epoch=0,
+        epoch_step=step,
+        attempt=attempt,
+        policy_version=step + 1,
+        time=at,
+        prompt_ids=prompts,
+        weight_versions=(step,),
+        rollouts_failed=0,
+        rollouts_retried=0,
+        metrics={"rollout/reward": 0.5},
+    )
+
+
+def numbers(path):
+    return [line["global_step"] for line in read_lines(path)]
+
+
+def test_lines_that_a_kill_kept_back_are_written_once(tmp_path):
+    paths = Trial(tmp_path, steps=1).paths
+    records = StepRecords(paths)
+    records.write(report(0))
+    records.complete(report(0))
+    assert numbers(paths.ledger) == numbers(paths.metrics) == [0]
+    records.complete(report(1, at=2.0))
+    assert numbers(paths.ledger) == numbers(paths.metrics) == [0, 1]
+    with paths.ledger.open("a") as file:  # killed between the two files
+        file.write(json.dumps(report(2, at=3.0).ledger_line()) + "\n")
+    records.complete(report(2, at=3.0))
+    assert numbers(paths.ledger) == numbers(paths.metrics) == [0, 1, 2]
+
+
+def test_the_line_of_a_branch_that_was_thrown_away_is_not_taken_for_it(tmp_path):
+    paths = Trial(tmp_path, steps=1).paths
+    records = StepRecords(paths)
+    for step in range(6):
+        records.write(report(step, at=float(step), prompts=("old",)))
+    records.complete(report(3, at=9.0, prompts=("new",)))
+    standing = standing_lines(read_lines(paths.ledger))
+    assert [(line["global_step"], line["prompt_ids"]) for line in standing][-1] == (3, ["new"])
+    assert standing_lines(read_lines(paths.metrics))[-1]["time"] == 9.0
+
+
+@given(steps=st.lists(st.integers(0, 6), max_size=12), asked=st.integers(0, 6), window=st.sampled_from([1, 40, 10**6]))
+def test_the_line_that_stands_is_the_same_from_the_end_of_the_file(tmp_path_factory, steps, asked, window):
+    path = tmp_path_factory.mktemp("lines") / "ledger.jsonl"
+    for number, step in enumerate(steps):
+        append_line(path, {"global_step": step, "number": number})
+        append_line(path, {"event": "no step"})
+    found = [line for line in standing_lines(read_lines(path)) if line["global_step"] == asked]
+    with patch.object(line_tail, "WINDOW", window):
+        assert line_tail.standing_line(path, asked) == (found[-1] if found else None)
+
+
+def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
+    """Of 100,000 steps it was 7 s and 0.3 GB in the trainer at each of its restarts."""
+    path = tmp_path / "ledger.jsonl"
+    line = json.dumps({"global_step": 1, "prompt_ids": ["p"] * 100}) + "\n"
+    path.write_text(line * 20_000 + line.replace("1,", "7,", 1))
+    read, parse = [], line_tail._parse
+    monkeypatch.setattr(line_tail, "_parse", lambda line: read.append(line) or parse(line))
+    assert line_tail.standing_line(path, 7)["global_step"] == 7
+    assert sum(map(len, read)) <= line_tail.WINDOW
+
+
+def test_what_is_kept_of_the_steps_for_a_display_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_records, "MOST_REPORTS", 3)
+    records = StepRecords(Trial(tmp_path, steps=1).paths)
+
+    def steps(*numbers):
+        for number in numbers:
+            records.write(report(number))
+
+    def since(committed):
+        return [one.global_step for one in records.since(committed)]
+
+    steps(0, 1)
+    assert since(0) == [0, 1]
+    steps(2)
+    assert since(2) == [2]
+    steps(3, 4, 5, 6, 7, 8)  # nobody asked for a while
+    assert (since(3), records.committed) == ([6, 7, 8], 9)
+    assert since(9) == since(99) == []

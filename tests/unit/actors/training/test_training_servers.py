@@ -1,0 +1,122 @@
+"""Whom the trainer gives traffic: a server that died while it was asked is neither waited for nor brought back."""
+
+import asyncio
+import dataclasses
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from actors.rollout.live_rollouts import LoopThread
+from actors.rollout.server_pool import ServerPool
+from actors.training.training_servers import TrainingServers
+from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.rollouts import Completion
+from launcher.config.schema import RunConfig
+
+DEADLINE_S = 30.0
+STALE = ServerInfo(name="server-0", index=0, generation=3, state=ServerState.STALE, url="http://gone", weight_version=7)
+DEAD = dataclasses.replace(STALE, state=ServerState.DEAD)
+RIGHT = Completion(token_ids=(2,), logprobs=(-0.5,), finish_reason="stop", weight_version=7, server=STALE.url)
+
+
+class Trial:
+    """The part of it that admits. `answer`: what the server says to the golden prompt, and when."""
+
+    def __init__(self, answer, own=-0.5):
+        self.thread = LoopThread("rollouts")
+        self.pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=1.0)
+        self.loop = SimpleNamespace(weights_lock=threading.RLock())
+        self.asked = threading.Event()
+
+        async def generate(url, **how):
+            self.asked.set()
+            return await answer()
+
+        self._data = SimpleNamespace(golden_prompt=(1,))
+        self._config = RunConfig(experiment_name="admit")
+        self._thread, self._client = self.thread, SimpleNamespace(generate=generate)
+        self._own_logprobs = lambda loop, prompt, tokens: (7, [own])
+
+    def admit(self):
+        return TrainingServers.admit(self, self.loop, STALE)
+
+    def set_servers(self, servers):
+        self.thread.call(self.pool.update(servers))
+
+    def tell(self, server):
+        self.thread.call(self.pool.update([server]))
+
+
+@pytest.fixture
+def trials():
+    made = []
+
+    def make(answer, known=STALE, **how):
+        made.append(Trial(answer, **how))
+        made[-1].tell(known)
+        return made[-1]
+
+    yield make
+    for trial in made:
+        trial.thread.close()
+
+
+async def never():
+    await asyncio.Event().wait()
+
+
+async def right():
+    return RIGHT
+
+
+def test_one_that_answers_right_gets_traffic(trials):
+    trial = trials(right)
+    assert trial.admit() == 0.0
+    assert trial.pool.servers()[0].state is ServerState.READY
+
+
+@pytest.mark.parametrize("known", [DEAD, dataclasses.replace(DEAD, generation=2)])
+def test_the_order_to_admit_it_says_that_it_lives(trials, known):
+    """It was called dead in error, or the trainer has not heard of this life: refused, it would be tried for ever."""
+    trial = trials(right, known)
+    assert trial.admit() == 0.0
+    assert trial.pool.servers() == (dataclasses.replace(STALE, state=ServerState.READY),)
+
+
+def test_one_that_answers_wrong_keeps_no_version(trials):
+    trial = trials(right, own=-5.0)
+    with pytest.raises(WeightsRefused):
+        trial.admit()
+    assert (trial.pool.servers()[0].state, trial.pool.servers()[0].weight_version) == (ServerState.STALE, None)
+
+
+def test_one_whose_machine_is_gone_is_not_waited_for(trials):
+    """Until rollout.request_timeout nothing else was done with the next life of that server."""
+    trial, ended = trials(never), []
+
+    def admit():
+        with pytest.raises(ServerError, match="ended before it answered"):
+            trial.admit()
+        ended.append(True)
+
+    asking = threading.Thread(target=admit, daemon=True)
+    asking.start()
+    assert trial.asked.wait(DEADLINE_S)
+    trial.tell(DEAD)
+    asking.join(DEADLINE_S)
+    assert ended and trial.pool.servers() == (DEAD,)
+
+
+def test_one_that_died_after_its_answer_is_not_brought_back(trials):
+    trial = trials(right)
+
+    def then_it_dies(loop, prompt, tokens):
+        trial.tell(DEAD)
+        return 7, [-0.5]
+
+    trial._own_logprobs = then_it_dies
+    with pytest.raises(ServerError, match="ended meanwhile"):
+        trial.admit()
+    assert trial.pool.servers() == (DEAD,)

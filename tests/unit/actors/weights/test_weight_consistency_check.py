@@ -1,0 +1,36 @@
+"""A server is believed by its log-probs, not by its label."""
+
+import pytest
+
+from actors.weights.weight_consistency_check import golden_distance
+from launcher.base.errors import WeightsRefused
+from launcher.base.rollouts import Completion
+
+
+def answer(*logprobs, version=3):
+    return Completion(token_ids=(7,) * len(logprobs), logprobs=logprobs, weight_version=version, finish_reason="length")
+
+
+def probe(answers, own, limit=1e-5):
+    left = list(answers)
+    return golden_distance(lambda: left.pop(0), own, limit=limit, name="server-1")
+
+
+def test_the_same_weights_pass():
+    assert probe([answer(-1.0, -2.0)], lambda ids: (3, [-1.0, -2.000001])) < 1e-5
+
+
+@pytest.mark.parametrize("own", [[-1.0, -2.01], [-1.0, float("nan")]])
+def test_other_weights_under_the_right_label_are_refused(own):
+    with pytest.raises(WeightsRefused, match="server-1 says weight version 3, but its log-probs are"):
+        probe([answer(-1.0, -2.0)], lambda ids: (3, own))
+
+
+def test_an_answer_from_the_version_before_is_asked_for_again():
+    answers = [answer(-9.0, version=2), answer(-1.0, version=3)]
+    assert probe(answers, lambda ids: (3, [-1.0])) == 0.0
+
+
+def test_a_label_that_never_is_ours_is_refused():
+    with pytest.raises(WeightsRefused, match="version 2, not 3"):
+        probe([answer(-1.0, version=2)] * 3, lambda ids: (3, [-1.0]))

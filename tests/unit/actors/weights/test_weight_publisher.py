@@ -1,0 +1,266 @@
+"""New weights reach every server that takes them, and only those that confirmed get traffic."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import SGLangClient
+from actors.weights import weight_publisher
+from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.messages import ServerInfo, ServerState
+from tests.programs import stand_in_server
+from tests.unit.actors.rollout.test_rollout import fault
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def servers():
+    with (
+        stand_in_server.running("--weight-version", "0") as one,
+        stand_in_server.running("--weight-version", "0") as two,
+    ):
+        yield one, two
+
+
+def export(folder):
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 60}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+
+
+def publish(urls, version, *, folders, before=None):
+    """Publish once to fresh servers; the pool's word on each afterwards."""
+
+    async def scenario():
+        async with SGLangClient() as client:
+            pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=1)
+            await pool.update(
+                ServerInfo(
+                    name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0
+                )
+                for i, url in enumerate(urls)
+            )
+            for url, body in before or []:
+                await fault(url, body)
+            publisher = WeightPublisher(
+                client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}, tp_size=1, timeout_s=2
+            )
+            try:
+                await publisher.publish(version)
+            finally:
+                states = [(s.state, s.weight_version) for s in pool.servers()]
+            return states
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_every_server_confirms_the_version(servers, tmp_path, on_disk):
+    folders = WeightFolders(tmp_path / "weights", export) if on_disk else None
+    assert publish(servers, 4, folders=folders) == [(ServerState.READY, 4)] * 2
+
+
+def test_a_server_that_refuses_is_stale_and_does_not_hold_up_the_other(servers, tmp_path):
+    refuse = {"kind": "500", "path": "/update_weights_from_disk", "times": 1}
+    states = publish(servers, 4, folders=WeightFolders(tmp_path / "w", export), before=[(servers[0], refuse)])
+    assert states == [(ServerState.STALE, 0), (ServerState.READY, 4)]
+
+
+def test_a_server_that_is_not_there_is_stale_and_does_not_hold_up_the_other(servers, tmp_path):
+    states = publish(["http://127.0.0.1:9", servers[1]], 4, folders=WeightFolders(tmp_path / "w", export))
+    assert states == [(ServerState.STALE, 0), (ServerState.READY, 4)]
+
+
+def test_no_server_that_takes_them_halts_with_each_ones_reason(tmp_path):
+    with pytest.raises(WeightsRefused, match=r"version 4: server-0: POST .*server-1: POST"):
+        publish(["http://127.0.0.1:9", "http://127.0.0.1:7"], 4, folders=WeightFolders(tmp_path / "w", export))
+
+
+def test_folders_are_whole_and_only_the_newest_stay(tmp_path):
+    folders = WeightFolders(tmp_path / "w", export)
+    for version in range(5):
+        folders.write(version)
+        folders.forget_before(version)
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["v3", "v4"]
+    folders.remove()
+    assert not (tmp_path / "w").exists()
+
+
+def test_what_an_earlier_attempt_left_is_cleared(tmp_path):
+    WeightFolders(tmp_path / "w", export).write(9)
+    WeightFolders(tmp_path / "w", export)
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_a_full_memory_leaves_nothing_half_written_and_names_the_way_out(tmp_path):
+    def half(folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    folders = WeightFolders(tmp_path / "w", half)
+    with pytest.raises(WeightsRefused, match=r"No space left[\s\S]*weight_update_mode"):
+        folders.write(1)
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+# ── one that stalls ──
+
+
+@contextlib.asynccontextmanager
+async def publishing_to(urls, folders, *, timeout_s):
+    """A publisher, and its pool of READY servers at version 0."""
+    async with SGLangClient() as client:
+        pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=DEADLINE_S)
+        await pool.update(
+            ServerInfo(name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
+            for i, url in enumerate(urls)
+        )
+        publisher = WeightPublisher(
+            client, pool, folders=folders, weights=lambda: {"w": torch.zeros(3)}, tp_size=1, timeout_s=timeout_s
+        )
+        yield publisher, pool
+        await publisher.close()
+
+
+async def until(holds):
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def word(pool):
+    return [(s.state, s.weight_version) for s in pool.servers()]
+
+
+STALLS = {"kind": "slow", "path": "/update_weights_from_disk", "times": 1, "seconds": 10_000}
+
+
+def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_whole_deadline(servers, tmp_path, monkeypatch):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            async with asyncio.timeout(DEADLINE_S):  # far below the server's own
+                await publisher.publish(1)
+            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+            assert publisher.loading() == ("server-0",)
+            async with pool.lease(1) as leased:
+                assert leased.name == "server-1", "traffic starts"
+            monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
+            async with asyncio.timeout(DEADLINE_S):  # it is not waited for again
+                for version in range(2, 6):
+                    await publisher.publish(version)
+            assert (tmp_path / "w" / "v1").is_dir(), "it may still be reading that"
+            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 5)]
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_late_gets_the_newest_next_and_then_traffic(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS | {"seconds": 4})
+            await publisher.publish(1)
+            await publisher.publish(2)
+            assert word(pool)[0] == (ServerState.STALE, 0)
+            await until(lambda: word(pool) == [(ServerState.READY, 2)] * 2)
+            await until(lambda: publisher.loading() == ())
+
+    asyncio.run(scenario())
+
+
+def test_one_that_misses_its_deadline_stays_stale_with_the_reason_and_is_somebody_elses_to_mend(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            await publisher.publish(1)
+            await until(lambda: publisher.loading() == ())
+            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+            assert "no answer within 2 s" in pool.servers()[0].reason
+
+    asyncio.run(scenario())
+
+
+def test_a_restore_ends_what_is_still_loading(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            await publisher.publish(1)
+            await publisher.begin(2)
+            await publisher.publish(1)
+            assert pool.servers()[1].lineage == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_a_life_that_is_over_was_sent_says_nothing_of_the_next(servers, tmp_path):
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            await publisher.publish(1)
+            await pool.update([dataclasses.replace(pool.servers()[0], generation=1, state=ServerState.READY)])
+            await until(lambda: publisher.loading() == ())
+            assert word(pool)[0] == (ServerState.READY, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_publish_does_not_wait_for_a_server_whose_machine_is_gone(servers, tmp_path):
+    """Nothing breaks its connection; alone in the fleet it held the step for the whole deadline."""
+
+    async def scenario():
+        async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=7200) as (
+            publisher,
+            pool,
+        ):
+            await fault(servers[0], STALLS)
+            publishing = asyncio.create_task(publisher.publish(1))
+            await until(lambda: publisher.loading() == ("server-0",))
+            dead = dataclasses.replace(pool.servers()[0], state=ServerState.DEAD)
+            await pool.update([dead])
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(WeightsRefused, match="no server took"):
+                    await publishing
+            assert pool.servers() == (dead,)
+
+    asyncio.run(scenario())
+
+
+def test_whoever_sends_weights_to_one_server_does_not_wait_for_a_life_that_is_over(servers, tmp_path):
+    async def scenario():
+        folders = WeightFolders(tmp_path / "w", export)
+        async with publishing_to(servers[:1], folders, timeout_s=7200) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            alive = pool.servers()[0]
+            sending = asyncio.create_task(publisher.send_to(alive, await publisher.prepare(1), 1))
+            await until(lambda: pool.servers()[0].state is ServerState.STALE)
+            dead = dataclasses.replace(alive, state=ServerState.DEAD)
+            await pool.update([dead])
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(ServerError, match="ended"):
+                    await sending
+            assert pool.servers() == (dead,)
+            await pool.update([dataclasses.replace(dead, generation=1, state=ServerState.STALE)])
+            with pytest.raises(ServerError, match="ended"):  # a late order
+                await publisher.send_to(alive, await publisher.prepare(1), 1)
+            assert pool.servers()[0].generation == 1
+
+    asyncio.run(scenario())
+
+
+def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
+    async def scenario():
+        folders = WeightFolders(tmp_path / "w", export)
+        async with publishing_to(servers[:1], folders, timeout_s=DEADLINE_S) as (publisher, pool):
+            alive = pool.servers()[0]
+            await pool.update([dataclasses.replace(alive, state=ServerState.DEAD)])
+            await publisher.send_to(alive, await publisher.prepare(1), 1)
+            assert word(pool) == [(ServerState.STALE, 1)]
+
+    asyncio.run(scenario())

@@ -1,0 +1,383 @@
+"""CheckpointStore: what is whole, what is refused and by what name, and what retention may remove."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.base import durable
+from launcher.base.errors import CheckpointError
+from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointState, CheckpointStore
+from launcher.checkpoints.manifest import Manifest
+
+FINGERPRINT = {"experiment_name": "exp", "gconfig.n_samples": 8}
+FILES = {"model.safetensors": b"w" * 3000, "config.json": b"{}", "state/optimizer.bin": b"o" * 500}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "default", clock=lambda: 1700000000.0)
+
+
+def name_of(step):
+    return CheckpointName(epoch=step // 10, epoch_step=step % 10, global_step=step)
+
+
+def fill(folder, step=0):
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data + str(step).encode())
+
+
+def save(store, step, *, keep=False, reward=0.5):
+    with store.staging(name_of(step)) as staged:
+        fill(staged, step)
+        return commit(store, staged, step, keep=keep, reward=reward)
+
+
+def commit(store, staged, step, *, keep=False, reward=0.5):
+    return store.commit(
+        staged,
+        global_step=step,
+        policy_version=step + 1,
+        config_fingerprint=FINGERPRINT,
+        health={"reward_mean": reward, "verdict": "HEALTHY"},
+        keep=keep,
+    )
+
+
+def steps_of(store):
+    return [checkpoint.global_step for checkpoint in store.list()]
+
+
+def hidden(store):
+    return [path.name for path in store.root.iterdir() if path.name.startswith(".")]
+
+
+def test_a_checkpoint_is_where_areal_looks_for_it_and_says_what_it_is(store):
+    checkpoint = save(store, 13)
+    assert checkpoint.path == store.root / "epoch1epochstep3globalstep13"
+    manifest = json.loads((checkpoint.path / "manifest.json").read_text())
+    assert set(manifest) == {
+        "format",
+        "global_step",
+        "policy_version",
+        "created_at",
+        "files",
+        "config_fingerprint",
+        "health",
+    }
+    assert manifest["global_step"] == 13 and manifest["policy_version"] == 14
+    assert manifest["config_fingerprint"] == FINGERPRINT
+    assert set(manifest["files"]) == set(FILES)
+    content = FILES["config.json"] + b"13"
+    assert manifest["files"]["config.json"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert store.verify(checkpoint) == ()
+    assert hidden(store) == []
+
+
+def test_asking_creates_nothing(store):
+    assert store.list() == () and store.latest_whole().checkpoint is None and store.prune(1) == ()
+    assert not store.root.parent.joinpath("default").exists()
+
+
+def test_staged_is_not_yet_a_checkpoint(store):
+    staged = store.stage(name_of(0))
+    fill(staged)
+    assert store.list() == ()
+    assert staged.stat().st_dev == store.root.stat().st_dev
+
+
+def test_list_is_by_step_not_by_text(store):
+    for step in (9, 100, 20):
+        save(store, step)
+    assert steps_of(store) == [9, 20, 100]
+    assert store.find(20).global_step == 20 and store.find(21) is None
+
+
+def test_everything_is_on_the_disk_before_the_name_is(store, monkeypatch):
+    """A rename that reaches the disk before the data is the classic empty checkpoint after a power cut."""
+    done = []
+    real_fsync, real_rename = os.fsync, Path.rename
+
+    def fsync(fd):
+        done.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real_fsync(fd)
+
+    def rename(self, target):
+        done.append(("rename", self))
+        return real_rename(self, target)
+
+    monkeypatch.setattr(durable.os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    staged = store.stage(name_of(0))
+    fill(staged)
+    commit(store, staged, 0)
+    renamed_at = done.index(("rename", staged))
+    written = {staged / name for name in (*FILES, "manifest.json")} | {staged, staged / "state"}
+    assert written <= set(done[:renamed_at])
+    assert store.root in done[renamed_at:]
+
+
+def test_a_commit_never_overwrites_a_whole_checkpoint(store):
+    first = save(store, 3)
+    with pytest.raises(CheckpointError, match="epoch0epochstep3globalstep3 is committed already and whole"):
+        save(store, 3)
+    assert store.verify(first) == () and hidden(store) == []
+
+
+def test_a_damaged_checkpoint_of_the_same_name_is_set_aside_not_lost(store):
+    first = save(store, 3)
+    (first.path / "config.json").unlink()
+    second = save(store, 3)
+    assert store.verify(second) == ()
+    (aside,) = (store.root / "set_aside").iterdir()
+    assert aside.name == "epoch0epochstep3globalstep3.damaged-1"
+    assert (aside / "model.safetensors").exists() and not (aside / "config.json").exists()
+
+
+def test_what_a_restore_threw_away_makes_room_for_the_same_steps(store):
+    for step in (1, 2, 3):
+        save(store, step)
+    moved = store.set_aside_after(1)
+    assert [path.name.split(".")[0][-1] for path in moved] == ["3", "2"]
+    assert steps_of(store) == [1]
+    save(store, 2)
+    store.set_aside_after(-1)
+    assert steps_of(store) == []
+    assert len(list((store.root / "set_aside").iterdir())) == 4
+
+
+def test_what_another_process_has_put_aside_meanwhile_is_no_failure(store, tmp_path, monkeypatch):
+    """The Coordinator condemns while the trainer goes back: a restore that failed for it would accuse a sound step."""
+    for step in (1, 2, 3):
+        save(store, step)
+    listed = store.list()
+    CheckpointStore(store.root).condemn_after(2)
+    monkeypatch.setattr(store, "list", lambda: listed)  # as it was before
+    assert [path.name.partition(".")[0] for path in store.set_aside_after(1)] == [str(name_of(2))]
+    aside = sorted(path.name.partition(".")[2] for path in (store.root / "set_aside").iterdir())
+    assert aside == ["condemned-1", "superseded-1"]
+
+
+def test_only_what_was_staged_here_for_that_step_can_be_committed(store, tmp_path):
+    staged = store.stage(name_of(4))
+    fill(staged)
+    with pytest.raises(CheckpointError, match="not staged here for step 5"):
+        commit(store, staged, 5)
+    with pytest.raises(CheckpointError, match="not staged here"):
+        commit(store, tmp_path, 5)
+
+
+def test_an_empty_folder_or_a_link_is_not_a_checkpoint(store, tmp_path):
+    with pytest.raises(CheckpointError, match="holds no files"):
+        commit(store, store.stage(name_of(0)), 0)
+    staged = store.stage(name_of(0))
+    (staged / "model.safetensors").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a plain file"):
+        commit(store, staged, 0)
+    assert hidden(store) == [] and store.list() == ()
+
+
+def truncate(path):
+    (path / "model.safetensors").open("r+b").truncate(2999)
+
+
+def flip_one_bit(path):
+    file = path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[1234] ^= 1
+    file.write_bytes(data)
+
+
+def lose_a_file(path):
+    (path / "state" / "optimizer.bin").unlink()
+
+
+def half_manifest(path):
+    file = path / "manifest.json"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def edit_manifest(**changes):
+    def damage(path):
+        file = path / "manifest.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return damage
+
+
+def empty(path):
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def lose_manifest(path):
+    (path / "manifest.json").unlink()
+
+
+def make_unreadable_file(path):
+    (path / "config.json").unlink()
+    (path / "config.json").mkdir()
+
+
+DAMAGES = [
+    (truncate, r"model\.safetensors has 2999 bytes, its manifest says 3001"),
+    (flip_one_bit, r"model\.safetensors was changed: its SHA-256"),
+    (lose_a_file, r"state/optimizer\.bin is missing"),
+    (half_manifest, r"globalstep7/manifest\.json is not a whole manifest"),
+    (edit_manifest(global_step=6), r"globalstep7/manifest\.json is of step 6"),
+    (edit_manifest(global_step="7"), r"global_step is '7', not an integer"),
+    (edit_manifest(policy_version=None), r"policy_version is None"),
+    (edit_manifest(created_at="noon"), r"created_at is 'noon'"),
+    (edit_manifest(health=3), r"health is not an object"),
+    (edit_manifest(files={}), r"lists no files"),
+    (edit_manifest(files={"../../x": {"bytes": 1, "sha256": ""}}), r"leads out of the checkpoint"),
+    (edit_manifest(files={"/etc/passwd": {"bytes": 1, "sha256": ""}}), r"leads out of the checkpoint"),
+    (edit_manifest(files={"config.json": {"bytes": 1}}), r"not a whole manifest"),
+    (edit_manifest(format="grpo-checkpoint/9"), r"format is 'grpo-checkpoint/9'"),
+    (edit_manifest(surprise=1), r"unexpected keyword argument 'surprise'"),
+    (empty, r"globalstep7 is empty"),
+    (lose_manifest, r"globalstep7 has no manifest\.json"),
+    (make_unreadable_file, r"config\.json"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[message for _, message in DAMAGES])
+def test_every_damage_is_refused_by_name_and_the_older_one_is_used(store, damage, message):
+    save(store, 6)
+    damaged = save(store, 7)
+    damage(damaged.path)
+    with pytest.raises(CheckpointError, match=message):
+        store.verify(damaged)
+    newest = CheckpointStore(store.root).latest_whole()
+    assert newest.checkpoint.global_step == 6
+    (skipped,) = newest.skipped
+    assert skipped.checkpoint.global_step == 7 and re.search(message, skipped.reason)
+
+
+def test_extra_files_are_said_not_refused(store):
+    checkpoint = save(store, 0)
+    (checkpoint.path / "notes.txt").write_text("kept for the paper")
+    assert store.verify(checkpoint) == ("notes.txt",)
+
+
+def test_areals_own_folders_are_listed_as_unverified(store):
+    folder = store.root / "epoch0epochstep9globalstep9"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x")
+    (store.root / "recover_checkpoint").mkdir()
+    (store.root / "weight_update_v3").mkdir()
+    (store.root / "epoch0epochstep1globalstep1").write_text("a file, not a folder")
+    (checkpoint,) = store.list()
+    assert checkpoint.state is CheckpointState.UNVERIFIED and checkpoint.manifest is None
+    newest = store.latest_whole()
+    assert newest.checkpoint is None and "no manifest.json" in newest.skipped[0].reason
+
+
+def test_retention_keeps_the_last_the_marked_and_nothing_else(store):
+    for step in range(8):
+        save(store, step, keep=step in (0, 3))
+    removed = store.prune(keep_last=2)
+    assert steps_of(store) == [0, 3, 6, 7]
+    assert sorted(checkpoint.global_step for checkpoint in removed) == [1, 2, 4, 5]
+    assert [checkpoint.keep for checkpoint in store.list()] == [True, True, False, False]
+    assert hidden(store) == []
+
+
+def test_retention_does_not_count_a_damaged_one_as_safe(store):
+    for step in range(4):
+        save(store, step)
+    flip_one_bit(store.list()[3].path)
+    truncate(store.list()[2].path)
+    CheckpointStore(store.root).prune(keep_last=1)
+    assert steps_of(store) == [1, 2, 3]
+    assert CheckpointStore(store.root).latest_whole().checkpoint.global_step == 1
+
+
+def test_retention_of_none_is_a_mistake(store):
+    save(store, 0)
+    with pytest.raises(ValueError, match="keep_last=0"):
+        store.prune(keep_last=0)
+
+
+def test_retention_thins_what_restores_set_aside_but_not_what_is_marked_or_damaged(store):
+    for step in range(4):
+        save(store, step, keep=step == 0)
+    store.set_aside_after(-1)
+    flip_one_bit(save(store, 9).path)
+    save(store, 9)
+    store.prune(keep_last=1)
+    left = sorted(path.name for path in (store.root / "set_aside").iterdir())
+    assert len(left) == 3
+    assert left[0] == "epoch0epochstep0globalstep0.superseded-1"
+    assert left[-1] == "epoch0epochstep9globalstep9.damaged-1"
+
+
+def test_leftovers_of_a_crash_go_with_the_next_save_not_with_a_reader(store):
+    save(store, 0)
+    (store.root / ".staging-epoch0epochstep1globalstep1-dead").mkdir()
+    (store.root / ".trash-epoch0epochstep1globalstep1-dead").mkdir()
+    CheckpointStore(store.root).latest_whole()
+    assert len(hidden(store)) == 2
+    staged = CheckpointStore(store.root).stage(name_of(2))
+    assert hidden(store) == [staged.name]
+
+
+def test_a_failing_writer_leaves_nothing_and_becomes_a_checkpoint_error(store):
+    save(store, 0)
+    with (
+        pytest.raises(CheckpointError, match=r"globalstep1 was not written.*serializer broke") as caught,
+        store.staging(name_of(1)) as staged,
+    ):
+        (staged / "model.safetensors").write_bytes(b"half")
+        raise RuntimeError("serializer broke")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert steps_of(store) == [0] and hidden(store) == []
+
+
+def test_an_interrupt_in_a_save_stays_an_interrupt(store):
+    with pytest.raises(KeyboardInterrupt), store.staging(name_of(1)):
+        raise KeyboardInterrupt
+    assert hidden(store) == []
+
+
+@pytest.mark.parametrize("room", [0, 1000, 4000, 8000, 12000, 16000])
+def test_a_full_disk_costs_the_new_checkpoint_and_no_old_one(tiny_disk, room):
+    store = CheckpointStore(tiny_disk / "default")
+    save(store, 0)
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(b"\0" * max(0, tiny_disk.free() - room))
+    with pytest.raises(CheckpointError, match=r"globalstep1 was not written.*No space left") as caught:
+        save(store, 1)
+    assert "make room" in caught.value.hint
+    assert hidden(store) == [] and steps_of(store) == [0]
+    ballast.unlink()
+    save(store, 1)
+    assert store.latest_whole().checkpoint.global_step == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write here")
+def test_a_folder_that_may_not_be_written(store, tmp_path):
+    save(store, 0)
+    for folder in (*tmp_path.parents, tmp_path):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tmp_path.parent.parent):
+            folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(CheckpointError, match=r"was not written.*Permission denied") as caught:
+            save(store, 1)
+    finally:
+        os.seteuid(0)
+    assert "permissions" in caught.value.hint
+    assert steps_of(store) == [0]
+
+
+def test_a_manifest_survives_its_own_encoding(store):
+    checkpoint = save(store, 5)
+    assert Manifest.read(checkpoint.path) == checkpoint.manifest
+    assert checkpoint.manifest.total_bytes == sum(len(data) + 1 for data in FILES.values())

@@ -1,0 +1,206 @@
+"""States in memory: whole or passed over, only this run's, only beside the checkpoints that they were kept beside."""
+
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from actors.model.stored_tensors import overwrite_tensors
+from launcher.base.errors import CheckpointError, ConfigError
+from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import MemoryStates, StateFacts, check, write_small
+from launcher.checkpoints.restore_candidates import Shelf
+from launcher.checkpoints.resume_decision import resume_point
+from launcher.config.fingerprint import config_fingerprint
+from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path, monkeypatch):
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", folder)
+    return folder
+
+
+class Run:
+    """A trial with checkpoints on the disk and states in memory, all of them tiny."""
+
+    def __init__(self, root):
+        self.config = RunConfig(experiment_name="states", train_dataset=DatasetConfig(path="none", batch_size=4))
+        self.config.gconfig.n_samples = 2
+        self.config.actor.path = self.config.ref.path = "model"
+        self.config.cluster.fileroot = str(root)
+        self.paths = RunPaths.of(self.config)
+        self.paths.prepare()
+        Journal(self.paths.events, 1, time.time).record("run.started")
+        self.store = CheckpointStore(self.paths.default_checkpoints)
+        self.states = MemoryStates(self.paths)
+
+    def save(self, step):
+        with self.store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
+            (staged / "model.safetensors").write_bytes(b"weights")
+            self.store.commit(
+                staged,
+                global_step=step,
+                policy_version=step + 1,
+                config_fingerprint=config_fingerprint(self.config),
+                health={},
+                keep=False,
+            )
+
+    def keep(self, step, slots=2):
+        newest = self.store.list()[-1] if self.store.list() else None
+        folder = self.states.begin(slots)
+        files = {"tensors": write_small(folder / "tensors", {"step": step, "filling": "x" * 1000})}
+        facts = StateFacts(
+            global_step=step,
+            epoch=0,
+            epoch_step=step,
+            policy_version=step + 1,
+            run=self.states.run_began(),
+            base=None if newest is None else str(newest),
+            base_made_at=None if newest is None else newest.manifest.created_at,
+            config_fingerprint=config_fingerprint(self.config),
+        )
+        self.states.commit(folder, facts, files)
+        return folder
+
+    def standing(self):
+        return [state.global_step for state in self.states.standing(self.store.list())]
+
+    def newest_whole(self):
+        state = self.states.newest_whole(self.store.list())
+        return None if state is None else state.global_step
+
+    def facts(self):
+        return [(f.global_step, f.in_memory) for f in Shelf(self.config, self.paths).facts({}, healthy_until=-1)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run")
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_older_of_two_slots_is_overwritten(run):
+    assert run.standing() == [] and run.newest_whole() is None
+    folders = [run.keep(step) for step in range(5)]
+    assert run.standing() == [3, 4]
+    assert folders[0] == folders[2] == folders[4] != folders[1] == folders[3]
+    run.states.begin(2)  # and killed there
+    assert run.standing() == [4]
+
+
+def test_with_room_for_one_there_is_one(run):
+    run.keep(0, slots=1)
+    run.keep(1, slots=1)
+    assert run.standing() == [1]
+
+
+@pytest.mark.parametrize("harm", [flip, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+def test_a_damaged_state_is_passed_over_for_the_older_one(run, harm):
+    run.keep(7)
+    folder = run.keep(8)
+    harm(folder / "tensors")
+    assert run.newest_whole() == 7
+    newest = run.states.standing(())[-1]
+    with pytest.raises(CheckpointError, match=str(folder / "tensors")):
+        newest.verify()
+    harm(folder / "manifest.json")
+    assert run.newest_whole() == 7
+
+
+def test_states_of_another_run_of_the_same_name_do_not_count(run, tmp_path):
+    run.keep(3)
+    shutil.rmtree(tmp_path / "run")
+    again = Run(tmp_path / "run")
+    assert again.standing() == []
+    assert resume_point(again.config, again.paths) is None
+
+
+def test_whoever_removes_the_newest_checkpoint_goes_back_to_the_one_before(run):
+    run.save(19)
+    run.save(39)
+    run.keep(44)
+    assert run.standing() == [44]
+    shutil.rmtree(run.store.list()[-1].path)
+    assert run.standing() == []
+    assert resume_point(run.config, run.paths).global_step == 19
+
+
+def test_a_checkpoint_that_is_torn_does_not_take_the_state_beside_it_away(run):
+    run.save(19)
+    run.keep(24)
+    newest = run.store.list()[-1].path
+    (newest / "manifest.json").write_bytes(b"{")
+    (newest / "model.safetensors").write_bytes(b"wei")
+    assert resume_point(run.config, run.paths).global_step == 24
+
+
+def test_a_resume_takes_the_newer_of_disk_and_memory(run):
+    run.save(19)
+    run.keep(18)
+    assert resume_point(run.config, run.paths).path.name.endswith("globalstep19")
+    run.keep(20)
+    assert str(resume_point(run.config, run.paths)) == "the state after step 20 in memory"
+    run.config.recover.memory = False
+    assert resume_point(run.config, run.paths).global_step == 19
+
+
+def test_the_rules_of_a_resume_are_those_of_a_checkpoint(run):
+    folder = run.keep(5)
+    run.config.gconfig.n_samples = 4
+    with pytest.raises(ConfigError, match=r"step 5 in memory was made with other settings: gconfig.n_samples was 2"):
+        resume_point(run.config, run.paths)
+    run.config.recover.mode = "off"
+    with pytest.raises(ConfigError, match=f"recover.mode=off, but {folder}"):
+        resume_point(run.config, run.paths)
+
+
+def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
+    run.save(19)
+    run.keep(18)
+    run.keep(19)
+    assert run.facts() == [(19, False), (18, True)]
+    run.keep(20)
+    run.keep(21)
+    assert run.facts() == [(19, False), (20, True), (21, True)]
+    shelf = Shelf(run.config, run.paths)
+    assert shelf.newest_model({}).global_step == 19
+    assert shelf.condemn_after(20) == ()
+    assert run.facts() == [(19, False), (20, True)]
+    assert shelf.condemn_after(18) == ("epoch0epochstep19globalstep19.condemned-1",)
+    assert run.facts() == []
+    run.keep(19)
+    run.config.recover.memory = False
+    assert run.facts() == []
+
+
+def test_how_many_fit(run, tiny_disk, monkeypatch):
+    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tiny_disk.path)
+    states = MemoryStates(run.paths)
+    assert [states.slots_that_fit(kib * 1024, 2**40) for kib in (10, 300, 600)] == [2, 1, 0]
+    states.root.mkdir()
+    (states.root / "filling").write_bytes(b"x" * 300 * 1024)
+    assert states.slots_that_fit(200 * 1024, 2**40) == 2, "what lies there already makes room"
+
+
+def test_a_smaller_file_of_tensors_over_a_larger_one_is_whole(tmp_path):
+    path = tmp_path / "state.tensors"
+    large = {"w": torch.randn(7, 3), "random": torch.arange(5, dtype=torch.uint8), "flag": torch.tensor(2.5)}
+    for tensors in (large, {"w": torch.randn(2).t(), "none": torch.zeros(0)}):
+        assert overwrite_tensors(path, tensors) == check(path)
+        found = load_file(path)
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -1,0 +1,149 @@
+"""What a run's files tell of its health, dead or alive: the damage that stands, and the state of each checkpoint."""
+
+import pytest
+
+from launcher.checkpoints.recorded_health import read_past, seen_ever
+from launcher.config.supervision import RestoreConfig, RewardHealthConfig
+from launcher.policy.checkpoint_status import Damage, Standing, judge
+from launcher.policy.reward_health import RewardPoint
+from tests.support.checkpoint_makers import trial_paths, write_rewards
+
+HEALTHY = [0.5, 0.55, 0.48, 0.52, 0.5] * 8
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = trial_paths(tmp_path)
+    paths.prepare()
+    return paths
+
+
+def began(number, onset, *, cause="reward_collapse", at=1100.0):
+    event = {"event": "incident.began", "time": at, "incident": number, "cause": cause, "subject": "policy"}
+    return event | {"onset_step": onset, "reason": "it fell"}
+
+
+def ended(number, *, mended, at=1101.0):
+    return {"event": "incident.ended", "time": at, "incident": number, "is_mended": mended}
+
+
+def restored(step, *, at=1100.5, event="trainer.restored"):
+    return {"event": event, "time": at, "global_step": step}
+
+
+def test_a_run_without_files_tells_nothing(paths):
+    past = read_past(paths)
+    assert (past.rewards, past.damage, past.last_step) == ((), None, -1)
+
+
+def test_a_healthy_run_has_no_damage(paths):
+    write_rewards(paths, HEALTHY)
+    past = read_past(paths)
+    assert (past.damage, past.last_step) == (None, 39)
+    assert past.reward_around(2) == pytest.approx(sum(HEALTHY[:8]) / 8)
+    assert past.reward_around(60) is None
+
+
+@pytest.mark.parametrize(("cause", "first"), [("reward_collapse", 29), ("nonfinite", 29), ("verifier_broken", 30)])
+def test_an_open_incident_is_damage_from_where_its_cause_begins(paths, cause, first):
+    write_rewards(paths, HEALTHY, events=[began(1, 30, cause=cause), ended(1, mended=False)])
+    damage = read_past(paths).damage
+    assert (damage.onset_step, damage.first_step) == (30, first)
+    assert damage.source == f"incident 1, {cause}"
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        [ended(1, mended=True)],
+        [restored(28)],
+        [restored(28, event="trainer.loaded")],
+        [restored(28, event="recovery.taken")],
+    ],
+)
+def test_what_was_mended_or_gone_back_before_is_no_damage(paths, over):
+    write_rewards(paths, HEALTHY[:29], events=[began(1, 30), *over])
+    assert read_past(paths).damage is None
+
+
+def test_a_restore_into_the_damage_takes_nothing_back(paths):
+    write_rewards(paths, HEALTHY, events=[began(1, 30), restored(33)])
+    assert read_past(paths).damage.onset_step == 30
+
+
+def test_an_incident_that_touched_no_weights_is_no_damage(paths):
+    write_rewards(paths, HEALTHY, events=[began(1, None, cause="server_crash"), ended(1, mended=False)])
+    assert read_past(paths).damage is None
+
+
+def test_a_restore_takes_back_the_steps_after_it_before_they_are_repeated(paths):
+    write_rewards(paths, HEALTHY, events=[restored(20, at=2000.0)])
+    assert read_past(paths).last_step == 20
+
+
+def test_what_no_detector_watched_is_found_in_the_rewards(paths):
+    write_rewards(paths, [*HEALTHY, *[0.0] * 12])
+    damage = read_past(paths).damage
+    assert damage.onset_step == 40 and damage.first_step == 39
+    assert damage.source == "the rewards, as read now"
+
+
+def test_the_run_s_own_settings_hold(paths):
+    write_rewards(paths, [*HEALTHY, *[0.0] * 12])
+    section = (
+        "reward_health: {zero_breaker_steps: null, fall_threshold: null, no_such: 1}\nrestore: {good_after_steps: 3}"
+    )
+    paths.config.write_text(section)
+    past = read_past(paths)
+    assert (past.damage, past.settings.good_after_steps) == (None, 3)
+    for broken in ("- 1", "{", "restore: 3"):
+        paths.config.write_text(broken)
+        assert read_past(paths).settings == RestoreConfig()
+
+
+def points(rewards):
+    return [RewardPoint(step=i, mean=x, low=0.0, high=float(x > 0)) for i, x in enumerate(rewards)]
+
+
+@pytest.mark.parametrize("after", [[0.0] * 300, [0.1, 0.12] * 150, [0.0] * 40 + HEALTHY * 3])
+def test_a_collapse_of_long_ago_is_found_too(after):
+    """At the end of such a series everything has been flat, or well, for longer than any detector looks back."""
+    damage = seen_ever(points([*HEALTHY, *after]), RewardHealthConfig())
+    assert damage is not None and abs(damage.onset_step - 40) <= 2
+
+
+def test_a_healthy_series_stays_one_however_it_is_cut():
+    assert seen_ever(points(HEALTHY * 20), RewardHealthConfig()) is None
+
+
+# ── the state of a checkpoint ──
+
+DAMAGE = Damage(onset_step=30, first_step=29, reason="it fell", source="")
+
+
+def state(step, *, damage=None, last_step=40, **known):
+    facts = {"is_vouched": True, "problem": "", "set_aside_as": ""} | known
+    return judge(step, damage=damage, last_step=last_step, settings=RestoreConfig(good_after_steps=10), **facts)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (state(30), Standing.GOOD),
+        (state(31), Standing.CANDIDATE),
+        (state(45), Standing.CANDIDATE),
+        (state(18, damage=DAMAGE), Standing.GOOD),
+        (state(19, damage=DAMAGE), Standing.CANDIDATE),
+        (state(28, damage=DAMAGE), Standing.CANDIDATE),
+        (state(29, damage=DAMAGE), Standing.CONDEMNED),
+        (state(29, damage=DAMAGE, is_vouched=False), Standing.CONDEMNED),
+        (state(3, set_aside_as="condemned"), Standing.CONDEMNED),
+        (state(3, set_aside_as="superseded"), Standing.UNVERIFIED),
+        (state(3, is_vouched=False), Standing.UNVERIFIED),
+        (state(3, problem="torn"), Standing.UNVERIFIED),
+        (state(3, last_step=-1), Standing.CANDIDATE),
+    ],
+)
+def test_the_state_follows_from_what_is_known(found, expected):
+    assert found.standing is expected
+    assert found.reason

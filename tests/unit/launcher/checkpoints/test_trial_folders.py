@@ -1,0 +1,83 @@
+"""Where a trial lies, in three layouts; and which name is wrong where it doesn't, with what there is instead."""
+
+import pytest
+
+from launcher.base.errors import ConfigError, UsageError
+from launcher.checkpoints.trial_folders import find_trial
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_areal, snapshot
+
+
+def place(root, path):
+    (root / path / "default" / "epoch0epochstep3globalstep3").mkdir(parents=True)
+
+
+@pytest.fixture
+def root(tmp_path):
+    for path in ("ann/exp/t1", "ann/exp/t2", "ann/other/t1", "bob/exp/t9", "forked/t1"):
+        place(tmp_path, f"checkpoints/{path}")
+    return tmp_path
+
+
+def refusal(root, user, experiment, trial):
+    before = snapshot(root) if root.exists() else None
+    with pytest.raises(UsageError) as caught:
+        find_trial(root, user, experiment, trial)
+    assert (snapshot(root) if root.exists() else None) == before, "looking creates nothing"
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+def test_found_where_it_is(root):
+    trial = find_trial(root, "ann", "exp", "t2")
+    assert trial.default == root / "checkpoints/ann/exp/t2/default"
+    assert (trial.name, trial.is_ours, trial.recover_info) == ("exp/t2", False, None)
+
+
+def test_the_layout_without_the_user(root):
+    trial = find_trial(root, "ann", "forked", "t1")
+    assert trial.root == root / "checkpoints/forked/t1" and not trial.is_ours
+
+
+@pytest.mark.parametrize("layout", ["user", "plain", "recover"])
+def test_areal_s_recover_info_in_each_layout(tmp_path, layout):
+    top, info = make_areal(tmp_path, [3], recover_step=4, layout=layout)
+    trial = find_trial(tmp_path, USER, EXPERIMENT, TRIAL)
+    assert (trial.root, trial.recover_info) == (top, info)
+
+
+def test_what_is_directly_in_the_recover_folder_counts_too(tmp_path):
+    _, info = make_areal(tmp_path, [3], recover_step=4, layout="recover")
+    for file in info.iterdir():
+        file.rename(info.parent / file.name)
+    assert find_trial(tmp_path, USER, EXPERIMENT, TRIAL).recover_info == info.parent
+
+
+def test_each_wrong_name_is_named_with_what_there_is(root):
+    said = refusal(root / "no" / "where", "ann", "exp", "t1")
+    assert f"there is no folder {root}/no/where; {root} holds checkpoints" in said and "--fileroot" in said
+    said = refusal(root / "checkpoints", "ann", "exp", "t1")
+    assert "has no folder checkpoints; it holds ann, bob, forked" in said
+    said = refusal(root, "anne", "exp", "t9")
+    assert "--user anne" in said and "which holds ann" in said and "it is there as bob/exp/t9" in said
+    said = refusal(root, "ann", "expp", "t1")
+    assert "--experiment-name expp" in said and "which holds exp, other" in said
+    said = refusal(root, "ann", "exp", "t3")
+    assert "--trial-name t3" in said and "which holds t2, t1" in said
+
+
+def test_a_name_not_given_lists_what_there_is(root):
+    assert "--experiment-name is not given | in " in refusal(root, "ann", None, "t1")
+    said = refusal(root, "ann", "exp", None)
+    assert "--trial-name is not given" in said
+    assert all(name in said for name in ("ann/exp/t1", "ann/exp/t2", "ann/other/t1", "bob/exp/t9", "forked/t1"))
+
+
+def test_nothing_at_all_and_far_too_many(tmp_path):
+    assert "it holds nothing" in refusal(tmp_path, "ann", "exp", "t1")
+    for number in range(40):
+        place(tmp_path, f"checkpoints/ann/exp/t{number}")
+    assert "and 28 more" in refusal(tmp_path, "ann", "exp", "zzz")
+
+
+def test_a_name_that_leads_out_is_refused(root):
+    with pytest.raises(ConfigError, match="can't name a folder"):
+        find_trial(root, "..", "exp", "t1")

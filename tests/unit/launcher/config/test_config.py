@@ -1,0 +1,194 @@
+"""From overrides and presets to one RunConfig; what can't be composed says the key, the value and what is allowed."""
+
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.base.errors import ConfigError
+from launcher.config.compose import REPOSITORY, compose, presets
+from launcher.config.schema import RunConfig
+from launcher.config.settings import AnyOf, Between, Matching, OneOf, settings_of, value_of
+from launcher.resources.config_checks import check
+from scripts.document_settings import PAGE, page
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        compose(overrides)
+    return str(error.value)
+
+
+@pytest.fixture
+def own_preset(tmp_path):
+    """Write a user's preset; returns the overrides that choose it."""
+
+    def write(text: str) -> tuple[str, str]:
+        folder = tmp_path / "conf"
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.yaml").write_text(text)
+        return "conf=mine", f"hydra.searchpath=[file://{tmp_path}]"
+
+    return write
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_sound(name):
+    config = compose([f"conf={name}"])
+    check(config)
+    assert config.experiment_name == name
+
+
+def test_what_comes_out_is_plain_and_crosses_processes():
+    config = compose(["conf=arithmetic_cpu"])
+    assert type(config) is RunConfig
+    assert type(config.sglang.extra_args) is dict
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_defaults_follow_the_settings_they_are_tied_to():
+    config = compose(["conf=arithmetic_cpu", "actor.path=Qwen/Qwen2.5-0.5B", "actor.dtype=bfloat16", "seed=7"])
+    assert (config.sglang.model_path, config.ref.path) == ("Qwen/Qwen2.5-0.5B",) * 2
+    assert (config.sglang.dtype, config.sglang.random_seed) == ("bfloat16", 7)
+
+
+def test_repo_paths_lie_in_the_repository_wherever_the_command_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = compose(["conf=arithmetic_cpu"])
+    assert config.actor.path == str(REPOSITORY / "assets/arithmetic/model")
+    assert config.cluster.fileroot == str(tmp_path / "outputs/grpo")
+
+
+def test_paths_that_exist_become_absolute_and_hub_names_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    config = compose(["conf=arithmetic_cpu", "actor.path=model", "train_dataset.path=openai/gsm8k"])
+    assert config.actor.path == str(tmp_path / "model")
+    assert config.train_dataset.path == "openai/gsm8k"
+
+
+def test_without_held_out_data_there_is_no_section(own_preset):
+    overrides = own_preset(
+        "# @package _global_\nexperiment_name: x\ntrain_dataset: {path: a/b}\nactor: {path: c/d}\nrecover: {mode: on}\n"
+    )
+    assert compose(overrides).valid_dataset is None
+    assert compose([*overrides, "valid_dataset.path=e/f"]).valid_dataset.path == "e/f"
+    assert "valid_dataset.path" in refusal(*overrides, "valid_dataset.max_items=3")
+
+
+def test_a_bare_on_in_yaml_is_the_word_on(own_preset):
+    text = (
+        "# @package _global_\nexperiment_name: x\ntrain_dataset: {path: a/b}\nactor: {path: c/d}\nrecover: {mode: %s}\n"
+    )
+    assert compose(own_preset(text % "on")).recover.mode == "on"
+    assert compose(own_preset(text % "off")).recover.mode == "off"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], ["no preset named", "arithmetic_cpu", "gsm8k_h200", "conf=<preset>"]),
+        (
+            ["conf=aritmetic_cpu"],
+            ["unknown preset conf=aritmetic_cpu", "did you mean conf=arithmetic_cpu", "gsm8k_h200"],
+        ),
+        (["actor.optimiser.lr=1"], ["actor.optimiser.lr=1", "did you mean actor.optimizer.lr"]),
+        (["actor.lr=0.1"], ["actor.lr=0.1", "did you mean actor.optimizer.lr?"]),
+        (["+actor.lr=0.1"], ["unknown key actor.lr", "did you mean actor.optimizer.lr?"]),
+        (["++gconfig.n_sample=4"], ["unknown key gconfig.n_sample", "did you mean gconfig.n_samples?"]),
+        (["n_samples=4"], ["unknown key n_samples", "gconfig.n_samples or evaluator.n_samples"]),
+        (["quux=4"], ["unknown key quux (given: quux=4)", "docs/configuration.md"]),
+        (["actor.optimizer.lr=fast"], ["actor.optimizer.lr=fast", "'fast'", "type float", "more than 0"]),
+        (["seed=1.5"], ["seed=1.5", "type int"]),
+        (["seed=null"], ["seed=null", "null is not allowed"]),
+        (["dry_run=perhaps"], ["dry_run=perhaps", "type bool"]),
+        (["stats_logger.wandb.tags=a"], ["stats_logger.wandb.tags=a", "list of str"]),
+        (["actor=3"], ["actor: a section", "actor.path=…"]),
+        (["train_dataset.path=???"], ["no value for train_dataset.path"]),
+        (["seed"], ["can't be read", "'seed'", "key=value"]),
+        (["seed=[1"], ["can't be read", "[1"]),
+        (["seed=1,2"], ["seed=1,2", "-m"]),
+        (["~seed"], ["~seed", "can't be deleted"]),
+        (["actor.path=${nope.x}"], ["nope.x", "not found"]),
+        (["actor.path=${nope:x}"], ["nope", "${repo:path}"]),
+        (["sglang.extra_args.watchdog_timeout=60"], ["+sglang.extra_args.watchdog_timeout=…"]),
+    ],
+)
+def test_what_cannot_be_composed_is_one_message(overrides, said):
+    preset = [] if not overrides or overrides[0].startswith("conf=") else ["conf=arithmetic_cpu"]
+    message = refusal(*preset, *overrides)
+    for part in said:
+        assert part in message
+    assert "HYDRA_FULL_ERROR" not in message
+    assert "object_type" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "# @package _global_\nactor: {optimiser: {lr: 1}}\n",
+            ["actor.optimiser", "conf/mine.yaml", "actor.optimizer"],
+        ),
+        ("# @package _global_\nseed: abc\n", ["seed (in conf/mine.yaml)", "'abc'", "type int"]),
+        ("seed: 1\n", ["conf/mine.yaml", "# @package _global_"]),
+        ("# @package _global_\nseed: [1\n", ["mine.yaml", "line 3", "not valid YAML"]),
+        ("# @package _global_\nvalid_dataset: null\n", ["null", "preset"]),
+    ],
+)
+def test_what_is_wrong_in_a_preset_names_its_file(own_preset, text, said):
+    message = refusal(*own_preset(text), "valid_dataset.path=x")
+    for part in said:
+        assert part in message
+
+
+def test_arguments_of_sglang_can_be_added():
+    assert compose(["conf=arithmetic_cpu", "+sglang.extra_args.x=1"]).sglang.extra_args == {"x": 1}
+
+
+def test_lists_of_two_instances_are_two_lists():
+    first, second = RunConfig(), RunConfig()
+    first.stats_logger.wandb.tags.append("x")
+    assert second.stats_logger.wandb.tags == []
+
+
+def test_the_resolved_configuration_composes_to_itself(own_preset):
+    config = compose(["conf=arithmetic_cpu", "seed=5"])
+    assert compose(own_preset("# @package _global_\n" + yaml.safe_dump(asdict(config)))) == config
+
+
+def test_every_setting_says_what_it_means_and_its_default_is_allowed():
+    config = compose(["conf=arithmetic_cpu"])
+    for setting in settings_of(RunConfig):
+        assert setting.meaning, setting.key
+        value = value_of(config, setting.key)
+        assert setting.allowed is None or value is None or setting.allowed.allows(value), setting.key
+
+
+@pytest.mark.parametrize(
+    ("allowed", "inside", "outside", "said"),
+    [
+        (Between(1), [1, 10**9], [0, -1, float("nan"), float("inf")], "at least 1"),
+        (Between(0, 1, open_low=True), [1, 0.1], [0, 1.1, float("nan")], "more than 0 and at most 1"),
+        (Between(0, 1, open_low=True, open_high=True), [0.99], [0, 1], "more than 0 and less than 1"),
+        (
+            Between(0, 10, why="or it overflows"),
+            [0, 10],
+            [11, float("inf")],
+            "at least 0 and at most 10, or it overflows",
+        ),
+        (OneOf(("a", "b")), ["a"], ["c", "A", ""], "a, b"),
+        (AnyOf((OneOf((-1,)), Between(1))), [-1, 1], [0, -2], "-1 or at least 1"),
+        (Matching("[ab]+", "a's and b's"), ["ab"], ["", "abc", "ab\n"], "a's and b's"),
+    ],
+)
+def test_allowed_values(allowed, inside, outside, said):
+    assert all(allowed.allows(value) for value in inside)
+    assert not any(allowed.allows(value) for value in outside)
+    assert str(allowed) == said
+
+
+def test_the_page_of_settings_is_what_the_schema_says():
+    assert PAGE.read_text() == page(), "run: python -m scripts.document_settings"

@@ -1,0 +1,70 @@
+"""Settings of supervision that contradict each other are named with key, value and what would be allowed."""
+
+import pytest
+
+from launcher.base.errors import ConfigError
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
+from launcher.config.settings import settings_of, value_of
+from launcher.config.supervision import HealthConfig, MemoryConfig, RestartConfig, RestoreConfig, RewardHealthConfig
+from launcher.config.supervision_checks import find_contradictions
+from launcher.resources.config_checks import check
+
+SECTIONS = ("health.", "reward_health.", "restart.", "restore.", "memory.")
+
+
+def test_the_defaults_contradict_nothing_and_are_in_their_ranges():
+    config = RunConfig()
+    assert list(find_contradictions(config)) == []
+    ours = [setting for setting in settings_of(RunConfig) if setting.key.startswith(SECTIONS)]
+    assert len(ours) > 40
+    for setting in ours:
+        value = value_of(config, setting.key)
+        assert setting.allowed is None or value is None or setting.allowed.allows(value), setting.key
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "given", "words"),
+    [
+        ({"health": HealthConfig(silence_s=1.5)}, "health.silence_s", 1.5, "more than 1.5, one probe interval"),
+        ({"health": HealthConfig(proof_s=2.0)}, "health.proof_s", 2.0, "at least health.silence_s=3"),
+        (
+            {"reward_health": RewardHealthConfig(zero_alert_steps=11)},
+            "reward_health.zero_alert_steps",
+            11,
+            "at most reward_health.zero_breaker_steps=10, or null",
+        ),
+        (
+            {"reward_health": RewardHealthConfig(warmup_steps=60)},
+            "reward_health.warmup_steps",
+            60,
+            "at most reward_health.baseline_steps=50",
+        ),
+        (
+            {"restore": RestoreConfig(good_after_steps=9)},
+            "restore.good_after_steps",
+            9,
+            "at least reward_health.zero_breaker_steps=10",
+        ),
+        ({"restart": RestartConfig(wait_initial_s=90.0)}, "restart.wait_initial_s", 90.0, "restart.wait_max_s=60"),
+        ({"restart": RestartConfig(window_s=360.0)}, "restart.window_s", 360.0, "more than 360 (rollout.setup_timeout"),
+        ({"memory": MemoryConfig(mem_fraction_static=[])}, "memory.mem_fraction_static", [], "numbers between 0 and 1"),
+        ({"memory": MemoryConfig(mem_fraction_static=[0.5, 0.7])}, "memory.mem_fraction_static", [0.5, 0.7], "less"),
+        ({"memory": MemoryConfig(mem_fraction_static=[80, 70])}, "memory.mem_fraction_static", [80, 70], "between"),
+    ],
+)
+def test_a_contradiction_is_named(change, key, given, words):
+    ((found, value, allowed),) = find_contradictions(RunConfig(**change))
+    assert (found, value) == (key, given)
+    assert words in allowed
+
+
+def test_switching_off_contradicts_nothing():
+    off = RewardHealthConfig(zero_alert_steps=None, zero_breaker_steps=None, fall_threshold=None)
+    assert list(find_contradictions(RunConfig(reward_health=off))) == []
+
+
+def test_the_command_line_is_told_with_everything_else_that_is_wrong():
+    config = compose(["conf=arithmetic_cpu", "restart.window_s=30", "health.proof_s=1"])
+    with pytest.raises(ConfigError, match=r"(?s)health\.proof_s=1\.0: at least .*restart\.window_s=30\.0: more than"):
+        check(config)

@@ -1,0 +1,171 @@
+"""The report as a browser gets it: nothing in a log can break out of it, nothing is asked for from outside, and a
+damaged file keeps nobody from it."""
+
+import math
+import re
+
+import pytest
+
+from launcher.html_report.downsample import running_mean, thin
+from launcher.html_report.markup import join, tag, text
+from launcher.html_report.page import page
+from launcher.html_report.plot import clock_text, span_of, ticks, time_ticks
+from launcher.html_report.report_writer import write_report
+from launcher.html_report.run_facts import facts_of
+from launcher.html_report.run_reader import Story
+from launcher.run_files.run_paths import RunPaths
+from tests.support.long_run import LongRun
+from tests.support.report_parts import T0, Elements, event, facts, started, step
+
+BAD = """'"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e\x00"""
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
+
+
+OURS = frozenset(
+    {
+        *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "div", "span", "p"),
+        *("b", "a", "h1", "h2", "ul", "li", "i", "dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td"),
+        *("details", "summary", "code", "script", "svg", "g", "line", "path", "rect", "circle", "polygon", "text"),
+    }
+)
+
+
+def malicious_story():
+    story = Story()
+    started(story)
+    for number in range(40):
+        step(story, number, 20 + number)
+    event(story, "incident.began", 50, incident=1, cause=BAD, subject=BAD, reason=BAD, doing=BAD, onset_step=3)
+    event(story, "incident.ended", 55, incident=1, is_mended=False, reason=BAD, actions=[BAD])
+    event(story, "incident.began", 56, incident=2, cause="server_crash", subject=BAD, reason=BAD)
+    event(story, "trainer.restored", 57, global_step=30, reason=BAD)
+    event(story, "run.running", 58, state=BAD, reason=BAD)
+    event(story, "run.paused", 58, state="PAUSED", reason=BAD)
+    event(story, "checkpoint.committed", 59, global_step=30, subject=BAD, seconds=BAD)
+    for at in (10, 20, 30):
+        story.take_memory({"time": T0 + at, "in_use": {BAD: [1e9, 2e9]}})
+    story.take_ledger({"global_step": 7, "prompt_ids": [BAD, BAD], "weight_versions": [BAD]})
+    event(story, "run.errored", 90, reason=BAD)
+    return story
+
+
+def test_nothing_that_a_log_says_can_break_out_of_the_page():
+    told = facts_of(malicious_story(), experiment_name=BAD, trial_name=BAD)
+    content = page(told, written_at=T0, is_live=None).decode()
+    elements = Elements(content)
+    assert elements.found.count("script") == 1
+    assert set(elements.found) <= OURS
+    assert not [name for name, _ in elements.attributes if name.startswith("on") or name == "src"]
+    assert "alert(1)" in elements.shown  # it is shown, as the text that it is
+    assert "\x00" not in content
+    assert "\u202e" not in content
+
+
+def test_links_lead_to_the_runs_own_files_alone():
+    told = facts_of(malicious_story(), experiment_name="e", trial_name="t", folders=frozenset({1, 2}))
+    links = [
+        value for name, value in Elements(page(told, written_at=T0, is_live=True).decode()).attributes if name == "href"
+    ]
+    assert "incidents/1/" in links
+    assert all(re.fullmatch(r"[\w.]+/?|incidents/\d+/", link) for link in links)
+
+
+def test_the_page_asks_for_nothing_from_outside(paths):
+    LongRun(paths, steps=60, incidents=3).write()
+    write_report(paths, is_live=False)
+    content = paths.report.read_text()
+    assert "://" not in content
+    assert "default-src &#x27;none&#x27;" in content
+    assert not re.search(r"@import|url\(|<link|<iframe|<img", content)
+
+
+def test_each_picture_has_its_wide_and_its_narrow_form(paths):
+    LongRun(paths, steps=60, incidents=3).write()
+    write_report(paths, is_live=False)
+    names = [value for name, value in Elements(paths.report.read_text()).attributes if name == "class"]
+    assert names.count("wide") == names.count("narrow") == 4
+
+
+def test_markup_escapes_all_but_itself():
+    assert tag("p", "<b>", tag("b", "&"), title='"') == '<p title="&quot;">&lt;b&gt;<b>&amp;</b></p>'
+    assert join(1, None) == "1None"
+    assert text("\ud800") == "\ufffd"
+    assert tag("rect", x=1.25, y=2.0, rx=None, hidden=False) == '<rect x="1.2" y="2"></rect>'
+
+
+def test_a_long_run_stays_one_small_page(paths):
+    LongRun(paths, steps=3000, incidents=40, attempts=2).write()
+    told = write_report(paths, is_live=False)
+    assert (len(told.steps), len(told.incidents), told.audit.problems) == (3000, 40, ())
+    assert paths.report.stat().st_size < 600_000
+
+
+# ── damage ──
+
+
+def test_a_run_that_has_written_nothing_has_a_report(paths):
+    write_report(paths, is_live=True)
+    assert "No step was committed yet" in paths.report.read_text()
+
+
+def test_torn_and_foreign_lines_are_passed_over(paths):
+    LongRun(paths, steps=50, incidents=2).write()
+    whole = write_report(paths, is_live=False)
+    for path in (paths.metrics, paths.ledger, paths.events, paths.memory):
+        with path.open("ab") as file:
+            file.write(b'\x00\xff{"global_step": \n[1,2]\n' + b"[" * 5000 + b'\n{"global_step": 50, "atte')
+    damaged = write_report(paths, is_live=False)
+    assert (damaged.steps, damaged.incidents) == (whole.steps, whole.incidents)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"global_step": 1, "time": "NaN", "rollout/reward": "Infinity", "timeperf/step_s": "-Infinity"},
+        {"global_step": 1, "time": 1e300, "rollout/reward": "much", "timeperf/step_s": None, "attempt": "x"},
+        {"global_step": 10**9, "time": T0 + 20, "rollout/reward": 1e38, "timeperf/step_s": 1e300, "attempt": 1},
+        {"global_step": True, "time": [], "rollout/reward": {}},
+    ],
+)
+def test_any_figure_can_be_drawn(line):
+    story = Story()
+    started(story)
+    step(story, 0, 10)
+    story.take_step(line)
+    story.take_ledger(line)
+    story.take_memory({"time": line["time"], "in_use": {"host memory": ["NaN", 0]}})
+    story.take_event({"event": "incident.began", "incident": 1} | line)
+    story.take_event({"event": "trainer.restored", "time": 0, "global_step": -1})
+    content = page(facts(story), written_at=T0, is_live=True).decode()
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", content, flags=re.DOTALL).lower()
+
+
+def test_one_absurd_reward_does_not_hide_the_others():
+    low, high = span_of([0.5 + 0.001 * k for k in range(200)] + [1e36])
+    assert -1 < low < 0.5
+    assert 0.7 < high < 2
+    points = [(float(k), 0.5) for k in range(50)]
+    points[10] = (10.0, 1e36)
+    assert running_mean(points, 10, 50)[-1] == (49.0, 0.5)
+
+
+def test_stretches_and_ticks():
+    stretches = thin([(float(k), float(k)) for k in range(10)], 4)
+    assert [(s.first, s.last, s.mean, s.low, s.high, s.count) for s in stretches][-1] == (9, 9, 9, 9, 9, 1)
+    assert len(stretches) == 4
+    assert math.isnan(thin([(0.0, math.nan)], 4)[0].mean)
+    assert ticks(0, 1, most=5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert ticks(3, 3, most=5) == [3]
+    assert [label for _, label in time_ticks(90, type("S", (), {"ticks_across": 5}))] == [
+        "0:00",
+        "0:30",
+        "1:00",
+        "1:30",
+    ]
+    assert [clock_text(s) for s in (59, 3600, 200_000)] == ["0:59", "1:00 h", "2 d 7 h"]

@@ -1,0 +1,145 @@
+"""The report follows its run and ends with its word; a full disk or a defect of its own costs the run nothing."""
+
+import json
+import time
+
+import pytest
+
+from launcher.base.messages import EvalReport, Outcome, RunWord, TrainerStatus
+from launcher.cli.run_screen import Screen
+from launcher.config.schema import RunConfig
+from launcher.html_report import report_writer
+from launcher.html_report.report_writer import ReportWriter
+from launcher.html_report.run_reader import StoryReader
+from launcher.run_files.journal import Journal, append_line
+from launcher.run_files.run_paths import RunPaths
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
+
+
+def wait_until(holds, what):
+    give_up_at = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.01)
+
+
+def test_the_report_follows_the_run_and_ends_with_its_word(paths):
+    journal = Journal(paths.events, 1)
+    journal.record("run.started", reason="fresh")
+    following = ReportWriter(paths, period_s=0.02)
+    journal.record("run.running", state="RUNNING", reason="first of all")
+    wait_until(lambda: paths.report.exists() and "first of all" in paths.report.read_text(), "the state in the report")
+    append_line(paths.metrics, {"global_step": 0, "attempt": 1, "time": time.time(), "rollout/reward": 0.25})
+    wait_until(lambda: "reward 0.250" in paths.report.read_text(), "the step in the report")
+    assert 'data-live="yes"' in paths.report.read_text()
+    journal.record("run.finished", reason="all is done")
+    following.close()
+    content = paths.report.read_text()
+    assert "FINISHED" in content
+    assert 'data-live="no"' in content
+    assert not [path for path in paths.logs.iterdir() if path.name.startswith(".report")]
+    following.close()  # once is enough, twice does no harm
+
+
+def test_a_report_that_can_not_be_written_costs_the_run_nothing(paths, caplog):
+    Journal(paths.events, 1).record("run.started", reason="fresh")
+    paths.report.mkdir()  # a folder in its place refuses every rename
+    following = ReportWriter(paths, period_s=0.01)
+    wait_until(lambda: "was not written" in caplog.text, "the warning")
+    following.close()
+    assert not following._thread.is_alive()
+
+
+def test_a_defect_of_the_report_costs_the_run_nothing(paths, monkeypatch, caplog):
+    monkeypatch.setattr(report_writer, "page", lambda *_, **__: 1 / 0)
+    Journal(paths.events, 1).record("run.started", reason="fresh")
+    following = ReportWriter(paths, period_s=0.01)
+    wait_until(lambda: "could not be made" in caplog.text, "the log line")
+    following.close()
+
+
+def test_a_page_that_takes_long_is_made_seldom(paths, monkeypatch):
+    """Its share of the time is 1 / PAUSE_FACTOR at most, whatever it costs."""
+    clock, pauses = [0.0], []
+
+    class Ended:
+        def wait(self, pause_s):
+            pauses.append(pause_s)
+            return len(pauses) > 3
+
+        def is_set(self):
+            return True
+
+        def set(self):
+            pass
+
+    following = object.__new__(ReportWriter)
+    following._period_s, following._ended = 10.0, Ended()
+    monkeypatch.setattr(report_writer.time, "monotonic", lambda: clock[0])
+    costs = iter([0.01, 0.5, 2.0])
+    following._turn = lambda *, is_live: clock.__setitem__(0, clock[0] + next(costs))
+    following._follow()
+    assert pauses == pytest.approx([10.0, 10.0, 50.0, 200.0])
+
+
+def small_run(tmp_path):
+    config = RunConfig(experiment_name="exp")
+    config.cluster.fileroot = str(tmp_path)
+    paths = RunPaths.of(config)
+    paths.prepare()
+    return config, paths
+
+
+@pytest.mark.parametrize("word", list(RunWord))
+def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_where(tmp_path, capsys, word):
+    config, paths = small_run(tmp_path)
+    with Screen(config, paths) as screen:
+        screen.begin(1)
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+        journal.record(f"run.{word.lower()}", reason="so it is")
+        screen.close(Outcome(word=word, reason="so it is"))
+    assert (
+        f'<span class="word {"good" if word is RunWord.FINISHED else "bad"}">{word}</span>' in paths.report.read_text()
+    )
+    assert f"report      {paths.report}" in capsys.readouterr().out
+
+
+def test_a_driver_that_breaks_leaves_a_report_too(tmp_path):
+    config, paths = small_run(tmp_path)
+    with pytest.raises(ZeroDivisionError), Screen(config, paths) as screen:
+        screen.begin(1)
+        Journal(paths.events, 1).record("run.started", reason="fresh")
+        1 / 0  # noqa: B018
+    assert "ENDED WITHOUT A WORD" in paths.report.read_text()
+
+
+def test_new_lines_alone_are_read_again(paths):
+    reader = StoryReader(paths)
+    assert reader.refresh() == 0
+    append_line(paths.metrics, {"global_step": 0})
+    assert (reader.refresh(), reader.refresh()) == (1, 0)
+    with paths.metrics.open("a") as file:
+        file.write(json.dumps({"global_step": 1}))
+    assert reader.refresh() == 0  # it is still being written
+    assert reader.refresh(has_ended=True) == 1
+
+
+def test_each_evaluation_is_told_once_also_when_old_ones_are_left_out(tmp_path, capsys):
+    status = TrainerStatus(
+        phase="rollout", next_step=1, total_steps=9, steps_per_epoch=9, policy_version=1, pid=1, seconds_in_phase=0.0
+    )
+    evals = [EvalReport(policy_version=version, prompts=1, sampled=0.5, greedy=0.5) for version in range(5)]
+    config, paths = small_run(tmp_path)
+    with Screen(config, paths) as screen:
+        screen.begin(1)
+        for shown in (evals[:2], evals[:3], [evals[0], *evals[2:4]], [evals[0], *evals[3:5]], evals[:1]):
+            screen.show(status, servers=(), reports=(), evals=tuple(shown))
+    said = capsys.readouterr().out
+    assert [said.count(f"held-out accuracy at policy_version {version}:") for version in range(5)] == [1] * 5

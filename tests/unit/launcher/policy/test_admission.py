@@ -1,0 +1,206 @@
+"""The gate turns away what a failure made, says why, and lets through what only looks like it."""
+
+import dataclasses
+import math
+
+import pytest
+
+from launcher.base.messages import Cause
+from launcher.config.supervision import GateConfig
+from launcher.policy.admission import BatchReport, Gate, Usual, admit
+from launcher.policy.canary_policy import CanaryScore
+from tests.support.replay import Replay, prompts
+from tests.support.reward_runs import HEALTHY
+
+EXACT = Gate(settings=GateConfig(), is_exact=True, versions_behind=0)
+ROUNDED = dataclasses.replace(EXACT, is_exact=False)
+
+SOUND = BatchReport(
+    policy_version=7,
+    weight_versions=(7,),
+    completions=128,
+    without_reward=0,
+    empty=0,
+    nonfinite_logprobs=0,
+    uneven_groups=0,
+    truncated=6,
+    blank=1,
+    mean_reward=0.5,
+    low_reward=0.0,
+    high_reward=1.0,
+    logprob_distance=1.3e-7,
+)
+USUAL = Usual(
+    mean_reward=0.5, reward_range=1.0, reward_noise=0.05, truncated_share=0.05, blank_share=0.01, distance=7e-4
+)
+
+
+def changed(**change):
+    return dataclasses.replace(SOUND, **change)
+
+
+@pytest.mark.parametrize("gate", [None, EXACT, ROUNDED])
+@pytest.mark.parametrize("usual", [None, USUAL])
+def test_a_sound_batch_is_admitted(gate, usual):
+    assert admit(SOUND, gate, usual=usual).admitted
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"completions": 0, "weight_versions": ()}, "no completions"),
+        ({"without_reward": 1}, "1 completions without a reward"),
+        ({"empty": 3}, "3 empty completions"),
+        ({"nonfinite_logprobs": 2}, "2 completions with non-finite log-probs"),
+        ({"uneven_groups": 1}, "1 groups that are not whole"),
+        ({"canaries": (CanaryScore(name="a", expected=1, got=None),)}, "1 known answers without a reward"),
+        ({"weight_versions": (6,)}, r"weight versions [6], not 7"),
+        ({"weight_versions": (6, 7)}, r"weight versions [6, 7], not 7"),
+        ({"weight_versions": (8,)}, r"weight versions [8], not 7"),
+    ],
+)
+@pytest.mark.parametrize("gate", [None, EXACT])
+def test_a_batch_that_a_failure_made_is_rejected_with_its_reason(change, reason, gate):
+    decision = admit(changed(**change), gate)
+    assert not decision.admitted
+    assert decision.reason == reason
+    assert not decision.is_compared
+
+
+def test_older_weights_are_admitted_as_far_as_is_allowed_and_newer_never():
+    behind_two = dataclasses.replace(EXACT, versions_behind=2)
+    assert admit(changed(weight_versions=(5, 6, 7), logprob_distance=5e-3), behind_two).admitted
+    assert admit(changed(weight_versions=(4, 7)), behind_two).cause is Cause.SERVER_STALE
+    assert not admit(changed(weight_versions=(8,)), behind_two).admitted
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "usual", "named"),
+    [
+        ({"failed": 129}, EXACT, USUAL, "50% of the requests failed (gate.max_failed_share)"),
+        ({"logprob_distance": 8.5e-4}, EXACT, USUAL, "0.00085 from the trainer's"),  # one version behind, at least
+        ({"logprob_distance": math.nan}, EXACT, USUAL, "gate.distance_float32"),
+        ({"logprob_distance": 1.2e-2}, ROUNDED, USUAL, "gate.distance_bfloat16"),  # ten behind
+        ({"logprob_distance": 0.2}, ROUNDED, None, "gate.distance_bfloat16"),  # the first weights, in the first batch
+        ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.8), "gate.max_reward_jump"),  # S1
+        ({"mean_reward": 1.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.4), "gate.max_reward_jump"),  # S3
+        ({"truncated": 128}, EXACT, USUAL, "100% of the completions cut at the token limit"),
+        ({"blank": 100}, EXACT, USUAL, "78% of the completions blank"),
+    ],
+)
+def test_each_fault_is_caught_by_its_rule(change, gate, usual, named):
+    decision = admit(changed(**change), gate, usual=usual)
+    assert not decision.admitted
+    assert named in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "usual"),
+    [
+        ({"failed": 32}, EXACT, USUAL),  # C8: a fifth of the requests spoiled, and all that came through is whole
+        ({"logprob_distance": 6e-6}, EXACT, USUAL),  # float32's own rounding at its worst token
+        ({"logprob_distance": 1.7e-3}, ROUNDED, USUAL),  # bfloat16's, the worst of 48 batches
+        ({"logprob_distance": 1.5e-2}, ROUNDED, dataclasses.replace(USUAL, distance=1e-2)),  # a large model's usual
+        ({"logprob_distance": 2e-2}, ROUNDED, None),  # its first batch
+        ({"logprob_distance": None}, EXACT, USUAL),  # asked before the gradients
+        ({"mean_reward": 0.26}, EXACT, USUAL),  # a harder batch: pass rate -0.1, and twice its noise
+        ({"mean_reward": 0.0}, EXACT, None),  # the first batch of a model that can't do it yet
+        ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.1)),
+        ({"mean_reward": 0.0}, EXACT, dataclasses.replace(USUAL, mean_reward=0.6, reward_noise=0.17)),  # of 8 rollouts
+        ({"truncated": 128}, EXACT, None),  # a base model that never ends
+        ({"truncated": 128}, EXACT, dataclasses.replace(USUAL, truncated_share=0.7)),  # ten times longer generations
+        ({"truncated": 0, "blank": 0}, EXACT, dataclasses.replace(USUAL, truncated_share=1.0)),  # it learned to end
+    ],
+)
+def test_each_trap_is_let_through(change, gate, usual):
+    assert admit(changed(**change), gate, usual=usual).admitted
+
+
+@pytest.mark.parametrize(
+    ("off", "change", "gate", "usual"),
+    [
+        ({"max_failed_share": None}, {"failed": 1000}, EXACT, USUAL),
+        ({"distance_float32": None}, {"logprob_distance": 1.0}, EXACT, USUAL),
+        ({"distance_bfloat16": None}, {"logprob_distance": 1.0}, ROUNDED, USUAL),
+        ({"max_reward_jump": None}, {"mean_reward": -0.5}, EXACT, USUAL),
+        ({"max_share_jump": None}, {"truncated": 128, "blank": 128}, EXACT, USUAL),
+    ],
+)
+def test_each_rule_is_what_catches_its_fault_and_can_be_switched_off(off, change, gate, usual):
+    without = dataclasses.replace(gate, settings=GateConfig(**off))
+    assert not admit(changed(**change), gate, usual=usual).admitted
+    assert admit(changed(**change), without, usual=usual).admitted
+
+
+def jumps(points, gate):
+    """How many steps of a healthy run the gate would turn away for their mean reward."""
+    settings = gate.settings
+    turned_away = 0
+    for at in range(settings.usual_min_steps, len(points)):
+        usual = Usual.of(points[max(0, at - settings.usual_steps) : at], truncated=[], blank=[], distances=[])
+        turned_away += not admit(changed(mean_reward=points[at].mean), gate, usual=usual).admitted
+    return turned_away
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_loses_hardly_a_batch_to_chance(name):
+    assert jumps(HEALTHY[name].points(4000, name), EXACT) <= 1
+
+
+def test_without_its_noise_a_run_of_small_batches_would():
+    deaf = dataclasses.replace(EXACT, settings=GateConfig(reward_jump_noise=0.0))
+    assert jumps(HEALTHY["plateau at 0.5 with 8 rollouts"].points(4000, 1), deaf) > 4
+
+
+def test_a_change_that_stays_is_let_through_after_two_batches_but_what_is_certain_never_is():
+    fell = changed(mean_reward=0.0)
+    usual = dataclasses.replace(USUAL, mean_reward=0.9)
+    decisions = [admit(fell, EXACT, usual=usual, compared_in_a_row=n) for n in range(3)]
+    assert [d.admitted for d in decisions] == [False, False, True]
+    assert decisions[0].is_compared
+    assert not admit(changed(empty=1), EXACT, usual=usual, compared_in_a_row=100).admitted
+
+
+def spoiled(batch, **change):
+    """`batch` with its first rollout changed: fields of the rollout, or of its completion."""
+    first = batch.groups[0].rollouts[0]
+    of_rollout = {k: v for k, v in change.items() if k in ("reward", "text")}
+    of_completion = {k: v for k, v in change.items() if k not in of_rollout}
+    rollout = dataclasses.replace(
+        first, completion=dataclasses.replace(first.completion, **of_completion), **of_rollout
+    )
+    group = dataclasses.replace(batch.groups[0], rollouts=(rollout, *batch.groups[0].rollouts[1:]))
+    return dataclasses.replace(batch, groups=(group, *batch.groups[1:]))
+
+
+class OneTake:
+    def take(self, n):
+        return [f"p{i:03d}" for i in range(n)]
+
+
+BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward": None},
+        {"reward": math.nan},
+        {"token_ids": (), "logprobs": ()},
+        {"logprobs": (math.inf,)},
+        {"weight_version": 6},
+    ],
+)
+def test_one_bad_completion_is_seen_in_its_batch(change):
+    def decide(batch):
+        return admit(BatchReport.of(batch, policy_version=7, n_samples=2)).admitted
+
+    assert decide(BATCH)
+    assert not decide(spoiled(BATCH, **change))
+
+
+def test_cut_and_blank_completions_are_counted():
+    plain = BatchReport.of(BATCH, policy_version=7, n_samples=2)
+    cut = BatchReport.of(spoiled(BATCH, finish_reason="length", text="12"), policy_version=7, n_samples=2)
+    assert (plain.truncated, plain.blank) == (0, 8)  # recorded without their texts
+    assert (cut.truncated, cut.blank) == (1, 7)

@@ -1,0 +1,82 @@
+"""A broken reward function is named in one round; a slow one is not called broken."""
+
+import math
+
+import pytest
+
+from launcher.config.supervision import RewardHealthConfig
+from launcher.policy import canary_policy
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, judge_canaries
+
+SETTINGS = RewardHealthConfig()
+RIGHT, WRONG = 1.0, 0.0
+
+
+def scored(step, right=RIGHT, wrong=WRONG, error=""):
+    """One round: an item whose answer is right, and one whose answer is wrong."""
+    return CanaryRound(
+        step=step,
+        scores=[
+            CanaryScore(name="right", expected=RIGHT, got=right, error=error),
+            CanaryScore(name="wrong", expected=WRONG, got=wrong),
+        ],
+    )
+
+
+def sound(*steps):
+    return [scored(step) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "onset", "reason"),
+    [
+        ([*sound(1, 2), scored(3, right=0.0)], 3, "right was scored 0, not 1"),  # S1: always 0
+        ([scored(3, wrong=1.0)], 3, "wrong was scored 1, not 0"),  # S3: always 1
+        ([scored(3, right=math.nan)], 3, "right was scored nan, not 1"),
+        ([scored(3, right=0.0), *sound(4, 5), scored(6, right=0.0)], 3, "right was scored 0, not 1"),  # S2: at times
+        ([scored(3, right=0.0), *sound(3, 3, 3, 3)], 3, "right was scored 0, not 1"),  # not cleared yet
+        (
+            [*sound(1), scored(2, right=None, error="TypeError"), scored(3, right=None, error="TypeError")],
+            2,
+            "2 times in a row: right was not scored (TypeError)",  # S3: raises, or never returns
+        ),
+    ],
+)
+def test_a_broken_reward_function_is_named_with_its_first_step(rounds, onset, reason):
+    verdict = judge_canaries(rounds, SETTINGS)
+    assert verdict.is_broken
+    assert (verdict.onset_step, verdict.reason) == (onset, reason)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        sound(1, 2, 3),
+        [scored(1, right=1.0 - 1e-9)],
+        [*sound(1), scored(2, right=None)],  # X: one stall of the reward function
+        [scored(1, right=None), *sound(2), scored(3, right=None)],
+        [scored(1, right=0.0), *sound(2, 3, 4, 5, 6)],  # mended, and proven so
+    ],
+)
+def test_a_sound_one_is_believed(rounds):
+    verdict = judge_canaries(rounds, SETTINGS)
+    assert not verdict.is_broken
+    assert verdict.is_known
+    assert verdict.onset_step is None
+
+
+@pytest.mark.parametrize("rounds", [[], [CanaryRound(step=1, scores=[])]])
+def test_without_known_answers_nothing_is_known(rounds):
+    verdict = judge_canaries(rounds, SETTINGS)
+    assert not verdict.is_broken
+    assert not verdict.is_known
+
+
+def test_a_silent_round_clears_nobody():
+    rounds = [scored(1, right=0.0), *sound(2, 3), scored(4, right=None), *sound(5, 6)]
+    assert judge_canaries(rounds, SETTINGS).is_broken
+
+
+def test_without_the_comparison_a_broken_one_would_be_believed(monkeypatch):
+    monkeypatch.setattr(canary_policy, "_is_wrong", lambda score, settings: False)
+    assert not judge_canaries([scored(3, right=0.0)], SETTINGS).is_broken

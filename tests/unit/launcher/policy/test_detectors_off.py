@@ -1,0 +1,198 @@
+"""Each detector left out or switched off: the fault that it is there for goes unnoticed.
+
+Those that switch theirs off beside the fault itself are named in docs/traps.md.
+"""
+
+import asyncio
+import math
+import time
+
+import pytest
+
+from actors.supervision import server_handle
+from actors.supervision.server_handle import ServerSlot
+from actors.weights.weight_consistency_check import golden_distance
+from launcher.base.errors import TrainerError, WeightsRefused
+from launcher.base.messages import Cause, Health
+from launcher.base.rollouts import Completion
+from launcher.checkpoints import checkpoint_store
+from launcher.config.supervision import HealthConfig, MemoryConfig
+from launcher.policy import admission, exit_cause
+from launcher.policy.admission import admit
+from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
+from launcher.policy.liveness import Pace, judge_pace
+from launcher.policy.memory_trend import find_rise
+from tests.support.replay import Replay, prompts
+from tests.unit.actors.supervision.test_server_handle import WEIGHTS, scenario
+from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, poison
+from tests.unit.launcher.checkpoints.test_checkpoints import flip_one_bit, save, truncate
+from tests.unit.launcher.policy import test_trainer_liveness as trainers
+from tests.unit.launcher.policy.test_admission import EXACT, changed
+from tests.unit.launcher.policy.test_memory_backoff import MIB, samples
+
+# ── death watch ──
+
+
+def hear_of_a_death(monkeypatch=None):
+    if monkeypatch is not None:
+        monkeypatch.setattr(ServerSlot, "_watch", lambda self, generation: asyncio.sleep(0))
+
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        actor.end("ended by itself")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return len(died), slot.exit is not None
+
+    return scenario(play)
+
+
+def test_without_waiting_on_the_process_its_death_is_not_told(monkeypatch):
+    assert hear_of_a_death() == (1, True)
+    assert hear_of_a_death(monkeypatch) == (0, False)
+
+
+def test_an_end_that_was_ordered_is_no_death():
+    async def play(slot, actor, died):
+        await slot.start(0, WEIGHTS, {})
+        await slot.stop()
+        actor.end("told to stop", at=time.monotonic(), was_told=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return died, slot.exit
+
+    assert scenario(play) == ([], None)
+
+
+# ── the gate's certain rules, which no setting switches off ──
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("_wrong_weights", {"weight_versions": (6,)}),
+        ("_not_whole", {"nonfinite_logprobs": 2}),
+        ("_not_whole", {"without_reward": 1}),
+        ("_not_whole", {"empty": 1}),
+        ("_not_whole", {"uneven_groups": 1}),
+    ],
+)
+def test_without_a_certain_rule_its_batch_would_be_trained_on(monkeypatch, rule, change):
+    assert not admit(changed(**change), EXACT).admitted
+    monkeypatch.setattr(admission, rule, lambda *args: [])
+    assert admit(changed(**change), EXACT).admitted
+
+
+# ── non-finite numbers ──
+
+
+def test_without_the_look_at_the_gradient_the_step_would_be_tried(tmp_path, monkeypatch):
+    """What vetoes first is left out; the model's own refusal to commit is the second, and would end the loop."""
+    overflow = poison(1, logprobs=-1e38)
+    monkeypatch.setattr("actors.training.step_loop.GrpoLoop._is_finite", lambda self, stats, batch: True)
+    trial = Trial(tmp_path, steps=3, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=overflow))
+    with pytest.raises(TrainerError, match="must not be committed"):
+        trial.run()
+
+
+def test_a_large_gradient_that_is_finite_is_clipped_and_stepped(tmp_path):
+    ratio = poison(1, logprobs=-30.0)  # e^26 before the clip
+    trial = Trial(tmp_path, steps=3, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=ratio))
+    assert trial.run()
+    assert trial.events("batch.rejected") == []
+    assert all(tensor.isfinite().all() for tensor in trial.weights().values())
+
+
+# ── the trainer's hang ──
+
+
+def test_without_patience_that_ends_a_hung_trainer_would_be_waited_for(monkeypatch):
+    faults = ({"stopped": True}, {"mute": True, "idle": True}, {"idle": True})
+    until = 30 + trainers.LIMIT_S + 5
+    assert all(Health.DEAD in trainers.watch(until, **fault) for fault in faults)
+    for_ever = HealthConfig(trainer_min_s=1e6, trainer_silence_s=1e6)
+    monkeypatch.setattr(trainers, "SETTINGS", for_ever)
+    assert not any(Health.DEAD in trainers.watch(until, **fault) for fault in faults)
+
+
+# ── memory ──
+
+
+def test_a_rise_is_not_reported_by_who_asks_only_when_it_is_too_late():
+    rise = samples([100 + 10 * i for i in range(12)])
+    assert find_rise(rise, 1000 * MIB, MemoryConfig(warn_before_s=1000)).warns
+    assert not find_rise(rise, 1000 * MIB, MemoryConfig(warn_before_s=1e-9)).warns
+
+
+@pytest.mark.parametrize(
+    ("words", "find", "line", "named", "unnamed"),
+    [
+        ("OF_A_SERVER", find_server_cause, "torch.OutOfMemoryError: CUDA", Cause.SERVER_OOM, Cause.SERVER_CRASH),
+        ("OF_THE_TRAINER", find_trainer_cause, "MemoryError", Cause.TRAINER_OOM, Cause.TRAINER_CRASH),
+    ],
+)
+def test_without_its_words_running_out_of_memory_is_a_crash_like_any_other(
+    monkeypatch, words, find, line, named, unnamed
+):
+    """And would be met by the same settings again."""
+    assert find([line], 1).cause is named
+    monkeypatch.setattr(exit_cause, words, ())
+    found = find([line], 1)
+    assert (found.cause, found.ran_out) == (unnamed, None)
+
+
+# ── checkpoints ──
+
+
+@pytest.mark.parametrize("damage", [flip_one_bit, truncate])
+def test_without_verification_a_damaged_checkpoint_would_be_the_newest(tmp_path, monkeypatch, damage):
+    store = checkpoint_store.CheckpointStore(tmp_path / "default")
+    save(store, 6)
+    damage(save(store, 7).path)
+    assert store.latest_whole().checkpoint.global_step == 6
+    monkeypatch.setattr(checkpoint_store, "verify_checkpoint", lambda path: ())
+    assert store.latest_whole().checkpoint.global_step == 7
+
+
+# ── the golden probe ──
+
+
+def test_without_a_limit_other_weights_would_get_traffic():
+    answer = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), weight_version=3, finish_reason="length")
+
+    def probe(limit):
+        return golden_distance(lambda: answer, lambda tokens: (3, [-1.5, -2.5]), limit=limit, name="server-0")
+
+    with pytest.raises(WeightsRefused):
+        probe(1e-5)
+    assert probe(math.inf) == 0.5
+
+
+# ── slow servers ──
+
+
+def test_without_its_factor_a_slow_server_is_one_like_any_other():
+    own, peers = Pace(lately=40, usual=160), [Pace(lately=155, usual=160)]
+    assert judge_pace(own, peers, HealthConfig()).cause is Cause.SERVER_SLOW
+    assert judge_pace(own, peers, HealthConfig(slow_factor=1e6)) is None
+
+
+# ── tasks that watch ──
+
+
+def test_without_raising_it_the_death_of_a_watching_task_would_pass_unseen(monkeypatch):
+    monkeypatch.setattr(server_handle, "raise_defects", lambda tasks: None)
+
+    async def play(slot, actor, died):
+        slot._keep(defect())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return slot.facts(None, None, is_publishing=False).verdict.health
+
+    async def defect():
+        raise KeyError("a defect")
+
+    assert scenario(play) is Health.UNKNOWN
+    monkeypatch.undo()
+    with pytest.raises(KeyError, match="a defect"):
+        scenario(play)

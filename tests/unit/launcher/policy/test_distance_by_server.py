@@ -1,0 +1,39 @@
+"""Which server's weights are others: the distance of each one's tokens, and what the gate makes of it."""
+
+import math
+
+import pytest
+
+from launcher.base.messages import Cause
+from launcher.config.schema import RunConfig
+from launcher.policy.admission import Gate, admit
+from tests.unit.actors.monitoring.test_health_monitor import batch
+
+CONFIG = RunConfig(experiment_name="exp")
+CONFIG.sglang.dtype = CONFIG.actor.dtype = "float32"
+GATE = Gate.of(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("step", "mean", "shares", "expected"),
+    [
+        (30, 1e-7, {"server-0": 1e-7, "server-1": 2e-7}, None),
+        (30, 4e-4, {"server-0": 1e-7, "server-1": 8e-4}, (Cause.SERVER_STALE, ("server-1",))),
+        (30, 8e-4, {}, (Cause.SERVER_STALE, ())),
+        (30, 2.0, {"server-0": 4.0, "server-1": 1e-7}, (Cause.SERVER_CORRUPT, ("server-0",))),
+        (30, math.nan, {"server-0": math.nan, "server-1": 1e-7}, (Cause.SERVER_CORRUPT, ("server-0",))),
+        (400, 1.5, {}, (Cause.SERVER_STALE, ())),  # the first weights may be as far by then
+        (30, 9e-6, {"server-0": 1e-7, "server-1": 1e-4}, (Cause.SERVER_STALE, ("server-1",))),
+        (30, 1e-3, {"server-0": 1e-3, "server-1": 1e-3}, (Cause.SERVER_STALE, ("server-0", "server-1"))),
+    ],
+)
+def test_the_bad_share_is_named_and_old_weights_are_told_from_damaged_ones(step, mean, shares, expected):
+    decision = admit(batch(step, logprob_distance=mean, distances=shares), GATE)
+    assert decision.admitted is (expected is None)
+    if expected is not None:
+        assert (decision.cause, decision.subjects) == expected
+
+
+def test_a_wrong_label_is_stale_whatever_the_distance():
+    older = batch(30, weight_versions=(29,), logprob_distance=5.0)
+    assert admit(older, GATE).cause is Cause.SERVER_STALE

@@ -1,0 +1,192 @@
+"""Which incidents begin and end with a look: tables over the pure book, and the record that numbers them."""
+
+import dataclasses
+
+import pytest
+
+from actors.supervision.incident_history import IncidentRecord
+from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, Verdict
+from launcher.policy.actions import LoadWeights, PauseTrainer, RestartServer
+from launcher.policy.incident_policy import OpenIncident, Trouble, keep_book, say_doing
+from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
+from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.run_state import RunState
+from tests.support.run_model import ALIVE, MEMORY, killed
+
+STEPS = TrainerFacts(verdict=ALIVE, is_loaded=True, is_paused=False, policy_version=7, lineage=1, next_step=7)
+SERVES = ServerFacts(name="server-0", state=ServerState.READY, verdict=ALIVE, weight_version=7, lineage=1)
+DIED = dataclasses.replace(SERVES, state=ServerState.DEAD, verdict=killed(Cause.SERVER_CRASH))
+STARTS = dataclasses.replace(SERVES, state=ServerState.STARTING, verdict=Verdict(health=Health.UNKNOWN, reason=""))
+STALE = dataclasses.replace(SERVES, state=ServerState.STALE, weight_version=6)
+DOUBTED = dataclasses.replace(
+    SERVES, verdict=Verdict(health=Health.SUSPECT, reason="0.3 away", cause=Cause.SERVER_CORRUPT)
+)
+SLOW = dataclasses.replace(SERVES, verdict=Verdict(health=Health.SUSPECT, reason="slow", cause=Cause.SERVER_SLOW))
+GIVEN_UP = dataclasses.replace(DIED, state=ServerState.FAILED)
+NO_TRAINER = dataclasses.replace(STEPS, verdict=killed(Cause.TRAINER_CRASH), is_loaded=False)
+EMPTY = dataclasses.replace(STEPS, is_loaded=False, is_paused=True)
+PAUSED = dataclasses.replace(STEPS, is_paused=True)
+FALL = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=5.0, onset_step=4)
+BROKEN = Incident(cause=Cause.VERIFIER_BROKEN, subject="reward", reason="0, not 1", since=5.0, onset_step=7)
+SERVER = OpenIncident(number=1, cause=Cause.SERVER_CRASH, subject="server-0", since=1.0)
+TRAINER = OpenIncident(number=2, cause=Cause.TRAINER_CRASH, subject="trainer", since=1.0)
+REWARD = OpenIncident(number=3, cause=Cause.VERIFIER_BROKEN, subject="reward", since=1.0)
+POLICY = OpenIncident(number=4, cause=Cause.REWARD_COLLAPSE, subject="policy", since=1.0)
+
+
+def look(*servers, trainer=STEPS, state=RunState.RUNNING, **more):
+    given = {"servers": servers or (SERVES,), "checkpoints": (), "memory": MEMORY}
+    return Observed(state=state, trainer=trainer, **(given | more))
+
+
+def begun(change):
+    return [(trouble.cause, trouble.subject) for trouble in change.begins]
+
+
+def ended(change):
+    return [(ending.incident.number, ending.is_mended) for ending in change.ends]
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (look(), []),
+        (look(DIED), [(Cause.SERVER_CRASH, "server-0")]),
+        (look(DOUBTED), [(Cause.SERVER_CORRUPT, "server-0")]),
+        (look(SLOW), []),
+        (look(STARTS), []),
+        (look(GIVEN_UP), []),
+        (look(trainer=NO_TRAINER), [(Cause.TRAINER_CRASH, "trainer")]),
+        (look(trainer=PAUSED), []),
+        (look(incident=FALL), [(Cause.REWARD_COLLAPSE, "policy")]),
+        (look(incident=BROKEN), [(Cause.VERIFIER_BROKEN, "reward")]),
+        (look(DIED, trainer=NO_TRAINER), [(Cause.SERVER_CRASH, "server-0"), (Cause.TRAINER_CRASH, "trainer")]),
+        (look(DIED, state=RunState.SHUTTING_DOWN), []),
+        (look(DIED, abort_reason="asked"), []),
+    ],
+)
+def test_what_begins_where_nothing_is_open(seen, expected):
+    assert begun(keep_book([], seen)) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "seen", "expected"),
+    [
+        (SERVER, look(DIED), []),
+        (SERVER, look(STARTS), []),
+        (SERVER, look(STALE), []),
+        (SERVER, look(STALE, trainer=dataclasses.replace(STEPS, is_publishing=True)), []),
+        (SERVER, look(DOUBTED), []),
+        (SERVER, look(SERVES), [(1, True)]),
+        (SERVER, look(GIVEN_UP), [(1, False)]),
+        (SERVER, look(DIED, state=RunState.FINISHED), [(1, False)]),
+        (TRAINER, look(trainer=NO_TRAINER), []),
+        (TRAINER, look(trainer=EMPTY), []),
+        (TRAINER, look(trainer=PAUSED), []),
+        (TRAINER, look(), [(2, True)]),
+        (TRAINER, look(trainer=dataclasses.replace(PAUSED, is_finished=True)), [(2, True)]),
+        (REWARD, look(incident=BROKEN), []),
+        (REWARD, look(trainer=PAUSED), []),
+        (REWARD, look(), [(3, True)]),
+        (POLICY, look(incident=FALL), []),
+        (POLICY, look(trainer=PAUSED), []),
+        (POLICY, look(), [(4, True)]),
+    ],
+)
+def test_when_one_ends(one, seen, expected):
+    change = keep_book([one], seen)
+    assert ended(change) == expected
+    assert not change.begins, "another trouble of the same subject is the same incident"
+
+
+def rejection(cause, *subjects):
+    return Rejection(id="r", global_step=7, reason="no", cause=cause, subjects=subjects)
+
+
+@pytest.mark.parametrize(
+    ("turned_away", "subject"),
+    [
+        (rejection(Cause.VERIFIER_BROKEN), "reward"),
+        (rejection(Cause.NONFINITE), "trainer"),
+        (rejection(Cause.REWARD_COLLAPSE), "policy"),
+        (rejection(Cause.SERVER_CORRUPT, "server-0"), "server-0"),
+        (rejection(Cause.SERVER_CRASH), "batch"),
+        (rejection(None), "batch"),
+    ],
+)
+def test_a_rejected_batch_is_an_incident_until_a_step_is_committed(turned_away, subject):
+    (begun,) = keep_book([], look(), rejections=[turned_away]).begins
+    assert begun.subject == subject
+    one = OpenIncident(number=1, cause=begun.cause, subject=subject, since=0.0)
+    assert keep_book([one], look(), rejections=[turned_away]).ends == ()
+    assert ended(keep_book([one], look())) == [(1, True)]
+
+
+def test_a_server_that_lost_its_weights_is_stale_but_not_after_a_restore_or_at_the_start():
+    tried = [Attempt(at=1.0, cause=Cause.SERVER_STALE, subject="server-0", rung=Rung.RETRY)]
+    assert begun(keep_book([], look(STALE), attempts=tried)) == [(Cause.SERVER_STALE, "server-0")]
+    assert not keep_book([TRAINER], look(STALE, trainer=PAUSED), attempts=tried).begins
+    assert not keep_book([], look(STALE, state=RunState.INITIALIZING), attempts=tried).begins
+
+
+def test_a_damaged_checkpoint_is_one_and_ends_when_another_one_is_loaded():
+    (trouble,) = keep_book([], look(trainer=EMPTY), damaged={4}).begins
+    assert (trouble.cause, trouble.subject) == (Cause.CHECKPOINT_CORRUPT, "checkpoint 4")
+    one = OpenIncident(number=1, cause=trouble.cause, subject=trouble.subject, since=0.0)
+    assert keep_book([one], look(trainer=EMPTY)).ends == ()
+    assert ended(keep_book([one], look())) == [(1, True)]
+
+
+@pytest.mark.parametrize(
+    ("actions", "doing"),
+    [
+        ([RestartServer(name="server-0", reason="")], "it is being restarted"),
+        ([RestartServer(name="server-1", reason="")], "it is being repaired"),
+        ([LoadWeights(name="server-0", version=1, lineage=1)], "its weights are sent again"),
+        ([PauseTrainer(reason="")], "it is being repaired"),
+    ],
+)
+def test_what_is_done_is_said(actions, doing):
+    assert say_doing(Trouble(cause=Cause.SERVER_CRASH, subject="server-0", reason=""), actions) == doing
+
+
+# ── numbers ──
+
+
+def event(name, number, subject="server-0", **more):
+    cause = {"cause": "server_crash", "at": 1.0} if name == "incident.began" else {}
+    return {"event": name, "incident": number, "subject": subject, **cause, **more}
+
+
+def test_numbers_go_on_and_a_death_that_is_heard_of_first_has_the_number_of_its_incident():
+    record = IncidentRecord()
+    assert record.number_of_death("server-0") == 1
+    record.take(event("server.died", 1))
+    assert record.number_for("server.restarting", "server-0") == 1
+    assert record.number_of_death("server-1") == 2
+    record.take(event("server.died", 2, "server-1"))
+    assert (record.number_to_begin("server-0"), record.number_to_begin("server-1")) == (1, 2)
+    record.take(event("incident.began", 1))
+    assert record.number_of_death("server-0") == 1
+    record.take(event("incident.ended", 1))
+    assert record.number_for("server.ready", "server-0") is None
+    assert record.number_of_death("server-0") == 3
+
+
+def test_a_repair_of_the_trainer_concerns_the_servers_too():
+    record = IncidentRecord()
+    record.take(event("incident.began", 1, "trainer"))
+    assert record.number_for("server.loading", "server-1") == 1
+    assert record.number_for("run.restoring", "") == 1
+    assert record.number_for("run.running", "") is None
+
+
+def test_what_an_earlier_attempt_left_open_is_known_as_such():
+    record = IncidentRecord()
+    record.take(event("incident.began", 1))
+    record.next_attempt()
+    assert not record.open
+    assert list(record.left_open) == [1]
+    assert record.number_to_begin("server-0") == 2
+    record.take(event("incident.ended", 1))
+    assert not record.left_open

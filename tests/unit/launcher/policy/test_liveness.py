@@ -1,0 +1,251 @@
+"""Each fault of a server is found in time, and none of the traps is taken for one."""
+
+import dataclasses
+
+import pytest
+
+from launcher.base.messages import Cause, Health, Verdict
+from launcher.config.supervision import HealthConfig
+from launcher.policy import liveness, observation_history
+from launcher.policy.liveness import Pace, judge_pace, judge_server
+from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook, Task
+from tests.support.watched_server import Interval, WatchedServer
+
+SETTINGS = HealthConfig()
+AT = 20.0
+FOUND_WITHIN_S = 5.0
+
+PHASES = (20.0, 20.15, 20.4, 20.65, 20.9)
+"""When a fault begins against the looks and the probes."""
+
+FAULTS = {
+    "C2 scheduler stopped, busy": lambda at: WatchedServer(stopped={"scheduler": Interval(at)}),
+    "C2 scheduler stopped, idle": lambda at: WatchedServer(
+        stopped={"scheduler": Interval(at)}, waiting=Interval(0, 10)
+    ),
+    "C2 http stopped, busy": lambda at: WatchedServer(stopped={"http": Interval(at)}),
+    "C2 http stopped, idle": lambda at: WatchedServer(stopped={"http": Interval(at)}, waiting=Interval(0, 10)),
+    "C2 detokenizer stopped, health says 200": lambda at: WatchedServer(
+        stopped={"detokenizer": Interval(at)}, health_status=200
+    ),
+    "C2 all stopped": lambda at: WatchedServer(
+        stopped={role: Interval(at) for role in ("http", "scheduler", "detokenizer")}
+    ),
+    "C2 scheduler deadlocked": lambda at: WatchedServer(asleep=Interval(at)),
+    "C2 scheduler deadlocked, idle": lambda at: WatchedServer(asleep=Interval(at), waiting=Interval(0, 10)),
+    "C2 scheduler in an endless loop": lambda at: WatchedServer(spinning=Interval(at)),
+    "C2 stopped while it loads weights": lambda at: WatchedServer(
+        loading=Interval(at - 5, at + 60), stopped={"scheduler": Interval(at)}
+    ),
+}
+
+TRAPS = {
+    "X ten times longer generation": WatchedServer(tokens_per_s=4.0),
+    "X ten times longer generation, its tokens not seen": WatchedServer(tokens_seen=False),
+    "X 5 s stall of the reward function: nobody asks for anything": WatchedServer(waiting=Interval(0, AT)),
+    "X slow weight load": WatchedServer(loading=Interval(AT, AT + 60)),
+    "X garbage-collection pause of the server": WatchedServer(paused=Interval(AT, AT + 2)),
+    "X garbage-collection pause of the monitor": WatchedServer(unwatched=Interval(AT, AT + 8)),
+    "X both pause: the machine was suspended": WatchedServer(
+        unwatched=Interval(AT, AT + 8), paused=Interval(AT - 1.2, AT + 8.5)
+    ),
+    "X busy: health says 503, probes are late, tokens flow": WatchedServer(answer_s=8.0, health_status=503),
+    "X crowded machine: it wants to run and is not let": WatchedServer(starved=Interval(AT, AT + 9)),
+    "X slow by habit: answers always take a second": WatchedServer(
+        answer_s=1.0, usual_answer_s=1.0, paused=Interval(AT, AT + 5), waiting=Interval(0, 10)
+    ),
+    "C4 four times slower": WatchedServer(stopped={"scheduler": Interval(AT, period=1.0, share=0.75)}),
+    "C4 four times slower, met stopped at every look": WatchedServer(
+        stopped={"scheduler": Interval(AT - 0.05, period=0.25, share=0.75)}
+    ),
+}
+
+
+def found_after_s(fault, at=AT):
+    return next((t - at for t, verdict in fault(at).watch(at + 40) if verdict.health is Health.DEAD), None)
+
+
+def alarms(server):
+    return [(t, v) for t, v in server.watch(AT + 100) if v.health in (Health.DEAD, Health.SUSPECT)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_hang_is_found_within_five_seconds_and_not_before_it_began(name):
+    delays_s = [found_after_s(FAULTS[name], at) for at in PHASES]
+    assert None not in delays_s
+    assert min(delays_s) > 0
+    assert max(delays_s) <= FOUND_WITHIN_S
+
+
+def test_an_endless_loop_while_nobody_asks_is_suspected_soon_and_condemned_later():
+    """Only the probe waits then: one witness, until it has waited so long that nobody can be said to get tokens."""
+    verdicts = WatchedServer(spinning=Interval(AT), waiting=Interval(0, 10)).watch(AT + 40)
+    suspected = next(t for t, v in verdicts if v.health is Health.SUSPECT) - AT
+    condemned = next(t for t, v in verdicts if v.health is Health.DEAD) - AT
+    assert suspected <= FOUND_WITHIN_S
+    assert condemned <= SETTINGS.silence_s * SETTINGS.lone_probe_factor + 2
+
+
+def test_an_exit_is_a_crash_at_the_next_look():
+    server = WatchedServer(exits_at=AT)
+    verdicts = dict(server.watch(AT + 1))
+    first = next(t for t, v in verdicts.items() if v.health is Health.DEAD)
+    assert first - AT <= SETTINGS.look_interval_s
+    assert verdicts[first] == Verdict(health=Health.DEAD, reason="exited with -9", cause=Cause.SERVER_CRASH)
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_trap_raises_no_alarm(name):
+    assert alarms(TRAPS[name]) == []
+
+
+def test_a_server_that_was_stopped_and_goes_on_is_healthy_again():
+    server = WatchedServer(stopped={"scheduler": Interval(AT, AT + 3.5)})
+    verdicts = server.watch(AT + 10)
+    assert verdicts[-1][1].health is Health.HEALTHY
+
+
+def test_before_its_first_token_a_server_is_unknown_never_healthy():
+    server = WatchedServer(paused=Interval(0, 2))
+    assert {v.health for t, v in server.watch(2)} == {Health.UNKNOWN}
+
+
+def test_a_load_past_its_deadline_is_condemned():
+    server = WatchedServer(loading=Interval(AT))
+    after_s = next((t - AT for t, v in server.watch(AT + 130) if v.health is Health.DEAD), None)
+    assert after_s == pytest.approx(120.0, abs=SETTINGS.look_interval_s)
+
+
+# ── each witness and each precaution, taken away: what it is there for goes wrong ──
+
+
+@pytest.mark.parametrize(
+    ("witness", "fault"),
+    [
+        ("_tokens_vote", "C2 scheduler in an endless loop"),
+        ("_answer_vote", "C2 scheduler stopped, idle"),
+        ("_process_vote", "C2 http stopped, idle"),
+    ],
+)
+def test_without_one_witness_a_fault_is_missed(monkeypatch, witness, fault):
+    monkeypatch.setattr(liveness, witness, lambda *args: liveness.SILENT)
+    after_s = found_after_s(FAULTS[fault])
+    assert after_s is None or after_s > FOUND_WITHIN_S
+
+
+def test_were_one_witness_enough_a_busy_server_would_be_killed(monkeypatch):
+    monkeypatch.setattr(liveness, "VOTES_FOR_A_HANG", 1)
+    assert alarms(TRAPS["X busy: health says 503, probes are late, tokens flow"])
+
+
+def test_did_time_count_while_nobody_looked_a_pause_of_the_monitor_would_kill(monkeypatch):
+    monkeypatch.setattr(observation_history, "LONGEST_GAP", 1e9)
+    assert alarms(TRAPS["X both pause: the machine was suspended"])
+
+
+def test_were_starvation_counted_a_crowded_machine_would_kill(monkeypatch):
+    monkeypatch.setattr(observation_history, "_starved", lambda before, look: False)
+    assert alarms(TRAPS["X crowded machine: it wants to run and is not let"])
+
+
+def test_were_a_stop_believed_without_its_cpu_time_a_slow_server_would_be_suspected(monkeypatch):
+    monkeypatch.setattr(
+        observation_history,
+        "_stopped",
+        lambda before, look: frozenset(r for r, p in look.processes.items() if p.state == "T"),
+    )
+    assert alarms(TRAPS["C4 four times slower, met stopped at every look"])
+
+
+def test_did_a_load_not_excuse_a_slow_one_would_kill(monkeypatch):
+    monkeypatch.setattr(liveness, "_votes_at_task", lambda *args: (STUCK, STUCK))
+    assert alarms(TRAPS["X slow weight load"])
+
+
+STUCK = liveness.Vote(says=liveness.Says.STUCK, reason="made so by the test")
+
+# ── single verdicts ──
+
+
+def test_a_count_of_tokens_that_comes_and_goes_says_nothing_while_it_is_away():
+    looks = [ServerLook(at=float(t), processes={}, waiting=1, tokens=None if t % 2 else 7) for t in range(60)]
+    evidence = ServerEvidence(look=looks[0])
+    for look in looks[1:]:
+        evidence = observation_history.observe(evidence, look, SETTINGS)
+        assert judge_server(evidence, SETTINGS, look.at).health is Health.UNKNOWN
+
+
+LOOK = ServerLook(at=100.0, processes={"scheduler": ProcessLook(state="S", cpu_s=5.0)}, answered_at=99.0, waiting=3)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "health", "reason"),
+    [
+        (None, Health.UNKNOWN, "never looked at"),
+        (ServerEvidence(look=LOOK), Health.HEALTHY, "made a token 1.0 s ago"),
+        (ServerEvidence(look=dataclasses.replace(LOOK, at=80.0)), Health.UNKNOWN, "not looked at for 20.0 s"),
+        (
+            ServerEvidence(look=dataclasses.replace(LOOK, answered_at=80.0)),
+            Health.UNKNOWN,
+            "last token 20.0 s ago",
+        ),
+        (ServerEvidence(look=dataclasses.replace(LOOK, answered_at=None)), Health.UNKNOWN, "no token seen yet"),
+        (
+            ServerEvidence(
+                look=dataclasses.replace(
+                    LOOK, answered_at=None, task=Task(name="starting", since=80.0, deadline_s=300.0)
+                )
+            ),
+            Health.UNKNOWN,
+            "starting for 20.0 s of at most 300 s",
+        ),
+        (
+            ServerEvidence(look=LOOK, stopped_s=4.0, stopped=frozenset({"http"})),
+            Health.SUSPECT,
+            "http stopped for 4.0 s",
+        ),
+        (
+            ServerEvidence(look=dataclasses.replace(LOOK, answered_at=90.0), unanswered_s=4.0),
+            Health.SUSPECT,
+            "one-token generation unanswered for 4.0 s",
+        ),
+        (
+            ServerEvidence(look=LOOK, unanswered_s=4.0, token_at=99.5),
+            Health.HEALTHY,
+            "made a token 0.5 s ago; one-token generation unanswered for 4.0 s",
+        ),
+        (
+            ServerEvidence(look=dataclasses.replace(LOOK, answered_at=96.0), unanswered_s=4.0, dry_s=3.5),
+            Health.DEAD,
+            "one-token generation unanswered for 4.0 s; 3 requests without a token for 3.5 s",
+        ),
+        (
+            ServerEvidence(look=dataclasses.replace(LOOK, health_status=503)),
+            Health.HEALTHY,
+            "made a token 1.0 s ago; health endpoint says 503",
+        ),
+    ],
+)
+def test_a_verdict_and_its_reason(evidence, health, reason):
+    verdict = judge_server(evidence, SETTINGS, 100.0)
+    assert (verdict.health, verdict.reason) == (health, reason)
+    assert (verdict.cause is Cause.SERVER_HANG) is (health is Health.DEAD)
+
+
+@pytest.mark.parametrize(
+    ("own", "peers", "is_slow"),
+    [
+        (Pace(lately=160, usual=160), [], False),
+        (Pace(lately=40, usual=160), [], True),
+        (Pace(lately=80, usual=160), [], False),
+        (Pace(lately=40, usual=160), [Pace(lately=155, usual=160)], True),
+        (Pace(lately=40, usual=160), [Pace(lately=45, usual=160)], False),  # the machine is slow
+        (Pace(lately=0, usual=160), [], True),
+        (Pace(lately=0, usual=0), [], False),
+    ],
+)
+def test_slow_is_said_against_its_own_past_and_its_peers_and_is_not_dead(own, peers, is_slow):
+    verdict = judge_pace(own, peers, SETTINGS)
+    assert (verdict is not None) is is_slow
+    if verdict is not None:
+        assert (verdict.health, verdict.cause) == (Health.HEALTHY, Cause.SERVER_SLOW)

@@ -1,0 +1,247 @@
+"""Where memory ran out decides what gives way, rung by rung, and every ladder ends."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from launcher.config.schema import RunConfig
+from launcher.config.supervision import MemoryConfig
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory_backoff import (
+    CHECKPOINTING,
+    CONCURRENCY,
+    MEM_FRACTION,
+    MICRO_BATCH,
+    NEW_TOKENS,
+    POOL_TOKENS,
+    SAMPLES,
+    Lengths,
+    MemorySettings,
+    Tried,
+    next_rung,
+)
+from launcher.policy.memory_trend import MemorySample, find_rise
+
+CONFIG = MemoryConfig()
+ALLOWED = MemoryConfig(change_learning=True)
+GPU = MemorySettings(
+    mem_fraction_static=0.8,
+    max_total_tokens=None,
+    max_concurrent_rollouts=16,
+    max_tokens_per_mb=4096,
+    gradient_checkpointing=False,
+    max_new_tokens=512,
+    n_samples=8,
+    longest_sequence=1500,
+    on_gpu=True,
+    shares_gpu=True,
+)
+CPU = dataclasses.replace(GPU, on_gpu=False, shares_gpu=False, max_total_tokens=20000)
+
+
+def descend(ran_out, in_force, config=CONFIG, limit=60):
+    """The rungs taken when memory runs out there again and again, as (key, value)."""
+    rungs, tried = [], []
+    for _ in range(limit):
+        rung = next_rung(ran_out, in_force, tried, config)
+        if not rung.overrides:
+            return rungs
+        tried.append(Tried(ran_out=ran_out, settings=in_force))
+        ((key, value),) = rung.overrides.items()
+        rungs.append((key, value))
+        in_force = in_force.changed(rung.overrides)
+    raise AssertionError(f"no end after {limit} rungs")
+
+
+@pytest.mark.parametrize(
+    ("ran_out", "in_force", "rungs"),
+    [
+        (
+            RanOut.SERVER_DEVICE,
+            GPU,
+            [*((MEM_FRACTION, f) for f in (0.7, 0.6, 0.5, 0.4)), *((CONCURRENCY, n) for n in (8, 4, 2))],
+        ),
+        (
+            RanOut.SERVER_POOL,
+            dataclasses.replace(GPU, mem_fraction_static=0.6),
+            [*((CONCURRENCY, n) for n in (8, 4, 2)), (MEM_FRACTION, 0.7), (MEM_FRACTION, 0.8)],
+        ),
+        (
+            RanOut.SERVER_POOL_TOO_SMALL,
+            dataclasses.replace(GPU, mem_fraction_static=0.6),
+            [(MEM_FRACTION, 0.7), (MEM_FRACTION, 0.8)],
+        ),
+        (RanOut.SERVER_POOL_TOO_SMALL, GPU, []),
+        (
+            RanOut.TRAINER_DEVICE,
+            GPU,
+            [
+                (MICRO_BATCH, 2048),
+                (MICRO_BATCH, 1500),
+                (CHECKPOINTING, True),
+                *((MEM_FRACTION, f) for f in (0.7, 0.6, 0.5, 0.4)),
+            ],
+        ),
+        (
+            RanOut.TRAINER_DEVICE,
+            dataclasses.replace(GPU, shares_gpu=False),
+            [(MICRO_BATCH, 2048), (MICRO_BATCH, 1500), (CHECKPOINTING, True)],
+        ),
+        (
+            RanOut.SERVER_HOST,
+            CPU,
+            [*((POOL_TOKENS, n) for n in (10000, 5000, 2500, 1500)), *((CONCURRENCY, n) for n in (8, 4, 2))],
+        ),
+        (
+            RanOut.TRAINER_HOST,
+            CPU,
+            [
+                (MICRO_BATCH, 2048),
+                (MICRO_BATCH, 1500),
+                (CHECKPOINTING, True),
+                *((POOL_TOKENS, n) for n in (10000, 5000, 2500, 1500)),
+            ],
+        ),
+    ],
+)
+def test_each_ladder(ran_out, in_force, rungs):
+    assert descend(ran_out, in_force) == rungs
+
+
+def test_what_changes_learning_gives_way_only_where_that_is_allowed():
+    usual = descend(RanOut.SERVER_DEVICE, GPU)
+    further = descend(RanOut.SERVER_DEVICE, GPU, ALLOWED)
+    assert further[: len(usual)] == usual
+    assert further[len(usual) :] == [
+        (NEW_TOKENS, 256),
+        (NEW_TOKENS, 128),
+        (NEW_TOKENS, 64),
+        (SAMPLES, 4),
+        (SAMPLES, 2),
+    ]
+    assert descend(RanOut.SERVER_POOL_TOO_SMALL, GPU, ALLOWED) == []
+
+
+def test_start_up_and_run_time_need_the_opposite():
+    in_force = dataclasses.replace(GPU, mem_fraction_static=0.6)
+    assert next_rung(RanOut.SERVER_POOL_TOO_SMALL, in_force, [], CONFIG).overrides == {MEM_FRACTION: 0.7}
+    assert next_rung(RanOut.SERVER_DEVICE, in_force, [], CONFIG).overrides == {MEM_FRACTION: 0.5}
+
+
+def test_between_two_known_failures_nothing_swings():
+    too_large = Tried(ran_out=RanOut.SERVER_DEVICE, settings=dataclasses.replace(GPU, mem_fraction_static=0.7))
+    in_force = dataclasses.replace(GPU, mem_fraction_static=0.6)
+    rung = next_rung(RanOut.SERVER_POOL_TOO_SMALL, in_force, [too_large], CONFIG)
+    assert rung.overrides == {}
+    assert rung.reason == "server_pool_too_small: no setting is left that could give way"
+    too_small = Tried(ran_out=RanOut.SERVER_POOL_TOO_SMALL, settings=dataclasses.replace(GPU, mem_fraction_static=0.5))
+    assert next_rung(RanOut.SERVER_DEVICE, in_force, [too_small], CONFIG).overrides == {CONCURRENCY: 8}
+
+
+def test_settings_that_failed_are_not_tried_again():
+    """At 0.7 the pool was too small though little was asked, at 0.8 the device was full: there is nothing between."""
+    little = dataclasses.replace(GPU, max_concurrent_rollouts=2)
+    at_the_lower = Tried(ran_out=RanOut.SERVER_POOL, settings=dataclasses.replace(little, mem_fraction_static=0.7))
+    assert next_rung(RanOut.SERVER_DEVICE, little, [], CONFIG).overrides == {MEM_FRACTION: 0.7}
+    assert next_rung(RanOut.SERVER_DEVICE, little, [at_the_lower], CONFIG).overrides == {}
+
+
+def test_on_the_cpu_the_pool_does_not_swing_either():
+    small = dataclasses.replace(CPU, max_total_tokens=5000)
+    assert next_rung(RanOut.SERVER_POOL_TOO_SMALL, small, [], CONFIG).overrides == {POOL_TOKENS: 10000}
+    killed = Tried(ran_out=RanOut.SERVER_HOST, settings=dataclasses.replace(CPU, max_total_tokens=10000))
+    assert next_rung(RanOut.SERVER_POOL_TOO_SMALL, small, [killed], CONFIG).overrides == {}
+    starved = Tried(ran_out=RanOut.SERVER_POOL, settings=dataclasses.replace(CPU, max_total_tokens=8000))
+    middle = dataclasses.replace(CPU, max_total_tokens=12000)
+    assert next_rung(RanOut.SERVER_HOST, middle, [starved], CONFIG).overrides == {CONCURRENCY: 8}
+
+
+@hypothesis_settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    faults=st.lists(st.sampled_from(RanOut), min_size=80, max_size=80),
+    in_force=st.sampled_from([GPU, CPU, dataclasses.replace(GPU, shares_gpu=False, mem_fraction_static=0.55)]),
+    config=st.sampled_from([CONFIG, ALLOWED]),
+)
+def test_whatever_runs_out_in_whatever_order_the_ladder_ends(faults, in_force, config):
+    """No settings come back: each rung leads to ones never tried before, so there are finitely many."""
+    tried, seen = [], [in_force]
+    for ran_out in faults:
+        rung = next_rung(ran_out, in_force, tried, config)
+        if not rung.overrides:
+            continue
+        tried.append(Tried(ran_out=ran_out, settings=in_force))
+        in_force = in_force.changed(rung.overrides)
+        assert in_force not in seen
+        seen.append(in_force)
+    assert in_force.max_tokens_per_mb >= in_force.longest_sequence
+    assert in_force.n_samples >= 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "rungs"),
+    [
+        (0, [(MICRO_BATCH, 2048), (MICRO_BATCH, 1500), (CHECKPOINTING, True)]),  # it has not made one yet
+        (3800, [(MICRO_BATCH, 1900), (MICRO_BATCH, 1500), (CHECKPOINTING, True)]),
+        (9000, [(MICRO_BATCH, 2048), (MICRO_BATCH, 1500), (CHECKPOINTING, True)]),  # made before a rung was taken
+        (1200, [(CHECKPOINTING, True)]),  # one sequence each already
+    ],
+)
+def test_a_rung_is_a_smaller_micro_batch_than_there_was(largest, rungs):
+    in_force = dataclasses.replace(CPU, largest_micro_batch=largest, max_total_tokens=None)
+    assert descend(RanOut.TRAINER_HOST, in_force) == rungs
+
+
+def test_what_was_seen_is_no_setting():
+    seen = dataclasses.replace(CPU, largest_micro_batch=900)
+    assert seen == CPU
+    lengths = Lengths(longest_sequence=40).now_said(0, 900)
+    assert lengths.now_said(0, 0) == Lengths(longest_sequence=40, largest_micro_batch=900), (
+        "an empty process knows none"
+    )
+
+
+def test_the_settings_in_force_are_read_from_the_configuration():
+    config = RunConfig()
+    m = MemorySettings.of(config, longest_sequence=900, on_gpu=True, shares_gpu=False)
+    assert m.mem_fraction_static == config.sglang.mem_fraction_static
+    assert m.max_tokens_per_mb == config.actor.mb_spec.max_tokens_per_mb
+    assert (m.max_new_tokens, m.n_samples) == (config.gconfig.max_new_tokens, config.gconfig.n_samples)
+
+
+# ── a rise, said before it kills ──
+
+MIB = 2**20
+
+
+def samples(used):
+    return [MemorySample(at=10.0 * i, used=u * MIB) for i, u in enumerate(used)]
+
+
+@pytest.mark.parametrize(
+    ("used", "warns"),
+    [
+        ([100 + 10 * i for i in range(12)], True),  # 1 MiB a second, 790 left
+        ([100 + 0.1 * i for i in range(12)], False),  # full in a day
+        ([100] * 12, False),
+        ([100, 400] * 6, False),  # comes and goes with each batch
+        ([100] * 11 + [900], False),  # one spike
+        ([100 + 10 * i + (40 if i % 3 == 0 else 0) for i in range(24)], True),  # a rise under a saw
+        ([500 - 10 * i for i in range(12)], False),
+        ([100, 200, 300], False),  # too few to say
+        ([990 + i for i in range(12)], True),
+    ],
+)
+def test_a_steady_rise_is_told_from_noise(used, warns):
+    trend = find_rise(samples(used), 1000 * MIB, MemoryConfig(warn_before_s=1000))
+    assert trend.warns is warns
+    assert trend.reason
+
+
+def test_a_rise_says_when_it_ends():
+    trend = find_rise(samples([100 + 10 * i for i in range(12)]), 1000 * MIB, CONFIG)
+    assert trend.full_in_s == pytest.approx(790)
+    assert trend.reason == "rises by 60.0 MiB a minute, full in 790 s"
+    assert not trend.warns

@@ -1,0 +1,75 @@
+"""What is done when a node is lost: a place elsewhere is taken at once, and one that isn't there is waited for."""
+
+import dataclasses
+
+import pytest
+
+from launcher.base.messages import Cause, Health, RunWord, ServerState, Verdict
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, ResumeTrainer
+from launcher.policy.run_state import RunState
+from tests.support.looks import NOW, PAUSED, dead, decide, kinds, observed, server, trainer
+
+LOST = Verdict(health=Health.DEAD, reason="node 10.0.0.7 was lost", cause=Cause.NODE_LOST)
+CONFIG = RunConfig()
+CONFIG.cluster.node_wait_s = 100.0
+
+
+def homeless(number=0, since=NOW - 10):
+    return dead(number, LOST, homeless_since=since)
+
+
+def test_a_server_that_has_a_place_elsewhere_is_restarted_there():
+    made = decide(observed(server(0), dead(1, LOST)), config=CONFIG)
+    assert [action.name for action in made.actions if isinstance(action, RestartServer)] == ["s1"]
+    assert made.state is RunState.REPAIRING
+
+
+def test_one_without_a_place_is_waited_for_and_the_others_go_on_without_it():
+    for since in (NOW - 10, NOW - 10_000):
+        made = decide(observed(server(0), homeless(1, since)), config=CONFIG)
+        assert made.actions == ()
+        assert made.state is RunState.RUNNING, "a smaller fleet is no repair"
+
+
+def test_without_any_server_the_run_waits_for_a_node_and_not_for_ever():
+    made = decide(observed(homeless(0), homeless(1)), config=CONFIG)
+    assert made.actions == ()
+    assert made.wake_at == NOW - 10 + 100
+    assert "waits for a node" in made.reason
+    (halt,) = decide(observed(homeless(0, NOW - 100), homeless(1, NOW - 100)), config=CONFIG).actions
+    assert isinstance(halt, Halt)
+    assert halt.word is RunWord.ERRORED
+    assert "cluster.node_wait_s" in halt.reason
+
+
+def test_a_server_that_is_given_up_is_no_reason_to_go_on_without_one():
+    gone = dataclasses.replace(dead(1), state=ServerState.FAILED)
+    history = ()
+    made = decide(observed(homeless(0, NOW - 1000), gone), history, config=CONFIG)
+    assert RestartServer in kinds(made) or Halt in kinds(made)
+
+
+def test_a_trainer_that_has_a_place_elsewhere_is_restarted_there():
+    made = decide(observed(server(), trainer=trainer(verdict=LOST, is_loaded=False)), config=CONFIG)
+    assert kinds(made) == [RestartTrainer]
+    assert made.state is RunState.RESTORING
+
+
+def test_a_trainer_without_a_place_is_waited_for_and_not_for_ever():
+    lost = trainer(verdict=LOST, is_loaded=False, homeless_since=NOW - 10)
+    made = decide(observed(server(), trainer=lost), config=CONFIG)
+    assert (made.actions, made.wake_at) == ((), NOW + 90)
+    made = decide(observed(server(), trainer=dataclasses.replace(lost, homeless_since=NOW - 100)), config=CONFIG)
+    assert kinds(made) == [Halt]
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_an_operators_pause_holds_until_it_is_taken_back(is_paused):
+    held = observed(server(), trainer=PAUSED if is_paused else trainer(), hold_reason="a pause asked by me")
+    made = decide(held)
+    assert kinds(made) == ([] if is_paused else [PauseTrainer])
+    assert made.state is RunState.PAUSED
+    if is_paused:
+        released = decide(dataclasses.replace(held, state=RunState.PAUSED, hold_reason=""))
+        assert kinds(released) == [ResumeTrainer]

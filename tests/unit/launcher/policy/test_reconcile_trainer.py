@@ -1,0 +1,108 @@
+"""What a plan does for a trainer that was lost, and in which order it comes back."""
+
+import dataclasses
+
+from launcher.base.messages import Cause, ServerState
+from launcher.policy.actions import Halt, LoadWeights, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.restart_budget import Rung
+from launcher.policy.run_state import RunState
+from tests.support.looks import (
+    CONFIG,
+    MEMORY,
+    T_CRASHED,
+    T_OUT_OF_MEMORY,
+    UNKNOWN,
+    attempts,
+    dead,
+    decide,
+    fresh,
+    kinds,
+    observed,
+    server,
+    trainer,
+)
+
+
+def test_the_life_of_a_lost_trainer():
+    """T1: restarted → the newest checkpoint that stands → servers get its weights → resumed."""
+    made = decide(observed(trainer=trainer(verdict=T_CRASHED)))
+    assert kinds(made) == [RestartTrainer]
+    assert made.state is RunState.RESTORING
+
+    starting = trainer(verdict=UNKNOWN, is_loaded=False, is_paused=True)
+    assert decide(observed(trainer=starting, state=made.state), made.attempts).actions == ()
+
+    empty = trainer(is_loaded=False, is_paused=True)
+    loading = decide(observed(trainer=empty, state=made.state), made.attempts)
+    assert kinds(loading) == [RestoreTrainer]
+    assert loading.actions[0].global_step == 39
+
+    history = (*made.attempts, *loading.attempts)
+    back = trainer(is_paused=True, policy_version=40, next_step=40, lineage=1)
+    stale = decide(observed(trainer=back, state=made.state), history)
+    assert stale.actions == (LoadWeights(name="s0", version=40, lineage=1),)
+    assert stale.state is RunState.RESTORING
+
+    current = server(weight_version=40, lineage=1)
+    resuming = decide(observed(current, trainer=back, state=made.state), history)
+    assert resuming.actions == (ResumeTrainer(),)
+    going = dataclasses.replace(back, is_paused=False)
+    assert decide(observed(current, trainer=going, state=resuming.state), history).state is RunState.RUNNING
+
+
+def test_a_trainer_is_not_resumed_before_a_server_has_its_weights():
+    back = trainer(is_paused=True, policy_version=40, next_step=40, lineage=1)
+    for unready in (
+        dead(0),
+        fresh(0),
+        server(0, ServerState.STALE, weight_version=40, lineage=1),
+        server(0, lineage=0),
+    ):
+        assert ResumeTrainer not in kinds(decide(observed(unready, trainer=back, state=RunState.RESTORING)))
+
+
+def test_a_trainer_out_of_memory_starts_one_rung_down():
+    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
+    made = decide(observed(trainer=lost))
+    assert made.actions[0].overrides == {"actor.mb_spec.max_tokens_per_mb": CONFIG.actor.mb_spec.max_tokens_per_mb // 2}
+
+
+def test_out_of_memory_where_nothing_may_give_way():
+    config = dataclasses.replace(CONFIG, memory=dataclasses.replace(CONFIG.memory, give_way=False))
+    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
+    made = decide(observed(trainer=lost), config=config)
+    assert kinds(made) == [Halt]
+    assert made.actions[0].reason.startswith("trainer_oom (trainer_device), and nothing may give way")
+    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED)), config=config)) == [RestartTrainer]
+
+
+def test_servers_that_share_its_gpu_are_started_anew_to_make_room():
+    """Their share is taken when they start: a smaller one in the settings alone frees nothing."""
+    nothing_left = dataclasses.replace(
+        MEMORY, max_tokens_per_mb=MEMORY.longest_sequence, gradient_checkpointing=True, on_gpu=True, shares_gpu=True
+    )
+    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
+    seen = dataclasses.replace(observed(server(0), server(1), trainer=lost), memory=nothing_left)
+    made = decide(seen)
+    assert kinds(made) == [RestartTrainer, RestartServer, RestartServer]
+    assert made.actions[0].overrides.keys() == {"sglang.mem_fraction_static"}
+
+
+def test_a_trainer_that_dies_again_and_again_halts():
+    history = attempts(*[Rung.RESTORE] * CONFIG.restart.restore, cause=Cause.TRAINER_CRASH, subject="trainer")
+    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED)), history)) == [Halt]
+    assert kinds(decide(observed(trainer=trainer(verdict=T_CRASHED), progress_at=900.0), history)) == [RestartTrainer]
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_not_tried_for_ever():
+    empty = trainer(is_loaded=False, is_paused=True)
+    retries = attempts(*[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.CHECKPOINT_CORRUPT, subject="trainer")
+    assert kinds(decide(observed(trainer=empty), retries)) == [RestartTrainer]
+
+
+def test_a_server_that_dies_while_the_trainer_recovers_is_mended_beside_it():
+    """D1"""
+    made = decide(observed(dead(0), server(1), trainer=trainer(verdict=T_CRASHED)))
+    assert set(kinds(made)) == {RestartTrainer, RestartServer}
+    assert made.state is RunState.RESTORING

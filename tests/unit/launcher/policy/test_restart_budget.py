@@ -1,0 +1,182 @@
+"""Repairs are tried from small to large, with pauses, a budget each, and a last word."""
+
+import itertools
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from launcher.base.messages import Cause
+from launcher.config.supervision import RestartConfig
+from launcher.policy.restart_budget import LADDERS, Attempt, Rung, budget_of, next_repair
+
+SETTINGS = RestartConfig()
+CRASH = Cause.SERVER_CRASH
+
+
+def attempts(*rungs, cause=CRASH, subject="s0", start=100.0, every=5.0):
+    return [
+        Attempt(at=start + every * number, cause=cause, subject=subject, rung=rung) for number, rung in enumerate(rungs)
+    ]
+
+
+def decide(history, *, cause=CRASH, subject="s0", now=200.0, progress_at=None, without=frozenset(), settings=SETTINGS):
+    return next_repair(cause, subject, history, settings, now=now, progress_at=progress_at, without=without)
+
+
+SERVER, FLEET, RESTORE, RETRY = Rung.SERVER, Rung.FLEET, Rung.RESTORE, Rung.RETRY
+ALL_SERVER = [SERVER] * 3
+ALL_FLEET = [*ALL_SERVER, FLEET, FLEET]
+EVERYTHING = [*ALL_FLEET, RESTORE, RESTORE, RESTORE]
+
+
+@pytest.mark.parametrize(
+    ("history", "rung"),
+    [
+        ([], SERVER),
+        (attempts(SERVER), SERVER),
+        (attempts(*ALL_SERVER), FLEET),
+        (attempts(*ALL_SERVER, FLEET), FLEET),
+        (attempts(*ALL_FLEET), RESTORE),
+        (attempts(*EVERYTHING), Rung.HALT),
+        (attempts(*ALL_SERVER, subject="s1"), SERVER),  # another's restarts
+        (attempts(*ALL_SERVER, FLEET, FLEET, subject="s1") + attempts(*ALL_SERVER), RESTORE),  # shared rungs are shared
+        (attempts(*EVERYTHING, cause=Cause.SERVER_HANG), SERVER),  # another cause
+    ],
+)
+def test_the_ladder_is_climbed_rung_by_rung(history, rung):
+    assert decide(history).rung is rung
+
+
+def test_the_last_word_says_what_was_tried():
+    assert decide(attempts(*EVERYTHING)).reason == (
+        "server_crash of s0 again, without progress: server 3 times, fleet 2 times, restore 3 times"
+    )
+
+
+def test_progress_refills_and_a_quiet_window_forgets():
+    spent = attempts(*EVERYTHING)
+    assert decide(spent, progress_at=99.0).rung is Rung.HALT
+    assert decide(spent, progress_at=150.0).rung is SERVER
+    assert decide(spent, now=135.0 + SETTINGS.window_s).rung is Rung.HALT
+    assert decide(spent, now=135.1 + SETTINGS.window_s).rung is SERVER
+
+
+def test_failures_close_together_belong_together_however_long_they_go_on():
+    spread = attempts(*EVERYTHING, every=SETTINGS.window_s)
+    assert decide(spread, now=spread[-1].at + 1).rung is Rung.HALT
+
+
+@pytest.mark.parametrize(("tries", "wait_s"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 8), (6, 32), (7, 60), (500, 60)])
+def test_waits_double_up_to_the_cap(tries, wait_s):
+    history = attempts(*[SERVER] * tries)
+    repair = decide(history, settings=RestartConfig(server=1000), now=history[-1].at + 1 if history else 200.0)
+    assert repair.not_before == (history[-1].at + wait_s if history else 200.0)
+
+
+def test_rungs_that_cannot_help_are_left_out():
+    assert decide(attempts(*ALL_SERVER), without=frozenset({FLEET})).rung is RESTORE
+    assert decide(attempts(*ALL_SERVER), without=frozenset({FLEET, RESTORE})).rung is Rung.HALT
+    nothing = decide([], without=frozenset({SERVER, FLEET, RESTORE}))
+    assert nothing.reason.endswith("nothing can help here")
+
+
+def test_a_retry_is_tried_anew_after_each_larger_repair():
+    stale = Cause.SERVER_STALE
+    retries = attempts(RETRY, RETRY, RETRY, cause=stale)
+    assert decide(retries, cause=stale).rung is SERVER
+    restarted = [*retries, *attempts(SERVER, cause=stale, start=120)]
+    assert decide(restarted, cause=stale).rung is RETRY
+    assert decide([*retries, *attempts(SERVER, cause=CRASH, start=120)], cause=stale).rung is RETRY
+
+
+def test_every_cause_has_a_ladder_that_ends():
+    assert set(LADDERS) == set(Cause)
+    order = list(Rung)
+    for ladder in LADDERS.values():
+        assert ladder[-1] is Rung.HALT
+        assert [order.index(rung) for rung in ladder] == sorted({order.index(rung) for rung in ladder})
+
+
+class Budgets(RuleBasedStateMachine):
+    """Failures of any cause and subject, progress at times, time going by; beside it a plain count of what was done."""
+
+    settings = RestartConfig(retry=2, server=2, fleet=1, restore=2, window_s=1000.0)
+    subjects = ("s0", "s1")
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.history = []
+        self.progress_at = None
+        self.without_progress = 0
+
+    @rule(cause=st.sampled_from(Cause), subject=st.sampled_from(subjects))
+    def fail(self, cause, subject):
+        repair = next_repair(cause, subject, self.history, self.settings, now=self.now, progress_at=self.progress_at)
+        again = next_repair(cause, subject, self.history, self.settings, now=self.now, progress_at=self.progress_at)
+        assert repair == again
+        assert repair.rung in LADDERS[cause]
+        assert repair.not_before <= self.now + self.settings.wait_max_s
+        if repair.rung is Rung.HALT:
+            return
+        self.now = max(self.now, repair.not_before)
+        self.history.append(Attempt(at=self.now, cause=cause, subject=subject, rung=repair.rung))
+        self.without_progress += 1
+
+    @rule(seconds=st.floats(0.0, 50.0))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule()
+    def get_further(self):
+        self.now += 0.1
+        self.progress_at = self.now
+        self.without_progress = 0
+
+    @precondition(lambda self: self.without_progress == 0)
+    @invariant()
+    def progress_refills(self):
+        for cause in Cause:
+            repair = next_repair(cause, "s0", self.history, self.settings, now=self.now, progress_at=self.progress_at)
+            assert repair.rung is LADDERS[cause][0]
+            assert repair.not_before <= self.now
+
+    @invariant()
+    def budgets_hold(self):
+        recent = [a for a in self.history if self.progress_at is None or a.at > self.progress_at]
+        for cause, rung in itertools.product(Cause, (FLEET, RESTORE)):
+            spent = sum(a.cause is cause and a.rung is rung for a in recent)
+            assert spent <= budget_of(rung, self.settings)
+        for cause, subject in itertools.product(Cause, self.subjects):
+            spent = sum(a.cause is cause and a.rung is SERVER and a.subject == subject for a in recent)
+            assert spent <= budget_of(SERVER, self.settings)
+
+    @invariant()
+    def trouble_without_progress_ends(self):
+        rungs = [r for cause in Cause for subject in self.subjects for r in LADDERS[cause] if r is not RETRY]
+        larger = sum(budget_of(rung, self.settings) for rung in rungs)
+        assert self.without_progress <= larger * (1 + len(Cause) * len(self.subjects) * self.settings.retry)
+
+    def teardown(self):
+        """Whatever came before: with no further progress, each cause comes to its last word."""
+        for cause, subject in itertools.product(Cause, self.subjects):
+            for _ in range(200):
+                repair = next_repair(
+                    cause, subject, self.history, self.settings, now=self.now, progress_at=self.progress_at
+                )
+                if repair.rung is Rung.HALT:
+                    break
+                self.now = max(self.now, repair.not_before)
+                self.history.append(Attempt(at=self.now, cause=cause, subject=subject, rung=repair.rung))
+            assert repair.rung is Rung.HALT
+
+
+TestBudgets = Budgets.TestCase
+TestBudgets.settings = hypothesis_settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
+
+
+def test_without_counting_the_ladder_would_be_climbed_for_ever(monkeypatch):
+    monkeypatch.setattr("launcher.policy.restart_budget._spent", lambda *args: 0)
+    assert decide(attempts(*EVERYTHING)).rung is SERVER

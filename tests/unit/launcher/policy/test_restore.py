@@ -1,0 +1,151 @@
+"""The checkpoint to go back to is whole, trusted, and from before the damage."""
+
+import dataclasses
+
+import pytest
+
+from launcher.base.messages import Cause, Incident
+from launcher.config.supervision import RestoreConfig
+from launcher.policy import restore
+from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.restore import (
+    FIRST_WEIGHTS,
+    CheckpointFacts,
+    CheckpointHealth,
+    certify,
+    choose,
+    first_damaged,
+    worth_keeping,
+)
+
+SETTINGS = RestoreConfig()
+GOOD, CANDIDATE, CONDEMNED = CheckpointHealth.GOOD, CheckpointHealth.CANDIDATE, CheckpointHealth.CONDEMNED
+
+
+def saved(step, health=CANDIDATE, **kwargs):
+    return CheckpointFacts(global_step=step, policy_version=step + 1, health=health, **kwargs)
+
+
+SHELF = [saved(19, GOOD), saved(29, GOOD), saved(39, GOOD), saved(49), saved(59)]
+
+
+def incident(onset, cause=Cause.REWARD_COLLAPSE):
+    return Incident(cause=cause, subject="policy", reason="fell", since=1.0, onset_step=onset)
+
+
+def restored(onset, to, cause=Cause.REWARD_COLLAPSE):
+    return Attempt(at=0.0, cause=cause, subject="trainer", rung=Rung.RESTORE, onset_step=onset, restored_step=to)
+
+
+@pytest.mark.parametrize(
+    ("cause", "damaged"),
+    [
+        (Cause.REWARD_COLLAPSE, 41),  # rollouts of step 42 came from the weights after step 41
+        (Cause.NONFINITE, 41),
+        (Cause.VERIFIER_BROKEN, 42),  # step 42 was the first trained on false rewards
+        (Cause.SERVER_STALE, 42),
+    ],
+)
+def test_the_first_damaged_checkpoint(cause, damaged):
+    assert first_damaged(incident(42, cause)) == damaged
+    assert first_damaged(incident(None, cause)) is None
+
+
+@pytest.mark.parametrize(
+    ("shelf", "what", "step"),
+    [
+        (SHELF, None, 59),  # the trainer merely died: the newest
+        (SHELF, incident(None), 59),
+        ([*SHELF[:4], saved(59, is_whole=False)], None, 49),  # T4: torn
+        ([*SHELF[:4], saved(59, CONDEMNED)], None, 49),
+        ([], None, FIRST_WEIGHTS),
+        (SHELF, incident(62), 39),  # certified before newer
+        (SHELF, incident(43), 39),
+        (SHELF, incident(42), 29),  # the margin: 42 − 1 − 1 − 2 < 39
+        (SHELF, incident(35), 29),
+        ([saved(9), saved(29)], incident(25), 9),  # a candidate where nothing is certified
+        ([saved(29, GOOD), saved(39, GOOD, is_whole=False)], incident(62), 29),
+        ([saved(29, GOOD), saved(39, CONDEMNED)], incident(62), 29),
+        (SHELF, incident(10), FIRST_WEIGHTS),
+        (SHELF, incident(60, Cause.VERIFIER_BROKEN), 59),  # its onset is exact: nothing is thrown away
+        (SHELF, incident(59, Cause.VERIFIER_BROKEN), 49),
+        (SHELF, incident(51, Cause.NONFINITE), 49),  # step 50 was finite, and so vouches for the weights after 49
+        (SHELF, incident(50, Cause.NONFINITE), 39),
+    ],
+)
+def test_the_choice(shelf, what, step):
+    assert choose(shelf, what, [], SETTINGS).global_step == step
+
+
+def test_without_any_from_before_the_onset_the_run_begins_anew_or_halts():
+    assert choose(SHELF, incident(10), [], SETTINGS).reason == "no checkpoint stands up to step 6"
+    halts = choose(SHELF, incident(10), [], dataclasses.replace(SETTINGS, begin_anew=False))
+    assert halts.global_step is None
+    assert "restore.begin_anew is off" in halts.reason
+
+
+def test_a_collapse_again_at_the_same_place_goes_further_back_and_the_third_halts():
+    first = choose(SHELF, incident(62), [], SETTINGS)
+    second = choose(SHELF, incident(65), [restored(62, 39)], SETTINGS)
+    third = choose(SHELF, incident(60), [restored(62, 39), restored(65, 29)], SETTINGS)
+    assert (first.global_step, second.global_step, third.global_step) == (39, 29, None)
+    assert third.reason == "reward_collapse at about step 60, 3 times: restoring does not help"
+
+
+def test_numbers_that_are_not_finite_again_go_back_as_far_as_a_collapse_would():
+    again = [restored(62, 59, Cause.NONFINITE)]
+    assert choose(SHELF, incident(62, Cause.NONFINITE), [], SETTINGS).global_step == 59
+    assert choose(SHELF, incident(62, Cause.NONFINITE), again, SETTINGS).global_step == 39
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [restored(62, 39)] * 5,  # another place
+        [restored(101, 39, Cause.NONFINITE)] * 5,  # another cause
+        [Attempt(at=0.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RETRY, onset_step=101)] * 5,
+    ],
+)
+def test_what_happened_elsewhere_does_not_count(history):
+    assert choose([saved(89, GOOD)], incident(100), history, SETTINGS).global_step == 89
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "healthy_until", "health"),
+    [
+        (saved(29), 38, CANDIDATE),
+        (saved(29), 39, GOOD),
+        (saved(29, GOOD), 29, GOOD),
+        (saved(29, CONDEMNED), 99, CONDEMNED),  # for good
+    ],
+)
+def test_certification_comes_with_healthy_steps(checkpoint, healthy_until, health):
+    assert certify(checkpoint, healthy_until, SETTINGS) is health
+
+
+@pytest.mark.parametrize(
+    ("shelf", "kept"),
+    [
+        (SHELF, {29, 39, 49, 59}),
+        ([saved(9, GOOD), saved(19), saved(29), saved(39)], {9, 19, 29, 39}),  # 19 is the next to be certified
+        ([saved(9, GOOD), saved(19, GOOD, is_whole=False), saved(29), saved(39, CONDEMNED)], {9, 29}),
+        ([], set()),
+    ],
+)
+def test_retention_never_takes_the_last_good_one(shelf, kept):
+    assert worth_keeping(shelf, keep_last=2) == kept
+
+
+def test_without_looking_at_the_onset_the_damage_would_be_restored(monkeypatch):
+    monkeypatch.setattr(restore, "first_damaged", lambda incident: None)
+    assert choose(SHELF, incident(42), [], SETTINGS).global_step == 59
+
+
+def test_a_state_in_memory_is_one_to_go_back_to_and_nothing_for_retention():
+    shelf = [*SHELF, saved(63, in_memory=True), saved(64, in_memory=True)]
+    choice = choose(shelf, None, (), SETTINGS)
+    assert choice.global_step == 64 and "the state in memory of step 64" in choice.reason
+    assert choose(shelf, incident(64, Cause.VERIFIER_BROKEN), (), SETTINGS).global_step == 63
+    assert choose(shelf, incident(64), (), SETTINGS).global_step == 39, "what the estimate may miss is not trusted"
+    assert choose(shelf, incident(65, Cause.NONFINITE), (), SETTINGS).global_step == 63
+    assert worth_keeping(shelf, keep_last=1) == worth_keeping(SHELF, keep_last=1)

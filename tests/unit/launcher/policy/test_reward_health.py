@@ -1,0 +1,222 @@
+"""A fall of the rewards is found in a few steps with its onset; healthy runs raise next to no alarm."""
+
+import dataclasses
+import math
+from statistics import median
+
+import pytest
+
+from launcher.base.messages import Cause
+from launcher.config.supervision import RestoreConfig, RewardHealthConfig
+from launcher.policy.canary_policy import CanaryVerdict
+from launcher.policy.reward_health import Level, RewardPoint, RewardVerdict, ServerFault, find_cause, judge_rewards
+from tests.support.reward_runs import HARDER_BY, HEALTHY, Run, falling, steady
+
+SETTINGS = RewardHealthConfig()
+ONSET = 60
+TRIALS = 12
+
+
+def with_settings(**changes):
+    return dataclasses.replace(SETTINGS, **changes)
+
+
+def alarms(points, settings=SETTINGS, **kwargs):
+    """The steps at which training would have been stopped, each time beginning anew."""
+    found, begin = [], 0
+    for end in range(1, len(points) + 1):
+        if judge_rewards(points[begin:end], settings, **kwargs).level is Level.BREAK:
+            found.append(end - 1)
+            begin = end
+    return found
+
+
+def fall_found(run, seed, settings=SETTINGS, *, onset=ONSET, **kwargs):
+    """(steps until the alarm, estimated minus true onset) of a fall at `onset`; None: not found in 100 steps."""
+    points = run.points(onset + 100, seed)
+    for end in range(onset + 1, len(points) + 1):
+        verdict = judge_rewards(points[:end], settings, **kwargs)
+        if verdict.level is Level.BREAK:
+            return end - onset, verdict.onset_step - onset
+    return None
+
+
+# ── falls ──
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "to", "steps"),
+    [(128, 0.0, 2), (128, 0.1, 3), (128, 0.2, 4), (128, 0.3, 9), (32, 0.0, 3), (32, 0.1, 5), (32, 0.2, 7)],
+)
+def test_a_fall_is_found_as_fast_as_the_best_cusum_and_its_onset_with_it(rollouts, to, steps):
+    run = Run(falling(0.4, to, ONSET), rollouts=rollouts, prompts_sd=0.0)
+    found = [fall_found(run, seed) for seed in range(TRIALS)]
+    assert None not in found
+    assert median(delay for delay, _ in found) <= steps
+    assert all(-10 <= error <= 2 for _, error in found)
+
+
+@pytest.mark.parametrize("over", [10, 30])
+def test_a_slope_is_dated_to_where_it_began(over):
+    """As S4: the policy takes some steps to fall apart; the checkpoint from within must not pass for good."""
+    run = Run(falling(0.8, 0.0, ONSET, over=over))
+    found = [fall_found(run, seed) for seed in range(TRIALS)]
+    assert None not in found
+    assert median(error for _, error in found) <= RestoreConfig().onset_margin_steps
+    assert max(delay for delay, _ in found) <= over
+
+
+def test_after_a_restore_a_fall_is_found_sooner():
+    run = Run(falling(0.6, 0.45, ONSET))
+    usual = [fall_found(run, seed)[0] for seed in range(TRIALS)]
+    on_probation = [fall_found(run, seed, restored_step=ONSET - 5)[0] for seed in range(TRIALS)]
+    assert all(sooner <= later for sooner, later in zip(on_probation, usual, strict=True))
+    assert sum(on_probation) < sum(usual)
+
+
+def test_without_the_detector_a_fall_is_missed():
+    run = Run(falling(0.4, 0.1, ONSET))
+    assert fall_found(run, 0) is not None
+    assert fall_found(run, 0, with_settings(fall_threshold=None)) is None
+
+
+# ── healthy runs ──
+
+
+def test_at_most_one_false_alarm_in_a_thousand_healthy_steps():
+    counts = {
+        name: sum(len(alarms(run.points(1000, f"{name} {seed}"))) for seed in range(2)) for name, run in HEALTHY.items()
+    }
+    assert max(counts.values()) <= 2  # of each kind 2,000 steps
+    assert sum(counts.values()) <= len(HEALTHY) // 5  # and over all kinds, one in ten thousand
+
+
+def test_probation_costs_few_false_alarms():
+    run = Run(steady(0.6))
+    for seed in range(8):
+        points = run.points(100, seed)
+        quiet = points[:50]
+        assert not alarms(quiet)
+        ends = range(51, 101)
+        assert all(judge_rewards(points[:end], SETTINGS, restored_step=49).level is Level.SOUND for end in ends)
+
+
+def lowered(points, steps, by):
+    return [dataclasses.replace(p, mean=max(p.mean - by, 0.0)) if p.step in steps else p for p in points]
+
+
+@pytest.mark.parametrize("rate", [0.4, 0.8])
+@pytest.mark.parametrize("steps", [{70}, {70, 75, 80}, {70, 71}])
+def test_a_harder_batch_is_no_fall(rate, steps):
+    points = Run(steady(rate), hard_share=0.0).points(150, rate)
+    assert alarms(lowered(points, steps, HARDER_BY)) == []
+
+
+def test_one_batch_without_any_reward_is_no_fall_but_would_be_if_outliers_counted_whole():
+    points = Run(steady(0.6), hard_share=0.0).points(150, 3)
+    assert alarms(lowered(points, {80}, 1.0)) == []
+    assert alarms(lowered(points, {80}, 1.0), with_settings(outlier_clip=1e6))
+
+
+def test_a_plateau_without_any_noise_is_credited_with_some():
+    points = [RewardPoint(step=step, mean=0.96 if 80 <= step < 90 else 0.99, low=0.0, high=1.0) for step in range(100)]
+    assert alarms(points) == []
+    assert alarms(points, with_settings(noise_floor=1e-3, fall_min_drop=0.0))
+
+
+def test_before_the_warm_up_nothing_is_compared():
+    points = [RewardPoint(step=step, mean=0.9 if step < 8 else 0.3, low=0.0, high=1.0) for step in range(14)]
+    assert alarms(points) == []
+    assert alarms(points, with_settings(warmup_steps=5))
+
+
+# ── zeros ──
+
+
+def zeros(n, *, after=0):
+    ones = [RewardPoint(step=step, mean=0.5, low=0.0, high=1.0) for step in range(after)]
+    return ones + [RewardPoint(step=after + i, mean=0.0, low=0.0, high=0.0) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("streak", "change", "level"),
+    [
+        (4, {}, Level.SOUND),
+        (5, {}, Level.ALERT),
+        (9, {}, Level.ALERT),
+        (10, {}, Level.BREAK),
+        (500, {"zero_breaker_steps": None}, Level.ALERT),
+        (500, {"zero_breaker_steps": None, "zero_alert_steps": None}, Level.SOUND),
+        (3, {"zero_alert_steps": 2, "zero_breaker_steps": 3}, Level.BREAK),
+    ],
+)
+def test_a_streak_of_zeros(streak, change, level):
+    settings = with_settings(fall_threshold=None, **change)
+    verdict = judge_rewards(zeros(streak, after=3), settings)
+    assert verdict.level is level
+    assert verdict.onset_step == (None if level is Level.SOUND else 3)
+
+
+def test_on_probation_the_streak_is_shorter():
+    settings = with_settings(fall_threshold=None)
+    for streak, level in ((3, Level.SOUND), (4, Level.ALERT), (8, Level.BREAK)):
+        assert judge_rewards(zeros(streak, after=3), settings, restored_step=2).level is level
+    assert judge_rewards(zeros(9, after=60), settings, restored_step=2).level is Level.ALERT
+
+
+def test_one_reward_ends_the_streak_and_small_ones_are_none():
+    settings = with_settings(fall_threshold=None)
+    point = RewardPoint(step=99, mean=0.01, low=0.0, high=1.0)
+    assert judge_rewards([*zeros(9), point], settings).level is Level.SOUND
+    balanced = [RewardPoint(step=i, mean=0.0, low=-1.0, high=1.0) for i in range(50)]
+    assert judge_rewards(balanced, settings).level is Level.SOUND
+
+
+def test_rewards_that_are_all_right_are_no_fault():
+    points = [RewardPoint(step=step, mean=1.0, low=1.0, high=1.0) for step in range(100)]
+    assert judge_rewards(points, SETTINGS).level is Level.SOUND
+
+
+def test_a_mean_that_is_not_a_number_breaks():
+    points = [*zeros(0, after=5), RewardPoint(step=5, mean=math.nan, low=0.0, high=1.0)]
+    assert judge_rewards(points, SETTINGS).level is Level.BREAK
+
+
+def test_no_steps_is_sound():
+    assert judge_rewards([], SETTINGS) == RewardVerdict(level=Level.SOUND, reason="no step yet")
+
+
+# ── whose fault ──
+
+SOUND = RewardVerdict(level=Level.SOUND, reason="mean reward 0.60")
+ALERT = RewardVerdict(level=Level.ALERT, reason="zeros", onset_step=40)
+BROKE = RewardVerdict(level=Level.BREAK, reason="fell", onset_step=40)
+CLEAR = CanaryVerdict(is_broken=False, is_known=True, reason="as they should be")
+UNASKED = CanaryVerdict(is_broken=False, is_known=False, reason="none")
+ACCUSED = CanaryVerdict(is_broken=True, is_known=True, reason="42 was scored 0, not 1", onset_step=44)
+STALE = ServerFault(name="server-1", cause=Cause.SERVER_STALE, since_step=39)
+LATER_CRASH = ServerFault(name="server-0", cause=Cause.SERVER_CRASH, since_step=47)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "canaries", "faults", "cause", "subject", "onset"),
+    [
+        (SOUND, CLEAR, [], None, None, None),
+        (SOUND, CLEAR, [STALE], None, None, None),
+        (ALERT, CLEAR, [], None, None, None),
+        (SOUND, ACCUSED, [], Cause.VERIFIER_BROKEN, "reward", 44),
+        (BROKE, ACCUSED, [STALE], Cause.VERIFIER_BROKEN, "reward", 40),
+        (BROKE, CLEAR, [STALE], Cause.SERVER_STALE, "server-1", 40),
+        (BROKE, CLEAR, [LATER_CRASH, STALE], Cause.SERVER_STALE, "server-1", 40),
+        (BROKE, CLEAR, [LATER_CRASH], Cause.REWARD_COLLAPSE, "policy", 40),
+        (BROKE, CLEAR, [], Cause.REWARD_COLLAPSE, "policy", 40),
+        (BROKE, UNASKED, [], Cause.REWARD_COLLAPSE, "policy", 40),
+    ],
+)
+def test_the_cause_is_told_apart(rewards, canaries, faults, cause, subject, onset):
+    incident = find_cause(rewards, canaries, faults, since=7.0)
+    if cause is None:
+        assert incident is None
+    else:
+        assert (incident.cause, incident.subject, incident.onset_step, incident.since) == (cause, subject, onset, 7.0)
+        assert incident.evidence["canaries"] == canaries.reason

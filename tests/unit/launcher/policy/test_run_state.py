@@ -1,0 +1,42 @@
+"""Only the legal ways lead from state to state, and each of them leads to a word."""
+
+import itertools
+
+import pytest
+
+from launcher.base.errors import StateError
+from launcher.base.messages import RunWord
+from launcher.policy.run_state import ENDS, TRANSITIONS, RunState, transition
+
+
+def test_the_table_knows_every_state():
+    assert set(TRANSITIONS) == set(RunState)
+
+
+@pytest.mark.parametrize(("state", "to"), list(itertools.product(RunState, RunState)))
+def test_a_transition_is_made_if_the_table_has_it_and_refused_else(state, to):
+    if to in TRANSITIONS[state] or to is state:
+        assert transition(state, to) is to
+    else:
+        with pytest.raises(StateError, match=f"{state} can't become {to}") as refused:
+            transition(state, to)
+        assert f"legal from {state}" in refused.value.hint
+
+
+def test_the_words_are_ends_and_reached_only_through_shutting_down():
+    assert {state.value for state in ENDS} == {word.value for word in RunWord}
+    for state, targets in TRANSITIONS.items():
+        assert not (targets & ENDS) or state is RunState.SHUTTING_DOWN
+        assert bool(targets) is (state not in ENDS)
+
+
+def test_from_everywhere_a_word_can_be_reached():
+    def reachable(state, seen=frozenset()):
+        return {state}.union(*(reachable(to, seen | {state}) for to in TRANSITIONS[state] - seen))
+
+    for state in RunState:
+        assert reachable(state) & ENDS, state
+
+
+def test_initializing_is_never_returned_to():
+    assert all(RunState.INITIALIZING not in targets for targets in TRANSITIONS.values())

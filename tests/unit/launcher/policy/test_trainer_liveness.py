@@ -1,0 +1,171 @@
+"""A trainer that hangs is found; one that waits, works hard or saves a large checkpoint is left alone."""
+
+import dataclasses
+
+import pytest
+
+from actors.cluster import node_identity
+from actors.monitoring.trainer_watch import TrainerWatch
+from launcher.base.messages import Cause, Health, TrainerView
+from launcher.config.supervision import HealthConfig
+from launcher.policy import trainer_liveness
+from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
+
+SETTINGS = HealthConfig()
+MEDIAN_S = 2.0
+LIMIT_S = max(SETTINGS.trainer_min_s, SETTINGS.trainer_factor * MEDIAN_S)
+
+
+def watch(
+    until,
+    *,
+    at=30.0,
+    stopped=False,
+    mute=False,
+    idle=False,
+    waits=False,
+    asleep=False,
+    exits=False,
+    unwatched_s=0.0,
+    median=MEDIAN_S,
+):
+    """The first time after `at` with each health. What is named happens from `at` on."""
+    first, evidence, t, cpu, progress, pinged_at = {}, None, 0.0, 0.0, 0, 0.0
+    while t < until:
+        begun = t >= at
+        halted = begun and stopped
+        cpu += 0.0 if halted or (begun and asleep) else 0.2
+        progress += not (begun and (stopped or idle or waits))
+        pinged_at = pinged_at if begun and (stopped or mute) else t
+        look = TrainerLook(
+            at=t,
+            state="T" if halted else "R",
+            cpu_s=cpu,
+            exit_code=1 if begun and exits else None,
+            pinged_at=pinged_at,
+            ping_waits=begun and (stopped or mute),
+            progress=progress,
+            waits_for="a server" if begun and waits else "",
+            median_step_s=median,
+        )
+        evidence = observe_trainer(evidence, look, SETTINGS) if evidence else TrainerEvidence(look=look)
+        verdict = judge_trainer(evidence, SETTINGS, t)
+        if begun:
+            first.setdefault(verdict.health, (t - at, verdict))
+        t += unwatched_s if begun and unwatched_s and t - at < SETTINGS.look_interval_s else SETTINGS.look_interval_s
+    return first
+
+
+def test_an_exit_is_a_crash_at_once():
+    after_s, verdict = watch(40, exits=True)[Health.DEAD]
+    assert after_s == 0
+    assert verdict.cause is Cause.TRAINER_CRASH
+
+
+@pytest.mark.parametrize(
+    ("fault", "within_s"),
+    [
+        ({"stopped": True}, SETTINGS.trainer_silence_s + 1),  # T2: SIGSTOP
+        ({"mute": True, "idle": True}, LIMIT_S + 1),  # T2: a thread that holds the interpreter
+        ({"idle": True}, LIMIT_S + 1),  # a loop that answers and gets nowhere
+    ],
+)
+def test_a_hang_is_found(fault, within_s):
+    after_s, verdict = watch(30 + LIMIT_S + 5, **fault)[Health.DEAD]
+    assert 0 < after_s <= within_s
+    assert verdict.cause is Cause.TRAINER_HANG
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        {"waits": True},  # the servers are gone: not the trainer's fault
+        {"mute": True},  # it works with the interpreter held, and its counter moves
+        {"unwatched_s": 100.0},  # the monitor paused
+        {"idle": True, "median": None},  # the first step compiles
+    ],
+)
+def test_a_trap_kills_nobody(trap):
+    assert Health.DEAD not in watch(30 + 2 * LIMIT_S, **trap)
+
+
+def test_one_that_sleeps_without_an_answer_is_suspected_but_not_taken_for_stopped():
+    first = watch(30 + LIMIT_S - 5, mute=True, asleep=True)
+    assert Health.SUSPECT in first
+    assert Health.DEAD not in first
+
+
+def test_did_time_count_while_nobody_looked_a_pause_of_the_monitor_would_kill(monkeypatch):
+    monkeypatch.setattr(trainer_liveness, "LONGEST_GAP", 1e9)
+    assert Health.DEAD in watch(30 + 2 * LIMIT_S, stopped=True, unwatched_s=100.0)
+    monkeypatch.undo()
+    after_s, _ = watch(30 + 2 * LIMIT_S, stopped=True, unwatched_s=100.0)[Health.DEAD]
+    assert after_s > 100.0
+
+
+@pytest.mark.parametrize(("step_s", "limit_s"), [(None, 1800.0), (0.5, 60.0), (6.0, 60.0), (30.0, 300.0)])
+def test_the_patience_is_in_the_runs_own_steps(step_s, limit_s):
+    assert trainer_liveness.progress_limit_s(step_s, SETTINGS) == limit_s
+
+
+def test_without_evidence_the_trainer_is_unknown():
+    assert judge_trainer(None, SETTINGS, 5.0).health is Health.UNKNOWN
+    fresh = TrainerEvidence(look=TrainerLook(at=5.0, state="R"))
+    assert judge_trainer(fresh, SETTINGS, 5.0).health is Health.UNKNOWN
+    assert judge_trainer(fresh, SETTINGS, 50.0).reason == "not looked at for 45.0 s"
+
+
+# ── as it is seen by its views ──
+
+
+@pytest.fixture(autouse=True)
+def on_node(monkeypatch):
+    monkeypatch.setattr(node_identity, "this_node", lambda: "mine")
+
+
+class Watch:
+    """A trainer of quick steps, of another node, so that its views alone tell; `at` what it then is for long."""
+
+    def __init__(self):
+        self.now, self.entered, self.step = 0.0, 0, 0
+        self.watch = TrainerWatch(SETTINGS, clock=lambda: self.now)
+        for _ in range(10):
+            for phase in ("rollout", "train", "publish"):
+                self.enters(phase)
+                self.at(phase, MEDIAN_S / 3)
+            self.step += 1
+
+    def enters(self, phase):
+        self.entered += 1
+
+    def at(self, phase, seconds, **seen):
+        """The first time at which it was called dead, None: never."""
+        until = self.now + seconds
+        began = self.now
+        while self.now < until:
+            self.now += SETTINGS.look_interval_s
+            view = TrainerView(
+                pid=7, node="other", is_started=True, is_loaded=True, is_allowed=True, is_running=True, phase=phase
+            )
+            view = dataclasses.replace(view, next_step=self.step, progress=self.entered, **seen)
+            self.watch.look(view, heard_at=self.now, is_asked=False)
+            if self.watch.verdict().health is Health.DEAD:
+                return self.now - began
+        return None
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "publish"])
+def test_a_checkpoint_or_a_weight_load_far_longer_than_any_step_kills_nobody_and_has_an_end(phase):
+    """Nothing shows progress until it is done: a checkpoint of many steps' length ended the trainer each time."""
+    watch = Watch()
+    watch.enters(phase)
+    loading = {"loading": ("server-0",)} if phase == "publish" else {}
+    assert watch.at(phase, 10 * LIMIT_S, **loading) is None
+    assert watch.at(phase, 2 * SETTINGS.trainer_first_s, **loading) is not None
+
+
+@pytest.mark.parametrize("phase", ["train", "publish"])
+def test_any_other_stand_still_is_met_after_the_runs_own_steps(phase):
+    watch = Watch()
+    watch.enters(phase)
+    assert watch.at(phase, 2 * LIMIT_S) == pytest.approx(LIMIT_S, abs=2 * SETTINGS.look_interval_s)

@@ -1,0 +1,221 @@
+"""The end of a run: the figures are those of the files, and the picture holds what the figures say."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from launcher.base.errors import JournalError
+from launcher.base.messages import EvalReport, Outcome, RunWord
+from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
+from launcher.reporting.closing_summary import render_summary, summarize, write_summary
+from launcher.reporting.reward_curve import REWARD_COLOUR, TROUBLE_COLOUR, Curve, curve_of, draw_curve, moving_mean
+from launcher.reporting.run_records import read_records
+from launcher.run_files.journal import Journal, append_line
+from launcher.run_files.run_paths import RunPaths
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+FINISHED = Outcome(word=RunWord.FINISHED, reason="all 30 steps")
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
+
+
+def write_step(paths, step, reward, *, attempt=1, failed=0, retried=1):
+    figures = {
+        "rollout/reward": reward,
+        "rollout/tokens": 1000.0,
+        "timeperf/rollout_s": 0.5,
+        "timeperf/train_s": 1.0,
+        "timeperf/publish_s": 0.1,
+        "timeperf/step_s": 2.0,
+        "grpo_actor/loss": 0.1,
+    }
+    append_line(paths.metrics, {"global_step": step, "attempt": attempt} | figures)
+    append_line(
+        paths.ledger, {"global_step": step, "attempt": attempt, "rollouts_failed": failed, "rollouts_retried": retried}
+    )
+
+
+def write_run(paths):
+    """30 steps; 20 to 24 were trained twice, since the run was restored to step 19."""
+    journal = Journal(paths.events, 1, lambda: 0.0)
+    journal.record("eval.done", global_step=-1, policy_version=0, prompts=64, sampled=0.25, greedy=0.5)
+    for step in range(25):
+        write_step(paths, step, 0.1 if step < 10 else 0.5, failed=int(step == 3))
+    journal.record("batch.rejected", global_step=24)
+    for number, seconds in enumerate((2.0, 4.0, 3.0), 1):
+        journal.record("incident.began", subject="server-0", incident=number, cause="server_crash")
+        journal.record("incident.ended", subject="server-0", incident=number, is_mended=True, seconds=seconds)
+    journal.record("incident.began", subject="reward", incident=4, cause="verifier_broken")
+    journal.record("trainer.restored", global_step=19)
+    for step in range(20, 30):
+        write_step(paths, step, 0.9, attempt=2)
+    journal.record("checkpoint.committed", global_step=29)
+    journal.record("eval.done", global_step=29, policy_version=30, prompts=64, sampled=0.75, greedy=0.875)
+
+
+def save(store, step):
+    with store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
+        (staged / "model.safetensors").write_bytes(b"w")
+        store.commit(staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={}, keep=False)
+
+
+def summary_of(paths, outcome=FINISHED):
+    return summarize(read_records(paths), outcome, CheckpointStore(paths.default_checkpoints))
+
+
+def test_every_figure_is_that_of_the_files(paths):
+    write_run(paths)
+    save(CheckpointStore(paths.default_checkpoints), 29)
+    summary = summary_of(paths)
+    assert (summary.steps, summary.steps_taken_back) == (30, 5)
+    assert summary.reward_first == pytest.approx(0.1) and summary.reward_last == pytest.approx(0.9)
+    assert [(report.sampled, report.greedy) for report in summary.evals] == [(0.25, 0.5), (0.75, 0.875)]
+    assert (summary.tokens_per_s, summary.step_s) == (2000.0, 2.0)
+    assert dict(summary.shares) == pytest.approx({"rollout": 0.25, "train": 0.5, "other": 0.25, "publish": 0.05})
+    assert (summary.rollouts_failed, summary.rollouts_retried, summary.batches_rejected) == (1, 35, 1)
+    assert (summary.checkpoints, summary.newest_checkpoint) == (1, "epoch0epochstep29globalstep29")
+
+
+def test_the_text_a_person_reads(paths):
+    write_run(paths)
+    save(CheckpointStore(paths.default_checkpoints), 29)
+    assert render_summary(summary_of(paths), paths).splitlines() == [
+        "FINISHED  exp / t0: all 30 steps",
+        "",
+        "  reward      0.100 (first 10 steps) → 0.900 (last 10 of 30; 5 more were taken back)",
+        "  held-out    sampled 0.250 → 0.750 (+0.500)   greedy 0.500 → 0.875 (+0.375)   (64 problems, version 0 → 30)",
+        "  speed       2,000 tokens/s in rollouts   2.0 s for a step",
+        "  time        rollout 25.0%   train 50.0%   other 25.0% (publish 5.0%)",
+        "  rollouts    1 failed   35 retried   rejected batches: 1",
+        "  incidents   4, 3 mended: 3 server_crash (median 3.0 s), 1 verifier_broken",
+        "  checkpoints 1, newest epoch0epochstep29globalstep29",
+        f"  files       {paths.logs}: metrics.jsonl ledger.jsonl events.jsonl",
+    ]
+
+
+def test_a_run_that_did_not_get_to_a_step_says_what_to_do_next(paths):
+    outcome = Outcome(word=RunWord.ERRORED, reason="server 0 did not start", next_command="python -m launcher conf=x")
+    text = write_summary(paths, outcome)
+    assert text.startswith("ERRORED  exp / t0: server 0 did not start\n")
+    assert "no step was committed" in text and "  next        python -m launcher conf=x" in text
+    assert paths.summary.read_text() == text + "\n"
+    assert paths.curve.read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_that_are_none_are_left_out_of_the_means(paths):
+    for step, reward in enumerate([math.nan, 0.4, math.inf, 0.6]):
+        write_step(paths, step, reward)
+    append_line(paths.metrics, {"global_step": 4, "rollout/reward": "broken"})
+    summary = summary_of(paths)
+    assert summary.steps == 5 and summary.reward_last == pytest.approx(0.5)
+
+
+def test_a_full_disk_costs_the_picture_not_the_word(tiny_disk):
+    paths = RunPaths(fileroot=tiny_disk.path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    write_step(paths, 0, 0.5)
+    (tiny_disk / "ballast").write_bytes(b"\0" * tiny_disk.free())
+    text = write_summary(paths, FINISHED)
+    assert text.startswith("FINISHED") and "reward_curve.png was not written: [Errno 28] No space left" in text
+    assert not paths.curve.exists() and not paths.summary.exists()
+    assert [path.name for path in paths.logs.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "means"),
+    [
+        ([], []),
+        ([1.0, 2.0, 3.0, 4.0], [1.0, 1.5, 2.5, 3.5]),
+        ([math.nan, 2.0, math.nan, math.nan], [math.nan, 2.0, 2.0, math.nan]),
+    ],
+)
+def test_the_moving_mean(values, means):
+    assert moving_mean(values, 2) == pytest.approx(means, nan_ok=True)
+
+
+def test_the_curve_is_of_the_steps_that_stand(paths):
+    write_run(paths)
+    curve = curve_of(read_records(paths), title="exp / t0")
+    assert [step for step, _ in curve.rewards] == list(range(30))
+    assert curve.taken_back == tuple((step, 0.5) for step in range(20, 25))
+    assert (curve.restores, curve.incidents, curve.checkpoints) == ((19,), (24,), (29,))
+
+
+def has_colour(path, colour):
+    pixels = matplotlib.image.imread(path)[:, :, :3]
+    return bool((np.abs(pixels - np.array(to_rgb(colour))).max(axis=2) < 0.02).any())
+
+
+def test_the_picture_shows_rewards_and_trouble_in_their_colours(tmp_path):
+    healthy, troubled = tmp_path / "healthy.png", tmp_path / "troubled.png"
+    rewards = tuple((step, step / 30) for step in range(30))
+    draw_curve(Curve(title="lr$1$ / t", rewards=rewards), healthy)  # not a formula
+    draw_curve(Curve(title="exp / t", rewards=rewards, incidents=(7,), restores=(9,)), troubled)
+    assert has_colour(healthy, REWARD_COLOUR) and not has_colour(healthy, TROUBLE_COLOUR)
+    assert has_colour(troubled, TROUBLE_COLOUR)
+    assert matplotlib.image.imread(healthy).shape[:2] == (780, 1500)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        Curve(title="nothing"),
+        Curve(title="one", rewards=((0, 0.5),)),
+        Curve(title="no reward at all", rewards=((0, math.nan), (1, math.nan))),
+        Curve(title="only taken back", taken_back=((3, 0.0),), checkpoints=(2,)),
+        Curve(title="negative", rewards=((0, -5.0), (1, 3.0))),
+        Curve(title="long", rewards=tuple((step, 0.5) for step in range(2000))),
+        Curve(title="held-out", evals=(EvalReport(policy_version=0, prompts=1, sampled=0.1, greedy=0.2),)),
+    ],
+    ids=lambda curve: curve.title,
+)
+def test_any_run_has_a_picture(tmp_path, curve):
+    draw_curve(curve, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    with pytest.raises(JournalError, match=r"gone/curve\.png was not written"):
+        draw_curve(Curve(title="x"), tmp_path / "gone" / "curve.png")
+
+
+def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):
+    paths.metrics.mkdir()
+    text = write_summary(paths, Outcome(word=RunWord.ABORTED, reason="by the user", next_command="python -m launcher"))
+    assert text.startswith("ABORTED  exp / t0: by the user\n")
+    assert "metrics.jsonl can't be read" in text and text.endswith("python -m launcher")
+
+
+def test_without_matplotlib_the_run_still_ends(paths, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "reward_curve.png was not written" in write_summary(paths, FINISHED)
+
+
+def test_what_is_read_only_at_the_end_is_not_imported_at_the_start():
+    """A command's first step must not wait for a drawing library; nothing here may bring in Ray or torch either."""
+    program = (
+        "import sys; import launcher.config.schedule, launcher.run_files.journal\n"
+        "from launcher.reporting import closing_summary, live_display, wandb_sink\n"
+        "print([name for name in ('matplotlib', 'wandb', 'ray', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,72 @@
+"""The console's lines come from the journal as it grows."""
+
+import pytest
+
+from launcher.reporting.event_lines import EventTail, tell
+from launcher.run_files.journal import Journal
+
+
+def test_new_events_are_told_once_in_words_and_only_this_attempts(tmp_path):
+    path = tmp_path / "events.jsonl"
+    Journal(path, 1).record("server.died", subject="server-0", reason="of the attempt before")
+    tail = EventTail(path, 2)
+    assert tail.new_lines() == []
+    journal = Journal(path, 2)
+    journal.record("server.ready", subject="server-1", weight_version=0)
+    crash = {"subject": "server-1", "incident": 3, "cause": "server_crash"}
+    journal.record("server.died", subject="server-1", reason="ended by SIGKILL", incident=3)
+    journal.record("incident.began", reason="ended by SIGKILL", doing="it is being restarted", **crash)
+    journal.record("server.restarting", subject="server-1", reason="server_crash of server-1: 1 of 3", incident=3)
+    journal.record("server.ready", subject="server-1", weight_version=41, recovered_after_s=2.81, incident=3)
+    journal.record("incident.ended", reason="it serves again", seconds=2.8123, is_mended=True, **crash)
+    assert tail.new_lines() == [
+        "server-1 READY, weight_version 0",
+        "incident 3: server-1 crashed (ended by SIGKILL); it is being restarted",
+        "incident 3 is over after 2.8 s: server-1 serves again",
+    ]
+    assert tail.new_lines() == []
+
+
+def test_a_line_that_is_still_being_written_waits_for_its_rest(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path, 1)
+    assert tail.new_lines() == []
+    line = b'{"event": "gate.waiting", "attempt": 1, "reason": "nobody answers"}\n'
+    path.write_bytes(line[:20])
+    assert tail.new_lines() == []
+    with path.open("ab") as file:
+        file.write(line[20:])
+    assert tail.new_lines() == ["the trainer waits at the gate: nobody answers"]
+
+
+def test_what_nobody_needs_to_hear_of_is_not_said():
+    assert tell({"event": "checkpoint.committed"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            {"cause": "reward_collapse", "subject": "policy", "onset_step": 41, "reason": "fell", "doing": "so"},
+            "incident 1: the rewards fell or jumped at about step 41 (fell); so",
+        ),
+        (
+            {"cause": "trainer_crash", "subject": "trainer", "reason": "", "doing": "it is restarted"},
+            "incident 1: the trainer crashed; it is restarted",
+        ),
+    ],
+)
+def test_an_incident_is_told_in_one_line(event, line):
+    assert tell({"event": "incident.began", "incident": 1, **event}) == line
+
+
+def test_one_that_was_not_mended_says_so_and_a_long_reason_is_cut():
+    ended = {"event": "incident.ended", "incident": 2, "subject": "server-0", "reason": "given up", "seconds": 9}
+    assert tell(ended | {"is_mended": False}) == "incident 2 was not mended after 9.0 s: given up"
+    began = {"event": "incident.began", "incident": 2, "cause": "server_oom", "subject": "s", "reason": "x" * 500}
+    assert len(tell(began | {"doing": "it is restarted"})) < 250
+
+
+def test_condemning_is_told_with_the_names_and_not_where_only_memory_held_them():
+    assert tell({"event": "checkpoint.condemned", "checkpoints": ["a", "b"]}) == "checkpoints condemned: a, b"
+    assert tell({"event": "checkpoint.condemned", "checkpoints": []}) == ""

@@ -1,0 +1,288 @@
+"""Placement and memory: counted parameters, what fits where, and what a plan says of a machine that is too small."""
+
+import copy
+import io
+import struct
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from actors.model.token_logprobs import LOGITS_AT_ONCE
+from launcher.checkpoints.model_files import read_header, read_shape, tensor_names
+from launcher.checkpoints.model_shape import ModelShape, known_shape
+from launcher.config.compose import REPOSITORY, compose
+from launcher.resources import memory_estimate
+from launcher.resources.hardware import (
+    Gpu,
+    Hardware,
+    cgroup_memory,
+    device_for,
+    find_hardware,
+    planned_hardware,
+    visible,
+)
+from launcher.resources.memory_estimate import GIB, activation_bytes
+from launcher.resources.placement import gpus_needed, place
+from launcher.resources.plan_view import show
+from launcher.resources.run_plan import lacks, make_plan, smallest_gpu_gib
+
+ARITHMETIC = compose(["conf=arithmetic_cpu", "sglang.max_total_tokens=20000"])
+GSM8K = compose(["conf=gsm8k_h200"])
+QWEN = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
+MODEL = REPOSITORY / "assets/arithmetic/model"
+H200 = Gpu(name="NVIDIA H200", memory=140 * GIB, free=139 * GIB)
+LARGE = Hardware(gpus=(H200,), cpus=16, memory=128 * GIB, memory_free=120 * GIB)
+NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
+
+
+def changed(base, **settings):
+    config = copy.deepcopy(base)
+    for key, value in settings.items():
+        section, name = key.split("__")
+        setattr(getattr(config, section), name, value)
+    return config
+
+
+def printed(config, plan, *, terminal: bool) -> str:
+    out = io.StringIO()
+    show(config, plan, Console(file=out, force_terminal=terminal, width=160))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [  # as the models' own pages on the hub count their safetensors
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_parameters_of_published_models(name, parameters):
+    assert known_shape(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [  # Qwen3-0.6B and Llama-3.2-1B, from their config.json and their pages
+        (
+            {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16}
+            | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936}
+            | {"tie_word_embeddings": True},
+            596_049_920,
+        ),
+        (
+            {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32}
+            | {"num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256}
+            | {"tie_word_embeddings": True},
+            1_235_814_400,
+        ),
+    ],
+)
+def test_parameters_from_config_json(config, parameters):
+    assert ModelShape.of(config).parameters == parameters
+
+
+def test_parameters_and_names_are_those_in_the_file():
+    shape = read_shape(MODEL)
+    file = MODEL / "model.safetensors"
+    header = read_header(file)
+    (length,) = struct.unpack("<Q", file.read_bytes()[:8])
+    assert shape.parameters * 4 == header.file_bytes - 8 - length
+    assert set(tensor_names(shape)) <= header.names
+
+
+def test_unknown_models_have_no_shape():
+    assert known_shape("Qwen/Qwen9-Instruct") is None
+
+
+def test_the_largest_piece_of_logits_is_the_trainers():
+    assert memory_estimate.LOGITS_AT_ONCE == LOGITS_AT_ONCE
+
+
+def test_checkpointing_keeps_less():
+    actor = changed(GSM8K, actor__gradient_checkpointing=False).actor
+    assert activation_bytes(GSM8K.actor, QWEN) < activation_bytes(actor, QWEN) / 5
+
+
+# ── placement ──
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus"),
+    [
+        ({}, {"server-0": (0,), "trainer": (0,)}),
+        ({"sglang__gpu_fraction": 0.6}, {"server-0": (0,), "trainer": (1,)}),
+        ({"sglang__n_servers": 2}, {"server-0": (0,), "server-1": (0,), "trainer": (1,)}),
+        (
+            {"sglang__n_servers": 3, "sglang__gpu_fraction": 1 / 3, "actor__gpu_fraction": 1.0},
+            {"server-0": (1,), "server-1": (1,), "server-2": (1,), "trainer": (0,)},
+        ),
+        (
+            {"sglang__n_servers": 2, "sglang__tp_size": 2, "sglang__gpu_fraction": 1.0},
+            {"server-0": (0, 1), "server-1": (2, 3), "trainer": (4,)},
+        ),
+    ],
+)
+def test_shares_are_packed(settings, gpus):
+    config = changed(GSM8K, **settings)
+    assert {b.name: b.gpus for b in place(config, servers_on="cuda", trainer_on="cuda")} == gpus
+    assert gpus_needed(config) == 1 + max(max(numbers) for numbers in gpus.values())
+
+
+def test_on_the_cpu_nothing_is_booked():
+    assert gpus_needed(ARITHMETIC, servers_on="cpu", trainer_on="cpu") == 0
+
+
+# ── memory ──
+
+
+def test_the_h200_preset_fits_an_h200():
+    plan = make_plan(GSM8K, LARGE, QWEN)
+    gpu, host = plan.places
+    assert gpu.planned == sum(process.bytes for process in plan.processes)
+    assert 0 < gpu.headroom < 20 * GIB
+    assert host.headroom > 0
+    assert lacks(plan) == []
+    # 28 layers × 2 (key, value) × 2 KV heads × 128 × 2 bytes; 0.6 of what is free, less the weights
+    assert plan.kv_tokens == (int(139 * GIB * 0.6) - 2 * QWEN.parameters) // 28_672
+
+
+def test_states_are_sixteen_bytes_for_each_parameter_and_two_for_the_copy():
+    trainer = make_plan(GSM8K, LARGE, QWEN).processes[-1]
+    sizes = {item.what: item.bytes for item in trainer.items}
+    assert sum(sizes[what] for what in ("weights", "gradients", "optimizer", "bfloat16 copy")) == 18 * QWEN.parameters
+
+
+def test_a_gpu_that_is_too_small_is_named():
+    small = replace(LARGE, gpus=(Gpu(name="L4", memory=23 * GIB, free=22 * GIB),))
+    assert ["GPU 0 (L4)" in problem for problem in lacks(make_plan(GSM8K, small, QWEN))] == [True]
+
+
+def test_weights_alone_can_be_too_much():
+    problems = lacks(make_plan(changed(GSM8K, sglang__mem_fraction_static=0.01), LARGE, QWEN))
+    assert any("raise sglang.mem_fraction_static" in problem for problem in problems)
+
+
+def test_the_smallest_gpu_is_where_it_begins_to_fit():
+    gib = smallest_gpu_gib(GSM8K, NO_GPU, QWEN)
+
+    def fits(size: int) -> bool:
+        gpu = Gpu(name="GPU", memory=size * GIB, free=size * GIB)
+        return not lacks(make_plan(GSM8K, replace(LARGE, gpus=(gpu,)), QWEN))
+
+    assert fits(gib)
+    assert not fits(gib - 4)
+
+
+def test_memory_that_others_hold_is_not_there():
+    taken = replace(LARGE, gpus=(replace(H200, free=60 * GIB),))
+    plan = make_plan(GSM8K, taken, QWEN)
+    assert plan.places[0].capacity == 60 * GIB
+    assert any("other processes hold 80.0 GiB of GPU 0" in note for note in plan.notes)
+
+
+def test_on_the_cpu_the_pool_is_what_was_asked_for():
+    shape = read_shape(MODEL)
+    plan = make_plan(ARITHMETIC, NO_GPU, shape)
+    assert plan.devices == ("cpu", "cpu")
+    assert plan.kv_tokens == 20_000
+    assert [place.name for place in plan.places] == ["host memory"]
+    assert lacks(plan) == []
+    huge = changed(ARITHMETIC, sglang__max_total_tokens=100_000_000)
+    assert any("host memory" in problem for problem in lacks(make_plan(huge, NO_GPU, shape)))
+
+
+def test_of_an_unknown_model_nothing_is_guessed():
+    plan = make_plan(GSM8K, LARGE, None)
+    assert plan.places == ()
+    assert plan.kv_tokens is None
+    assert all(process.items == () for process in plan.processes)
+    assert any("unknown" in note for note in plan.notes)
+    assert "unknown" in printed(GSM8K, plan, terminal=True)
+
+
+# ── the machine ──
+
+
+def test_auto_takes_a_gpu_where_there_is_one():
+    assert [device_for("auto", LARGE), device_for("auto", NO_GPU), device_for("cpu", LARGE)] == ["cuda", "cpu", "cpu"]
+
+
+def test_a_described_machine_replaces_the_gpus_found():
+    described = planned_hardware(GSM8K, NO_GPU)
+    assert [gpu.name for gpu in described.gpus] == ["NVIDIA H200"]
+    assert described.memory == NO_GPU.memory
+    assert planned_hardware(ARITHMETIC, NO_GPU) is NO_GPU
+
+
+def test_this_machine():
+    hardware = find_hardware()
+    assert hardware.cpus >= 1
+    assert 0 < hardware.memory_free <= hardware.memory
+    assert bool(hardware.gpus) != bool(hardware.no_gpu)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "positions"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [2, 0]),
+        ("1,7,0", [1]),
+        ("GPU-b", [1]),
+        ("GPU-", []),
+        ("0, 1", [0, 1]),
+    ],
+)
+def test_cuda_visible_devices(chosen, positions):
+    assert visible([("0", "GPU-a1"), ("1", "GPU-b2"), ("2", "GPU-c3")], chosen) == positions
+
+
+def test_the_tightest_cgroup_counts(tmp_path):
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    own = tmp_path / "own"
+    own.write_text("0::/outer/inner\n")
+    assert cgroup_memory(tmp_path, own) == (float("inf"), 0.0)
+    (inner / "memory.max").write_text("max\n")
+    (inner.parent / "memory.max").write_text("2000\n")
+    (inner.parent / "memory.current").write_text("500\n")
+    assert cgroup_memory(tmp_path, own) == (2000.0, 500.0)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("1000\n")
+    (tmp_path / "memory/memory.usage_in_bytes").write_text("100\n")
+    assert cgroup_memory(tmp_path, own) == (1000.0, 100.0)
+    (tmp_path / "memory/job").mkdir()
+    (tmp_path / "memory/job/memory.limit_in_bytes").write_text("700\n")
+    (tmp_path / "memory/job/memory.usage_in_bytes").write_text("60\n")
+    own.write_text("4:memory:/job\n0::/outer/inner\n")
+    assert cgroup_memory(tmp_path, own) == (700.0, 60.0)
+
+
+# ── the view ──
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_plan_says_who_runs_where_and_what_it_takes(terminal):
+    text = printed(GSM8K, make_plan(GSM8K, LARGE, QWEN), terminal=terminal)
+    for part in (
+        "server-0",
+        "trainer",
+        "on GPU 0, a share of 0.5",
+        "KV cache",
+        "optimizer",
+        "host memory",
+        "1,543.7 M",
+    ):
+        assert part in text
+    assert ("\x1b" in text) == terminal
+
+
+def test_what_is_too_small_is_said_in_the_plan():
+    small = replace(LARGE, gpus=(Gpu(name="L4", memory=23 * GIB, free=22 * GIB),))
+    text = printed(GSM8K, make_plan(GSM8K, small, QWEN), terminal=False)
+    assert "MISSING" in text
+    assert "too small: GPU 0 (L4)" in text

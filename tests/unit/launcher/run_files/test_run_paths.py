@@ -1,0 +1,214 @@
+"""Where a run's files lie, who may write them, and what is said when nobody can."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.base.errors import ConfigError, StorageError
+from launcher.config.schema import ClusterConfig, RunConfig
+from launcher.run_files.run_paths import RunLock, RunPaths, login_name
+
+HOLD_THE_LOCK = """
+import sys
+from launcher.run_files.run_paths import RunLock, RunPaths
+lock = RunLock(RunPaths(fileroot=sys.argv[1], user="ann", experiment_name="exp", trial_name="t0"))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def paths_in(folder, **changes):
+    return RunPaths(**({"fileroot": folder, "user": "ann", "experiment_name": "exp", "trial_name": "t0"} | changes))
+
+
+def test_every_path_of_the_contract(tmp_path):
+    paths = paths_in(tmp_path)
+    logs = tmp_path / "logs/ann/exp/t0"
+    checkpoints = tmp_path / "checkpoints/ann/exp/t0"
+    assert paths.default_checkpoints == checkpoints / "default"
+    assert paths.recover_checkpoint == checkpoints / "recover_checkpoint"
+    assert paths.metrics == logs / "metrics.jsonl"
+    assert paths.events == logs / "events.jsonl"
+    assert paths.ledger == logs / "ledger.jsonl"
+    assert paths.trainer_log == logs / "trainer.log"
+    assert paths.server_log(3) == logs / "llm_server-3.log"
+    assert paths.config == logs / "config.yaml"
+    assert paths.report == logs / "report.html"
+    assert paths.incident(2) == logs / "incidents/2"
+    assert pickle.loads(pickle.dumps(paths)) == paths
+
+
+def test_asking_for_paths_creates_nothing(tmp_path):
+    paths = paths_in(tmp_path / "root")
+    for name in dir(RunPaths):
+        if isinstance(getattr(RunPaths, name), property):
+            getattr(paths, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_fileroot_means_the_same_in_every_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(experiment_name="exp", cluster=ClusterConfig(fileroot="out"))
+    paths = RunPaths.of(config)
+    monkeypatch.chdir("/")
+    assert paths.metrics == tmp_path / f"out/logs/{login_name()}/exp/trial0/metrics.jsonl"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b"])
+def test_a_name_that_leads_elsewhere_is_refused_by_its_key(tmp_path, name):
+    with pytest.raises(ConfigError, match="trial_name"):
+        paths_in(tmp_path, trial_name=name)
+
+
+def test_prepare_is_repeatable_and_leaves_only_folders(tmp_path):
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    paths.prepare()
+    assert paths.logs.is_dir() and paths.default_checkpoints.is_dir()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_where_a_folder_should_be(tmp_path):
+    (tmp_path / "root").write_text("")
+    with pytest.raises(StorageError, match=r"cluster\.fileroot") as caught:
+        paths_in(tmp_path / "root").prepare()
+    assert "Not a directory" in caught.value.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write here")
+def test_a_fileroot_that_may_not_be_written(tmp_path):
+    tmp_path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(StorageError, match=r"cluster\.fileroot") as caught:
+            paths_in(Path("/")).prepare()
+    finally:
+        os.seteuid(0)
+    assert "Permission denied" in caught.value.message
+
+
+def test_a_full_disk(tiny_disk):
+    (tiny_disk / "ballast").write_bytes(b"\0" * tiny_disk.free())
+    with pytest.raises(StorageError, match=r"cluster\.fileroot") as caught:
+        paths_in(tiny_disk.path).prepare()
+    assert "No space left" in caught.value.message
+
+
+@pytest.fixture
+def holder(tmp_path):
+    paths_in(tmp_path).prepare()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_run_is_told_who_holds_the_first(tmp_path, holder):
+    with pytest.raises(StorageError) as caught:
+        RunLock(paths_in(tmp_path))
+    assert "exp/t0 is already running" in caught.value.message
+    assert f"pid {holder.pid} on {os.uname().nodename} since 2" in caught.value.message
+    assert "trial_name" in caught.value.hint
+
+
+def test_another_trial_is_not_held(tmp_path, holder):
+    other = paths_in(tmp_path, trial_name="t1")
+    other.prepare()
+    RunLock(other).release()
+
+
+def test_a_killed_holder_leaves_no_stale_lock(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    RunLock(paths_in(tmp_path)).release()
+
+
+def test_a_child_process_does_not_keep_the_lock_after_its_parent(tmp_path):
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    lock = RunLock(paths)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
+    )
+    assert child.stdout is not None and child.stdout.readline()  # Popen may return before exec has closed the lock
+    lock.release()
+    RunLock(paths).release()
+    child.communicate(b"\n")
+
+
+def test_attempts_count_up_and_survive(tmp_path):
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    for expected in (1, 2, 3):
+        with RunLock(paths) as lock:
+            assert lock.next_attempt() == expected
+
+
+def test_an_unreadable_attempt_counter_says_what_to_write(tmp_path):
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    paths.attempt_counter.write_text("many")
+    with RunLock(paths) as lock, pytest.raises(StorageError, match=r"\.attempt can't be read") as caught:
+        lock.next_attempt()
+    assert "events.jsonl" in caught.value.hint
+
+
+# ── nobody else leads a run elsewhere ──
+
+
+@pytest.mark.parametrize(
+    "link", ["logs", "logs/ann", "logs/ann/exp", "logs/ann/exp/t0", "checkpoints/ann/exp/t0/default", "keys/ann"]
+)
+def test_a_link_on_the_way_is_refused(tmp_path, link):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = tmp_path / "root" / link
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=f"{link} is a link to {elsewhere}") as caught:
+        paths_in(tmp_path / "root").prepare()
+    assert "cluster.fileroot" in caught.value.hint
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_the_root_itself_may_be_a_link(tmp_path):
+    (tmp_path / "big_disk").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "big_disk")
+    paths_in(tmp_path / "root").prepare()
+    assert (tmp_path / "big_disk/logs/ann/exp/t0").is_dir()
+
+
+def test_nobody_else_can_take_the_lock(tmp_path):
+    """Who may open it for reading may lock it, and the run would never start."""
+    paths = paths_in(tmp_path)
+    paths.prepare()
+    paths.lock.touch(0o644)
+    RunLock(paths).release()
+    assert paths.lock.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "place", ["/", "/logs/ann/exp", "/a/log/ann/exp/t0", "logs/ann/exp/t0", "/a/logs/ann/exp/t0/incidents"]
+)
+def test_a_folder_that_is_no_runs_logs_names_no_run(place):
+    assert RunPaths.of_logs(Path(place)) is None
+
+
+@pytest.mark.parametrize("root", ["/", "/a", "a/b"])
+def test_the_folder_of_a_runs_logs_names_it(root):
+    paths = RunPaths(fileroot=Path(root), user="ann", experiment_name="exp", trial_name="t0")
+    assert RunPaths.of_logs(paths.logs) == paths

@@ -1,0 +1,292 @@
+"""The command: what a user types and reads, and the exit code. Nothing here starts a run."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import types
+
+import pytest
+
+from launcher.__main__ import for_each_trial, main, understood
+from launcher.config.compose import REPOSITORY
+
+QUICK = "reward.fn=builtins:dict"  # imported in no time
+PYTHONPATH = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run the command in a folder of its own; returns (exit code, stdout, stderr)."""
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # Hydra adds one to this test's stdout
+    monkeypatch.setattr(logging.Logger, "callHandlers", only_of_this_thread(logging.Logger.callHandlers))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["launcher", *arguments])
+        try:
+            code = main()
+        except SystemExit as ended:  # argparse's errors, and Hydra's help
+            code = int(ended.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert "HYDRA_FULL_ERROR" not in out + err
+        return code, out, err
+
+    return run
+
+
+def only_of_this_thread(call_handlers):
+    """What threads that other tests left behind have to say is no output of this command."""
+    here = threading.get_ident()
+
+    def call(logger, record):
+        if record.thread == here:
+            call_handlers(logger, record)
+
+    return call
+
+
+def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_without_a_preset_it_says_which_there_are(command):
+    code, out, err = command()
+    assert (code, out) == (2, "")
+    assert err.startswith("error: no preset named; presets: arithmetic_cpu, gsm8k_h200")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("actor.lr=0.1", "did you mean actor.optimizer.lr?"),
+        ("seed=x", "seed=x"),
+        ("train_dataset.path=???", "no value for train_dataset.path"),
+        ("sglang.mem_fraction_static=1.5", "sglang.mem_fraction_static=1.5: allowed: more than 0 and less than 1"),
+        ("rollout.request_timeout=inf", "would never fire"),
+        ("conf=nope", "unknown preset conf=nope; presets: arithmetic_cpu, gsm8k_h200"),
+    ],
+)
+def test_a_wrong_command_is_one_message_and_exit_code_2(command, argument, said):
+    code, out, err = command("conf=arithmetic_cpu", argument)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("error:") == 1
+    assert said in err
+
+
+def test_an_unknown_option_is_refused(command):
+    code, _, err = command("conf=arithmetic_cpu", "--nonsense")
+    assert code == 2
+    assert "--nonsense" in err
+
+
+def test_options_that_contradict_each_other(command):
+    code, _, err = command("conf=arithmetic_cpu", "--resolve")
+    assert code == 2
+    assert "--resolve flag can only be used" in err
+
+
+def test_a_dry_run_prints_the_plan_and_makes_nothing(command, tmp_path):
+    code, out, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK)
+    assert (code, err) == (0, "")
+    for part in ("plan of arithmetic_cpu/trial0", "server-0: on the CPU", "trainer: on the CPU", "headroom"):
+        assert part in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_begins_with_its_plan(command, monkeypatch):
+    def run(config):
+        print("the driver")
+        return 0
+
+    monkeypatch.setitem(sys.modules, "launcher.driver", types.SimpleNamespace(run=run))
+    code, out, _ = command("conf=arithmetic_cpu", QUICK)
+    assert code == 0
+    assert 0 == out.index("plan of arithmetic_cpu/trial0") < out.index("headroom") < out.index("the driver")
+
+
+def test_several_nodes_are_planned_where_there_is_no_gpu(command):
+    code, out, _ = command("conf=gsm8k_h200_cluster", "dry_run=true", QUICK)
+    assert code == 0
+    for part in ("server-0 … server-7: on GPU 0-7 of node 1", "trainer … trainer-7 (8 ranks): on GPU 0-7 of node 0"):
+        assert part in out
+    more = ("hardware.gpu_name=NVIDIA H100", "hardware.gpu_memory_gib=79", "cluster.n_gpus_per_node=16")
+    code, out, err = command("conf=gsm8k_h200_cluster", "dry_run=true", QUICK, *more)
+    assert code == 0
+    assert "node 0 GPU 0-7 (NVIDIA H100)" in out
+    assert "note: too small: node 0 GPU 8-15 (NVIDIA H100): 80.2 GiB are planned and 79.0 GiB are there" in out
+    assert "missing here: memory: node 0 GPU 8-15 (NVIDIA H100)" in err
+
+
+def test_what_can_not_be_placed_is_refused_with_and_without_a_dry_run(command):
+    for more in ([], ["dry_run=true"]):
+        code, out, err = command("conf=gsm8k_h200_cluster", "actor.dp_size=9", *more)
+        assert (code, out) == (2, "")
+        assert "17 GPUs are booked: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer" in err
+
+
+def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command, monkeypatch, tmp_path):
+    code, out, err = command("conf=gsm8k_h200", "dry_run=true", f"actor.path={tmp_path / 'nowhere'}", "reward.fn=no:fn")
+    assert code == 0
+    assert "planned for NVIDIA H200" in out
+    assert "missing here: the model actor.path" in err
+    assert "missing here: reward.fn='no:fn'" in err
+
+
+def test_a_dry_run_still_refuses_a_contradiction(command):
+    code, out, _ = command("conf=arithmetic_cpu", "dry_run=true", "gconfig.n_samples=1")
+    assert (code, out) == (2, "")
+
+
+def test_what_the_machine_lacks_is_one_message(command, tmp_path):
+    code, out, err = command(
+        *(
+            "conf=arithmetic_cpu",
+            f"actor.path={tmp_path / 'a'}",
+            f"train_dataset.path={tmp_path / 'b'}",
+            "reward.fn=no:fn",
+        )
+    )
+    assert (code, out) == (2, "")
+    assert err.count("error:") == 1
+    assert "3 things are missing" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notes_are_said(command):
+    _, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, "total_train_steps=3", "recover.freq_steps=4")
+    assert "note: recover.freq_steps=4 is never due in total_train_steps=3" in err
+
+
+def test_hydras_own_options_work(command):
+    code, out, _ = command("conf=gsm8k_h200", "--cfg", "job", "rollout.request_retries=4")
+    assert code == 0
+    assert "request_retries: 4" in out
+    assert "model_path: ${actor.path}" in out
+    code, out, _ = command("conf=gsm8k_h200", "--cfg", "job", "--resolve", "--package", "sglang")
+    assert "model_path: Qwen/Qwen2.5-1.5B-Instruct" in out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "conf=gsm8k_h200"]])
+def test_help_needs_no_preset(command, arguments):
+    code, out, _ = command(*arguments)
+    assert code == 0
+    for part in ("python -m launcher conf=<preset>", "conf: arithmetic_cpu, gsm8k_h200", "dry_run=true", "Exit codes"):
+        assert part in out
+
+
+def test_several_runs_one_after_the_other(command, tmp_path):
+    code, out, err = command("conf=arithmetic_cpu", "-m", "dry_run=true", QUICK, "seed=1,-2,3")
+    assert code == 2
+    assert out.count("plan of arithmetic_cpu") == 2
+    assert "seed=-2" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_several_runs_one_that_can_not_be_composed_keeps_no_other_from_being_planned(command):
+    code, out, err = command("conf=arithmetic_cpu", "-m", "dry_run=true", QUICK, "seed=x,1,y")
+    assert code == 2
+    assert out.count("plan of arithmetic_cpu") == 1
+    assert "seed=x" in err
+    assert "seed=y" in err
+
+
+def test_a_sweep_of_wrong_values_alone_starts_nothing(command, tmp_path):
+    code, _, err = command("conf=arithmetic_cpu", "-m", "seed=x,-1")
+    assert code == 2
+    assert err.count("error:") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_trial_is_given_beside_its_overrides():
+    given = ["-m", "--config-dir", "/mine", "conf=a", "~x", "seed=1,2", "hydra.searchpath=[file:///b]"]
+    assert for_each_trial(understood(given)) == ["--config-dir", "/mine", "hydra.searchpath=[file:///b]"]
+
+
+def test_completion(command, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", "launcher conf=")
+    assert command("-sc", "query=bash")[1].split() == [
+        "conf=arithmetic_cpu",
+        "conf=gsm8k_h200",
+        "conf=gsm8k_h200_cluster",
+    ]
+    monkeypatch.setenv("COMP_LINE", "launcher conf=arithmetic_cpu actor.optimizer.wei")
+    assert command("-sc", "query=bash")[1].split() == ["actor.optimizer.weight_decay="]
+
+
+def test_a_preset_of_the_users_own(command, tmp_path):
+    folder = tmp_path / "mine/conf"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [/conf/arithmetic_cpu]\nexperiment_name: mine\n")
+    code, out, _ = command("--config-dir", str(tmp_path / "mine"), "conf=mine", "dry_run=true", QUICK)
+    assert code == 0
+    assert "plan of mine/trial0" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["conf=a", "--cfg", "job", "seed=1"], ["--cfg", "job", "conf=a", "seed=1"]),
+        (["conf=a", "-m", "~x", "+y=1"], ["-m", "conf=a", "~x", "+y=1"]),
+        (["--config-dir=/a", "conf=a"], ["--config-dir=/a", "conf=a"]),
+        (["-h", "conf=a"], ["-h", "conf=a"]),
+    ],
+)
+def test_options_and_overrides_may_stand_in_any_order(given, read):
+    assert understood(given) == read
+
+
+def test_as_a_process_from_another_folder(tmp_path):
+    done = process(
+        "conf=gsm8k_h200",
+        QUICK,
+        cwd=tmp_path,
+        CUDA_VISIBLE_DEVICES="",
+        HF_HUB_OFFLINE="1",
+        HF_HOME=str(tmp_path / "hf"),
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for part in ("1. a GPU with", "2. the model", "3. the data set", "nothing was started"):
+        assert part in done.stderr
+    said, numbered = re.search(r"(\d+) things are missing", done.stderr), re.findall(r"^(\d+)\. ", done.stderr, re.M)
+    assert said is not None
+    assert numbered == [str(n + 1) for n in range(int(said[1]))], "room on a small disk is missing too"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hydras_account_of_what_was_composed(tmp_path):
+    done = process("conf=gsm8k_h200", "--info", "defaults-tree", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "conf: gsm8k_h200" in done.stdout
+
+
+def test_hydras_traceback_where_it_is_asked_for(tmp_path):
+    done = process("conf=arithmetic_cpu", "seed=x", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_reader_that_left_is_no_error(tmp_path):
+    shell = f"{sys.executable} -m launcher conf=arithmetic_cpu --cfg job | true"
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stderr == b""

@@ -1,0 +1,122 @@
+"""The benchmark's arithmetic: ratios, the parts of a step, the milestones of a start. Nothing is timed here."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.run_files.journal import append_line
+from launcher.run_files.run_paths import RunPaths
+from scripts.benchmark import start
+from scripts.benchmark.experiment import Run
+from scripts.benchmark.ratios import paired_ratio, quantile, spread
+from scripts.benchmark.step import paths_in, read_step_times, shares, step_times
+
+POSITIVE = st.floats(0.01, 100.0)
+
+
+def test_a_ratio_is_taken_round_by_round():
+    """A machine that was ten times slower in one round changes nothing; the ratio of the medians would be 1.5."""
+    ratio = paired_ratio([9.0, 90.0, 0.9], [10.0, 100.0, 1.0])
+    assert ratio.value == pytest.approx(0.9)
+    assert (ratio.low, ratio.high) == (pytest.approx(0.9), pytest.approx(0.9))
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=12))
+def test_the_interval_holds_the_ratio_and_lies_within_the_rounds(pairs):
+    ours, theirs = zip(*pairs, strict=True)
+    ratio = paired_ratio(ours, theirs)
+    ratios = [a / b for a, b in pairs]
+    assert min(ratios) <= ratio.low <= ratio.value <= ratio.high <= max(ratios)
+    assert paired_ratio(ours, theirs) == ratio, "the draws are seeded"
+
+
+def test_an_interval_narrows_with_more_rounds():
+    def width(times):
+        ratio = paired_ratio([0.8, 0.9, 1.0, 1.1, 1.2] * times, [1.0] * 5 * times)
+        return ratio.high - ratio.low
+
+    assert width(40) < width(1)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [([1.0], [1.0, 2.0], "1 and 2 figures"), ([], [], "0 and 0"), ([0.0], [1.0], "positive")],
+)
+def test_figures_that_make_no_ratio_are_refused(ours, theirs, said):
+    with pytest.raises(ValueError, match=said):
+        paired_ratio(ours, theirs)
+
+
+def test_quantiles_are_linear_between_neighbours():
+    assert [quantile([1.0, 2.0, 4.0], share) for share in (0, 0.25, 0.5, 0.75, 1)] == [1.0, 1.5, 2.0, 3.0, 4.0]
+    assert quantile([7.0], 0.3) == 7.0
+
+
+def test_a_spread_says_the_median_the_ends_and_how_often():
+    assert spread([3.0, 1.0, 2000.0], " s", 1) == "3.0 s (1.0 to 2,000.0, 3 times)"
+
+
+def line(step, time, *, attempt=1, rollout=0.5, train=0.3, publish=0.05, checkpoint=0.0):
+    return {
+        "global_step": step,
+        "attempt": attempt,
+        "time": time,
+        "timeperf/rollout_s": rollout,
+        "timeperf/train_s": train,
+        "timeperf/publish_s": publish,
+        "timeperf/checkpoint_s": checkpoint,
+    }
+
+
+def test_what_is_neither_generation_nor_training_is_the_rest_of_the_time_between_two_lines():
+    (time,) = step_times([line(0, 100.0), line(1, 101.0, checkpoint=0.1)], [])
+    assert time.neither == pytest.approx(0.2)
+    assert time.rest == pytest.approx(0.05)
+    assert shares([time])["neither"] == pytest.approx(0.2)
+
+
+def test_steps_with_an_evaluation_or_a_restart_within_are_left_out():
+    lines = [
+        line(0, 0.0),
+        line(1, 1.0),
+        line(2, 9.0),
+        line(3, 10.0),
+        line(2, 40.0, attempt=2),
+        line(3, 41.0, attempt=2),
+    ]
+    assert [time.global_step for time in step_times(lines, [8.5])] == [1, 3, 3]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="sums", trial_name="one")
+    paths.logs.mkdir(parents=True)
+    return paths
+
+
+def test_a_run_is_read_from_its_logs(paths):
+    for written in (line(0, 10.0), line(1, 11.0), line(2, 13.0)):
+        append_line(paths.metrics, written)
+    append_line(paths.events, {"event": "eval.done", "time": 12.0})
+    append_line(paths.events, {"event": "checkpoint.committed", "time": 10.5})
+    assert paths_in(paths.logs) == paths
+    assert [time.global_step for time in read_step_times(paths_in(paths.logs))] == [1]
+
+
+def test_milestones_are_what_the_run_printed_and_the_first_line_of_its_metrics(paths):
+    append_line(paths.metrics, line(0, 1030.0))
+    said = [
+        (0.5, "note: recover.freq_steps=20 is never due"),
+        (4.0, "[  3.1 s] starting 1 SGLang server(s) and the trainer"),
+        (16.0, "[ 15.1 s] server-0 READY at http://127.0.0.1:1, weight_version 0"),
+        (12.0, "[ 11.0 s] trainer ready: 16 prompts, 0 held out, step 0 of 1 is next"),
+        (18.0, "held-out accuracy at policy_version 0: sampled 0.4, greedy 0.1 (8 prompts)"),
+        (22.0, "held-out accuracy at policy_version 1: sampled 0.4, greedy 0.1 (8 prompts)"),
+    ]
+    assert start.milestones(Run(began=1000.0, said=said, paths=paths)) == {
+        "Ray is up": 4.0,
+        "trainer ready": 12.0,
+        "server ready": 16.0,
+        "evaluated before": 18.0,
+        "first optimizer step": 30.0,
+    }

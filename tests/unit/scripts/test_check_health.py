@@ -1,0 +1,352 @@
+"""A run is looked at as it is, live or dead; what hangs or lies costs its own check alone, and no server anything."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from urllib.request import Request, urlopen
+
+import pytest
+
+from launcher.base.errors import CheckpointError
+from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
+from launcher.config.compose import REPOSITORY
+from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.run_files.journal import Journal, append_line
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunLock, RunPaths
+from scripts import check_health
+from scripts.health import look_logs
+from scripts.health.look_disk import check_checkpoints, check_disk
+from scripts.health.look_logs import check_logs
+from scripts.health.look_run import check_run, find_subject
+from scripts.health.look_servers import check_servers
+from scripts.health.side_by_side import run_checks
+from scripts.health.view import ServerSaid, read_view
+from tests.programs.fake_run import run_paths
+from tests.programs.stand_in_server import running
+from tests.support.health_parts import subject_of, verdicts
+
+OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
+
+
+def test_a_check_that_hangs_or_fails_costs_itself_alone():
+    hangs = threading.Event()
+    good = [Finding(check="disk", subject="d", verdict=OK, said="fine")]
+
+    def fails():
+        raise CheckpointError("no folder")
+
+    checks = {"hangs": lambda: hangs.wait() and [], "fails": fails, "breaks": lambda: 1 / 0, "disk": lambda: good}
+    findings = run_checks(checks, timeout_s=0.3)
+    hangs.set()
+    assert [(finding.check, finding.verdict) for finding in findings] == [
+        ("hangs", UNKNOWN),
+        ("fails", UNKNOWN),
+        ("breaks", UNKNOWN),
+        ("disk", OK),
+    ]
+    assert "no answer within 0.3 s" in findings[0].said
+    assert findings[1].said == "no folder"
+    assert "ZeroDivisionError" in findings[2].said
+
+
+def fault(url, kind, **more):
+    body = json.dumps({"kind": kind, "path": "/generate", "times": None, "seconds": 0} | more).encode()
+    urlopen(Request(f"{url}/stand_in/fault", data=body, headers={"Content-Type": "application/json"})).read()
+
+
+def asked(url):
+    with urlopen(f"{url}/stand_in/state") as answer:
+        return json.loads(answer.read())["asked"]
+
+
+def test_a_server_is_asked_for_one_real_token_and_for_nothing_that_changes_it(paths):
+    with running("--weight-version", "3") as url:
+        subject = subject_of(paths, extra_servers=(url,))
+        (finding,) = check_servers(subject)
+        assert finding.verdict is OK
+        assert finding.facts["weight_version"] == 3
+        assert finding.facts["kv_use"] == 0.25
+        assert set(asked(url)) <= {"/generate", "/model_info", "/metrics/", "/stand_in/state"}
+        assert asked(url)["/generate"] == 1
+        fault(url, "500")
+        (finding,) = check_servers(subject)
+        assert (finding.verdict, "generates nothing" in finding.said) == (BAD, True)
+        fault(url, "slow", seconds=60)
+        (finding,) = check_servers(dataclasses.replace(subject, timeout_s=0.5))
+        assert (finding.verdict, "no answer within" in finding.said) == (BAD, True)
+    (finding,) = check_servers(subject)
+    assert (finding.verdict, "onnect" in finding.said) == (BAD, True)
+
+
+def test_a_server_of_other_weights_than_the_trainers_is_not_healthy(paths):
+    with running("--weight-version", "3") as url:
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+        journal.record("server.ready", subject="server-0", url=url, pid=1)
+        append_line(paths.metrics, {"global_step": 2, "policy_version": 3, "time": time.time() - 5})
+        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+        append_line(paths.metrics, {"global_step": 9, "policy_version": 10, "time": time.time() - 4})
+        (finding,) = check_servers(subject_of(paths, is_live=None))
+        assert "it holds weight_version 3, the trainer is at 10 or 11" in finding.said
+        journal.record("trainer.restored", subject="trainer", global_step=2)  # it went back, and has not stepped since
+        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+
+
+def test_the_runs_servers_are_asked_with_its_keys_and_no_other_is_sent_them(paths):
+    with running("--weight-version", "3", keys=ServerKeys.make(paths.keys)) as url:
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+        journal.record("server.ready", subject="server-0", url=url, pid=1)
+        assert verdicts(check_servers(subject_of(paths, is_live=None))) == [OK]
+        (ours, other) = check_servers(subject_of(paths, is_live=None, extra_servers=(url,)))
+        assert (ours.verdict, other.verdict, "401" in other.said) == (OK, BAD, True)
+
+
+def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
+    old = Journal(paths.events, 1)
+    old.record("run.started")
+    old.record("server.ready", subject="server-9", url="http://old", pid=5)
+    journal = Journal(paths.events, 2)
+    journal.record("run.started", reason="resumed")
+    journal.record("server.ready", subject="server-0", url="http://a", pid=10)
+    journal.record("server.died", subject="server-0", pid=10)
+    journal.record("incident.began", subject="server-0", cause="server_crash", incident=4, reason="SIGKILL")
+    journal.record("server.starting", subject="server-1")
+    view = read_view(paths)
+    assert view.servers == {"server-0": ServerSaid(state="DEAD"), "server-1": ServerSaid(state="STARTING")}
+    assert view.open_incidents == ("incident 4: server-0 crashed (SIGKILL)",)
+    assert (view.deaths, view.pids, view.word) == (1, {10}, "")
+    journal.record("server.ready", subject="server-0", url="http://b", pid=11)
+    journal.record("incident.ended", subject="server-0", incident=4, is_mended=True)
+    journal.record("run.running", state="RUNNING", reason="nothing to do")
+    journal.record("run.finished", reason="all steps")
+    view = read_view(paths)
+    assert view.servers["server-0"] == ServerSaid(state="READY", url="http://b", pid=11)
+    assert (view.open_incidents, view.state, view.word) == ((), "RUNNING", "FINISHED")
+
+
+def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
+    """After `run_control scale` each look said NOT HEALTHY, its process is gone, for as long as the run went on."""
+    journal = Journal(paths.events, 1)
+    journal.record("run.started")
+    for index in (0, 1):
+        journal.record("server.ready", subject=f"server-{index}", url=f"http://{index}", pid=10 + index)
+    journal.record("server.leaving", subject="server-1", reason="asked by me")
+    (leaving,) = (one for one in check_servers(subject_of(paths, is_live=None)) if one.subject == "server-1")
+    assert (leaving.verdict, leaving.said) == (NOTE, "it leaves, as it was asked to")
+    journal.record("server.left", subject="server-1", reason="asked by me")
+    assert list(read_view(paths).servers) == ["server-0"]
+    journal.record("server.ready", subject="server-1", url="http://b", pid=20)
+    assert read_view(paths).servers["server-1"].state == "READY", "it joined again"
+
+
+@pytest.mark.parametrize(("is_live", "verdict"), [(True, BAD), (None, BAD), (False, NOTE)])
+def test_a_disk_that_went_read_only_is_named(paths, monkeypatch, is_live, verdict):
+    """As ext4 does after an error: room there is, and nothing can be saved."""
+    subject = dataclasses.replace(subject_of(paths), is_live=is_live)
+    assert not [one for one in check_disk(subject) if "read-only" in one.said]
+    mounted = os.statvfs(paths.logs)
+    flagged = os.statvfs_result((*mounted[:8], mounted.f_flag | os.ST_RDONLY, *mounted[9:]))
+    monkeypatch.setattr(os, "statvfs", lambda folder: flagged)
+    found = {one.subject: one.verdict for one in check_disk(subject) if "read-only" in one.said}
+    assert found == {"checkpoints": verdict, "logs": verdict}
+
+
+LOG = """2026-11-21 03:51:38,382 trainer INFO: step 0: reward 0.336, policy_version 1
+2026-11-21 03:51:40,000 trainer WARNING: POST http://127.0.0.1:1/generate: Connection refused
+2026-11-21 03:52:40,000 trainer WARNING: ConnectionRefusedError: [Errno 111] Connect call failed
+2026-11-21 03:52:41,000 trainer ERROR: it failed
+Traceback (most recent call last):
+  File "x.py", line 1
+TimeoutError
+20251111-11:37:11.251 StatsLogger INFO: (AReaL) fine
+\x1b[31m20251111-11:37:12.251 Rollout ERROR: Failed after 3 retries each. Payload: x\x1b[0m
+INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 503 Service Unavailable
+the connection was not refused by anybody
+"""
+
+
+def test_connection_errors_are_told_by_kind_and_time(paths):
+    paths.trainer_log.write_text(LOG)
+    told = {f.facts["kind"]: f.facts for f in check_logs(subject_of(paths))}
+    assert {kind: facts["count"] for kind, facts in told.items()} == {
+        "connection refused": 2,
+        "timed out": 1,
+        "request given up": 1,
+        "server error (5xx)": 1,
+    }
+    refused = told["connection refused"]
+    assert refused["last"] - refused["first"] == 60
+    assert told["timed out"]["last"] - refused["last"] == 1  # the time of the line at the traceback's head
+    areal = time.mktime(time.strptime("20251111-11:37:12", "%Y%m%d-%H:%M:%S"))
+    assert told["request given up"]["last"] == areal
+
+
+def test_of_a_huge_log_the_end_is_read(paths, monkeypatch):
+    monkeypatch.setattr(look_logs, "LOG_BYTES", 1000)
+    paths.trainer_log.write_text(LOG + "x" * 2000 + "\nConnection reset by peer\n")
+    assert {f.facts["kind"] for f in check_logs(subject_of(paths))} == {"connection reset"}
+
+
+def save(store, step):
+    with store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
+        (staged / "model.safetensors").write_bytes(b"w" * 1000)
+        return store.commit(
+            staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={}, keep=False
+        )
+
+
+def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
+    (none,) = check_checkpoints(subject_of(paths))
+    assert none.verdict is BAD  # nothing to resume from, and nobody makes one
+    store = CheckpointStore(paths.default_checkpoints)
+    save(store, 4)
+    newest = save(store, 9)
+    (whole,) = check_checkpoints(subject_of(paths))
+    assert (whole.verdict, whole.facts["whole"]) == (OK, [4, 9])
+    assert "2 whole by their sizes, the newest of step 9" in whole.said
+    for step in range(16):
+        append_line(paths.metrics, {"global_step": step, "time": 1.0, "grpo_actor/task_reward/avg": 0.5})
+    (judged,) = check_checkpoints(subject_of(paths))
+    assert judged.facts["last_good"] == 4  # ten healthy steps after it, and six after the other
+    (newest.path / "model.safetensors").write_bytes(b"w" * 10)
+    summary, torn = check_checkpoints(subject_of(paths))
+    assert summary.facts["whole"] == [4]
+    assert (torn.verdict, "model.safetensors" in torn.said) == (BAD, True)
+
+
+def test_checkpoints_of_another_program_are_no_damage(paths):
+    folder = paths.default_checkpoints / "epoch0epochstep4globalstep4"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"w")
+    assert verdicts(check_checkpoints(subject_of(paths))) == [NOTE, NOTE]
+    (paths.default_checkpoints / "epoch0epochstep9globalstep9").mkdir()  # empty: nobody's
+    assert verdicts(check_checkpoints(subject_of(paths))) == [BAD, NOTE, BAD]
+
+
+# ── a live run, and a dead one ──
+
+
+@pytest.mark.parametrize("what", [["--timeout", "nan"], ["--timeout", "0"], ["--recent", "-1"], ["--recent", "inf"]])
+def test_a_deadline_that_is_none_is_refused(paths, capsys, what):
+    assert check_health.main([str(paths.logs), *what]) == 2
+    assert "is no number of seconds" in capsys.readouterr().err
+
+
+def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
+    """resume_training holds the lock while it asks: that was a live run without supervisors, and NOT HEALTHY."""
+    journal = Journal(paths.events, 1, time.time)
+    journal.record("run.started")
+    journal.record("run.finished", reason="all steps are done")
+    with RunLock(paths, tool="resume_training"):
+        subject = find_subject(paths, read_view(paths), timeout_s=1, recent_s=1)
+        assert subject.is_live is False
+        assert [one.verdict for one in check_run(subject)] == [Verdict.OK, Verdict.OK]
+    with RunLock(paths):
+        assert find_subject(paths, read_view(paths), timeout_s=1, recent_s=1).is_live is True
+
+
+@pytest.fixture
+def live(tmp_path):
+    """Real processes under a real lock; servers that serve nothing."""
+    command = [sys.executable, "-m", "tests.programs.fake_run", str(tmp_path), "--servers", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield run_paths(tmp_path), process
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def test_the_processes_of_a_live_run_are_found_and_one_that_is_missing_is_named(live):
+    paths, _ = live
+    Journal(paths.events, 1).record("run.running", state="RUNNING", reason="nothing to do")
+    subject = subject_of(paths)
+    assert subject.is_live is True
+    state, processes = check_run(subject)
+    assert (state.verdict, processes.verdict) == (OK, OK)
+    assert set(processes.facts["pids"]) == {"driver", "trainer", "health_monitor", "coordinator"}
+    os.kill(processes.facts["pids"]["coordinator"], signal.SIGKILL)
+    gone = [f for f in run_until_seen(paths, "coordinator") if f.subject == "processes"]
+    assert gone[0].said == "no process of coordinator"
+    (server,) = check_servers(subject_of(paths))
+    assert server.verdict is BAD
+
+
+def test_without_a_name_the_run_that_goes_on_is_meant(live, capsys):
+    paths, _ = live
+    dataclasses.replace(paths, trial_name="old").prepare()
+    dataclasses.replace(paths, experiment_name="older").prepare()
+    check_health.main(["--fileroot", str(paths.fileroot), "--timeout", "3"])
+    assert "game / day" in capsys.readouterr().out
+
+
+def run_until_seen(paths, name):
+    give_up_at = time.monotonic() + 30
+    while True:
+        findings = check_run(subject_of(paths))
+        if any(name in f.said and f.verdict is BAD for f in findings):
+            return findings
+        assert time.monotonic() < give_up_at
+
+
+def test_of_a_dead_run_its_word_counts_and_what_it_left_behind(paths, capsys):
+    with RunLock(paths):
+        journal = Journal(paths.events, 1)
+        journal.record("run.started", reason="fresh")
+    save(CheckpointStore(paths.default_checkpoints), 4)
+    arguments = ["--fileroot", str(paths.fileroot), "--user", "ann", "--json"]
+    assert check_health.main(arguments) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["format"], told["healthy"], told["is_live"]) == ("grpo-health/1", False, False)
+    assert set(told["findings"][0]) == {"check", "subject", "verdict", "said", "facts"}
+    journal.record("run.finished", reason="all steps")
+    assert check_health.main(arguments[:-1]) == 0
+    assert capsys.readouterr().out.startswith("HEALTHY      exp / t0: FINISHED: all steps\n")
+    assert {f["check"] for f in told["findings"]} == set(check_health.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fileroot", "{root}/none"], "{root}/none/logs is not there"),
+        (["--fileroot", "{root}", "--user", "bob"], "there: ann"),
+        (["--fileroot", "{root}", "--user", "ann", "--experiment-name", "exb"], "there: exp"),
+        (["--fileroot", "{root}", "--user", "ann", "--trial-name", "t9"], "there: t0"),
+        (["{root}/logs/ann/exp/t8"], "there: t0"),
+        (["{root}/logs/ann/exp/t0/events.jsonl"], "give the folder that it lies in: {root}/logs/ann/exp/t0"),
+        (["{root}/logs/ann"], "give a run below it: {root}/logs/ann/exp/t0"),
+        (["{root}/logs/ann/exp/t0/../t8"], "there: t0"),
+        (["{root}/logs"], "is not …/logs/<user>/<experiment>/<trial>"),
+        (["{root}/logs/ann/exp/t0", "--trial-name", "t0"], "give one of them"),
+        (["{root}/logs/ann/exp/t0", "--timeout", "0"], "--timeout"),
+    ],
+)
+def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, said):
+    Journal(paths.events, 1).record("run.started")
+    root = str(paths.fileroot)
+    assert check_health.main([argument.replace("{root}", root) for argument in arguments]) == 2
+    assert said.replace("{root}", root) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["check_health", "report"])
+@pytest.mark.parametrize("how", [["-m", "scripts.{}"], ["scripts/{}.py"]])
+def test_both_ways_to_call_a_script_work_from_its_repository(script, how):
+    words = [word.format(script) for word in how]
+    done = subprocess.run([sys.executable, *words, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "exit codes: 0 " in done.stdout

@@ -1,0 +1,309 @@
+"""`scripts/diagnose.py` as an operator runs it: exit codes, text, JSON, the page, its flags, bad input."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import REPOSITORY
+from launcher.run_files.journal import append_line
+from scripts import diagnose
+from scripts.benchmark.made_logs import Made, RunMaker
+from scripts.ending import WRONG
+from tests.unit.launcher.diagnosis.test_diagnose_causes import export, made_run
+
+DOCS = REPOSITORY / "docs" / "diagnose.md"
+KEYS = {
+    "format", "verdict", "is_failure", "headline", "onset", "other_falls", "cause", "cause_where", "cause_is_sure",
+    "causes", "last_good_checkpoint", "trusted_until_step", "change", "settings", "commands", "timeline", "notes",
+    "files",
+}  # fmt: skip
+
+
+def run(capsys, *arguments):
+    code = diagnose.main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.fixture
+def crashed(tmp_path):
+    return made_run(tmp_path, Made(fails="crash", onset=60), steps=(19, 39, 79))
+
+
+def own_run(folder, *, rewards, events=()):
+    """metrics.jsonl and events.jsonl as this launcher writes them."""
+    logs = folder / "logs" / "me" / "mine" / "t0"
+    logs.mkdir(parents=True)
+    for step, reward in enumerate(rewards):
+        line = {"global_step": step, "attempt": 1, "time": 1.8e9 + 10 * step, "grpo_actor/task_reward/avg": reward}
+        append_line(logs / "metrics.jsonl", line)
+    for event in events:
+        append_line(logs / "events.jsonl", event)
+    return logs
+
+
+# ── what it says ──
+
+
+def test_a_file_of_another_kind_in_the_folder_does_not_keep_the_rest_from_being_read(capsys, crashed):
+    """A rotated log that is packed, a core dump, another program's log."""
+    (crashed / "trainer.log.1.gz").write_bytes(gzip.compress(b"of last week"))
+    (crashed / "core.log").write_bytes(bytes(4096))
+    (crashed / "install.log").write_text("hello world\n")
+    code, out, err = run(capsys, crashed)
+    assert (code, err) == (diagnose.FAILURE, "")
+    assert out.startswith("FELL: since global step 60 ")
+    said = " ".join(out.split())
+    assert "trainer.log.1.gz is packed" in said
+    assert "core.log is no text" in said
+    assert "install.log is no log of" in said
+
+
+def test_a_folder_of_nothing_but_other_files_says_what_they_are(capsys, tmp_path):
+    (tmp_path / "trainer.log.gz").write_bytes(gzip.compress(b"all"))
+    code, _, err = run(capsys, tmp_path)
+    assert code == WRONG and "is packed" in err and "gunzip" in err
+    (tmp_path / "trainer.log.gz").unlink()
+    (tmp_path / "install.log").write_text("hello world\n")
+    code, _, err = run(capsys, tmp_path)
+    assert code == WRONG and "is no log of" in err
+
+
+def test_a_beginning_is_no_resume_and_a_return_to_the_first_weights_is(capsys, tmp_path):
+    restored = {"event": "trainer.restored", "subject": "trainer", "reason": "to the first weights", "global_step": -1}
+    rewards = [0.5] * 20
+    logs = own_run(tmp_path, rewards=rewards, events=[restored | {"time": 1.8e9 - 5}])
+    _, out, _ = run(capsys, logs)
+    assert "resumed" not in out
+    append_line(logs / "events.jsonl", restored | {"time": 1.8e9 + 10 * len(rewards)})
+    _, out, _ = run(capsys, logs)
+    assert out.count("resumed") == 1
+
+
+def test_steps_without_a_number_for_a_reward_are_counted(capsys, tmp_path):
+    table = tmp_path / "export.csv"
+    table.write_text("Step,e - rollout/reward\n0,0.5\n1,NaN\n2,Infinity\n3,-Infinity\n4,0.5\n")
+    code, out, _ = run(capsys, table)
+    assert code == diagnose.NO_FAILURE
+    assert "3 of 5 steps have no reward that is a number, first step 1" in out
+
+
+def test_the_first_line_is_the_answer(capsys, crashed):
+    code, out, _ = run(capsys, crashed)
+    assert code == diagnose.FAILURE
+    first = out.splitlines()[0]
+    assert first.startswith("FELL: since global step 60 ")
+    assert first.endswith("Cause: server crash")
+    assert "globalstep39(step39,21stepsbeforetheonset)" in "".join(out.split())
+    assert 'Train step 61"' in out
+
+
+def test_commands_are_never_broken_over_lines(capsys, crashed):
+    _, out, _ = run(capsys, crashed)
+    (line,) = [line for line in out.splitlines() if "scripts.resume_training" in line]
+    assert line.endswith("--before-step 40 --command 'the command that started it'")
+    assert len(line) > 120
+
+
+def test_a_healthy_run_is_exit_code_0(capsys, tmp_path):
+    code, out, _ = run(capsys, RunMaker(Made()).write(tmp_path / "run"))
+    assert code == diagnose.NO_FAILURE
+    assert out.startswith("FINE: no failure found in 120 steps")
+
+
+def test_names_find_the_run(capsys, crashed, tmp_path):
+    flags = ("--experiment-name", "exp", "--trial-name", "t0", "--fileroot", tmp_path, "--user", "me")
+    assert run(capsys, *flags)[0] == diagnose.FAILURE
+
+
+def test_json_has_the_keys_that_programs_rely_on(capsys, crashed):
+    code, out, _ = run(capsys, crashed, "--json")
+    said = json.loads(out)
+    assert code == diagnose.FAILURE
+    assert set(said) == KEYS
+    assert (said["format"], said["verdict"], said["cause"], said["cause_is_sure"]) == (
+        "grpo-diagnosis/1", "FELL", "server crash", True,
+    )  # fmt: skip
+    assert (said["onset"]["step"], said["onset"]["shape"]) == (60, "to exactly 0")
+    assert said["last_good_checkpoint"]["global_step"] == 39
+    assert all(set(one) == {"cause", "score", "for", "against"} for one in said["causes"])
+    assert {file["role"] for file in said["files"]} == {"trainer", "server"}
+
+
+def test_a_run_of_ours_is_told_by_its_own_incidents(capsys, tmp_path):
+    events = [
+        {"time": 1.8e9 + 805, "event": "incident.began", "attempt": 1, "subject": "reward", "incident": 1,
+         "cause": "verifier_broken", "reason": "known answers got 0", "onset_step": 80, "global_step": 80},
+        {"time": 1.8e9 + 601, "event": "checkpoint.committed", "attempt": 1, "global_step": 59,
+         "subject": "epoch0epochstep59globalstep59"},
+    ]  # fmt: skip
+    logs = own_run(tmp_path, rewards=[0.6] * 80 + [0.0] * 30, events=events)
+    code, out, _ = run(capsys, logs, "--json")
+    said = json.loads(out)
+    assert (code, said["onset"]["step"], said["cause"]) == (diagnose.FAILURE, 80, "reward function")
+    assert said["last_good_checkpoint"]["global_step"] == 59
+    (command,) = said["commands"]
+    assert command.startswith("python -m scripts.resume_training --experiment-name mine --trial-name t0")
+    assert command.endswith("--before-step 60")
+
+
+def test_a_run_of_ours_that_ended_in_error_has_stopped(capsys, tmp_path):
+    events = [
+        {"time": 1.8e9 + 400, "event": "memory.ran_out", "attempt": 1, "subject": "server-0",
+         "ran_out": "server_device", "reason": "0.8 -> 0.7", "global_step": None},
+        {"time": 1.8e9 + 410, "event": "run.errored", "attempt": 1, "subject": "", "reason": "no setting is left"},
+    ]  # fmt: skip
+    logs = own_run(tmp_path, rewards=[0.6] * 40, events=events)
+    code, out, _ = run(capsys, logs)
+    assert code == diagnose.FAILURE
+    assert out.startswith(
+        "STOPPED: the run stopped after global step 39 (no setting is left). Cause: out of memory (server)"
+    )
+
+
+# ── the page ──
+
+
+class Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.open = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+
+def page_of(capsys, tmp_path, *arguments):
+    run(capsys, *arguments, "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    page = Page()
+    page.feed(text)
+    return text, page
+
+
+def test_the_page_needs_nothing_but_itself(capsys, tmp_path, crashed):
+    text, page = page_of(capsys, tmp_path, crashed)
+    assert page.open == []
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in {"src", "href"} or "://" in (value or "")]
+    assert "url(" not in text
+    assert '<meta name="viewport"' in text
+
+
+def test_the_page_draws_curve_onset_events_and_the_checkpoint(capsys, tmp_path, crashed):
+    text, page = page_of(capsys, tmp_path, crashed)
+    assert page.tags.count("svg") == 2  # one for wide screens, one for phones
+    for words in ("onset: step 60", "go back to 39", ">connections<", ">checkpoints<", ">servers<", "server crash"):
+        assert words in text
+    assert text.count('class="dot"') >= 200
+
+
+def test_what_a_log_says_can_not_break_the_page(capsys, tmp_path):
+    logs = RunMaker(Made(fails="crash")).write(tmp_path / "run")
+    text = (logs / "trainer.log").read_text()
+    (logs / "trainer.log").write_text(text.replace("[Errno 111]", "<script>alert(1)</script>"))
+    assert "<script" not in page_of(capsys, tmp_path, logs)[0]
+
+
+def test_a_log_without_a_step_has_a_page_without_a_curve(capsys, tmp_path):
+    _, page = page_of(capsys, tmp_path, RunMaker(Made(fails="startup_oom")).write(tmp_path / "run"))
+    assert "svg" not in page.tags
+
+
+def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
+    rows = "".join(f"{step},{0.5 + step % 7 / 100 if step < 40_000 else 0}\n" for step in range(50_000))
+    (tmp_path / "e.csv").write_text("Step,r - rollout/reward\n" + rows)
+    text, _ = page_of(capsys, tmp_path, tmp_path / "e.csv")
+    assert "onset: step 40000" in text
+    assert len(text) < 400_000
+
+
+# ── bad input ──
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("nothing to read", "--experiment-name")),
+        (("nowhere.log",), ("nowhere.log does not exist",)),
+        (("--experiment-name", "exp"), ("--trial-name is not given",)),
+        (("--trial-name", "t0/"), ("--experiment-name is not given",)),
+        (("--experiment-name", "no", "--trial-name", "t0"), ("/no does not exist", "exp")),
+        (("--experiment-name", "exp", "--trial-name", "t1"), ("t1 does not exist", "t0")),
+        (("x.log", "--experiment-name", "exp"), ("exclude each other",)),
+    ],
+)
+def test_bad_input_says_what_is_wrong_and_what_there_is(capsys, crashed, tmp_path, arguments, words):
+    where = () if "x.log" in arguments else ("--fileroot", tmp_path, "--user", "me")
+    code, out, err = run(capsys, *arguments, *where)
+    assert (code, out) == (WRONG, "")
+    assert all(word in err for word in words)
+    assert "Traceback" not in err
+
+
+def test_bad_folders_for_checkpoints_and_pages_are_named(capsys, crashed, tmp_path):
+    code, _, err = run(capsys, crashed, "--checkpoints", tmp_path / "none")
+    assert (code, "--checkpoints" in err) == (WRONG, True)
+    code, _, err = run(capsys, crashed, "--html", tmp_path / "none" / "page.html")
+    assert (code, "--html" in err) == (WRONG, True)
+
+
+def test_checkpoints_elsewhere_are_found_where_they_are_said_to_be(capsys, tmp_path):
+    logs = RunMaker(Made(fails="crash", onset=60)).write(tmp_path / "run")
+    export(tmp_path / "kept", 39)
+    _, out, _ = run(capsys, logs, "--checkpoints", tmp_path / "kept", "--json")
+    assert json.loads(out)["last_good_checkpoint"]["path"].endswith("globalstep39")
+
+
+# ── the command ──
+
+
+def test_flags_in_the_help_and_in_the_docs_agree():
+    documented = set(re.findall(r"`(--[a-z-]+)", DOCS.read_text().split("\nExit codes:")[0]))
+    known = {flag for action in diagnose.parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    assert documented == known - {"--help"}
+
+
+def test_exit_codes_in_the_help_and_in_the_docs_agree():
+    (told,) = re.findall(r"^Exit codes: (.+)$", DOCS.read_text(), re.M)
+    assert (
+        re.findall(r"\b\d+\b", told)
+        == re.findall(r"\b\d+\b", diagnose.EPILOG.splitlines()[0])
+        == ["0", "1", "2", "130"]
+    )
+
+
+@pytest.mark.parametrize("command", [["-m", "scripts.diagnose"], [str(REPOSITORY / "scripts" / "diagnose.py")]])
+def test_it_starts_both_ways_and_brings_neither_ray_nor_torch(command, tmp_path):
+    logs = RunMaker(Made(fails="crash", steps=80)).write(tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command, str(logs)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == diagnose.FAILURE, done.stderr
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert not {"ray", "torch", "sglang", "transformers", "wandb"} & loaded
+    assert "launcher" in loaded
+
+
+def test_the_example_in_the_docs_is_what_it_prints(capsys, tmp_path):
+    logs = made_run(tmp_path, Made(fails="crash", onset=188, steps=320, seed=3), steps=range(19, 320, 40))
+    (Path(tmp_path) / "checkpoints/me/exp/t0/default/epoch0epochstep179globalstep179/tokenizer_config.json").unlink()
+    _, out, _ = run(capsys, logs)
+    said = "".join(out.split()).replace(str(tmp_path), "/data")  # long paths are folded elsewhere
+    assert said in "".join(DOCS.read_text().split()), out

@@ -1,0 +1,294 @@
+"""resume_training: what it goes on from, whether the settings fit, the exact command; asks, and the run takes over."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.pending_restore import read_record
+from launcher.config.compose import compose
+from launcher.config.fingerprint import config_fingerprint
+from launcher.run_files.run_paths import RunLock, RunPaths
+from scripts import resume_training
+from tests.support.checkpoint_makers import (
+    EXPERIMENT,
+    TRIAL,
+    USER,
+    flip,
+    learned,
+    make_areal,
+    reseal,
+    save,
+    snapshot,
+    write_rewards,
+)
+from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
+
+REPOSITORY = Path(__file__).parents[3]
+SETTINGS = ["conf=arithmetic_cpu", f"experiment_name={EXPERIMENT}", f"trial_name={TRIAL}", "cluster.fileroot=root"]
+
+
+class Replaced(Exception):
+    """The process would be another program now."""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A run whose journal tells its command, as typed in the folder above its fileroot."""
+    folder = tmp_path_factory.mktemp("run")
+    store = CheckpointStore(folder / "root" / "checkpoints" / USER / EXPERIMENT / TRIAL / "default")
+    model = learned(folder / "model")
+    for step in (5, 15, 25, 38):
+        save(store, model, step)
+    shutil.rmtree(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def folder(template, tmp_path, monkeypatch):
+    shutil.copytree(template, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def paths(folder):
+    paths = RunPaths(fileroot=folder / "root", user=USER, experiment_name=EXPERIMENT, trial_name=TRIAL)
+    paths.prepare()
+    fingerprint = config_fingerprint(compose(SETTINGS))
+    for checkpoint in CheckpointStore(paths.default_checkpoints).list():
+        reseal(checkpoint.path, config_fingerprint=fingerprint)
+    tell(paths)
+    return paths
+
+
+def tell(paths, *events, rewards=HEALTHY, settings=SETTINGS):
+    started = {"event": "run.started", "time": 999.0, "command": f"python -m launcher {' '.join(settings)}"}
+    write_rewards(paths, rewards, events=[started | {"folder": str(paths.fileroot.parent)}, *events])
+
+
+@pytest.fixture
+def tool(folder, capsys, monkeypatch):
+    """Returns (exit code or the command that took over, what was said). `answer`: what is typed."""
+
+    def run(*flags, answer="", names=("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)):
+        became = []
+
+        def replaced(program, words):
+            became.extend([str(Path.cwd()), *words])
+            raise Replaced
+
+        monkeypatch.setattr(os, "execvp", replaced)
+        monkeypatch.setattr("builtins.input", lambda _: answer)
+        try:
+            code = resume_training.main(["--fileroot", str(folder / "root"), *names, *flags])
+        except Replaced:
+            code = became
+        finally:
+            os.chdir(folder.parent)
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+def launched(folder, *settings):
+    return [str(folder), sys.executable, "-m", "launcher", *(settings or SETTINGS)]
+
+
+def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, folder, paths):
+    became, said = tool("--yes")
+    assert became == launched(folder)
+    assert said.splitlines()[0] == "exp/t1: goes on from step 38, the newest; no damage is known"
+    assert "last good   step 25: " in said
+    assert "settings    fit the checkpoint" in said
+    assert f"command     cd {folder} && python -m launcher {' '.join(SETTINGS)}" in said
+    assert not paths.recover_checkpoint.exists()
+
+
+def test_where_damage_is_known_the_last_good_one_is_set_up(tool, folder, paths):
+    tell(paths, began(1, 27))
+    became, said = tool("--yes")
+    assert became == launched(folder)
+    assert said.splitlines()[0] == "exp/t1: goes on from step 15, the last good one"
+    assert "damage      damage from about step 27 on" in said
+    assert read_record(paths.recover_checkpoint).global_step == 15
+
+
+def test_damage_before_anything_is_certified(tool, folder, paths):
+    tell(paths, began(1, 9))
+    became, said = tool("--yes")
+    assert became == launched(folder)
+    assert said.splitlines()[0] == "exp/t1: goes on from step 5, a candidate"
+
+
+@pytest.mark.parametrize(("flags", "step"), [(["--good"], 25), (["--before-step", "20"], 15)])
+def test_another_choice(tool, folder, paths, flags, step):
+    became, _ = tool(*flags, "--yes")
+    assert became == launched(folder)
+    assert read_record(paths.recover_checkpoint).global_step == step
+
+
+def test_what_is_set_up_already_is_gone_on_from(tool, folder, paths):
+    tool("--before-step", "20", "--yes")
+    became, said = tool("--yes")
+    assert became == launched(folder)
+    assert said.splitlines()[0] == "exp/t1: goes on from step 15, as it was set up"
+
+
+def test_it_asks_and_a_no_changes_nothing(tool, folder, paths):
+    tell(paths, began(1, 27))
+    before = snapshot(paths.checkpoints)
+    code, said = tool(answer="n")
+    assert code == 1 and "nothing was changed, nothing was started" in said
+    assert snapshot(paths.checkpoints) == before
+    assert tool(answer="y")[0] == launched(folder)
+
+
+def test_settings_can_be_changed_on_the_way(tool, folder, paths):
+    became, said = tool("sglang.mem_fraction_static=0.5", "--yes", "cluster.fileroot=root")
+    kept = [setting for setting in SETTINGS if not setting.startswith("cluster")]
+    assert became == launched(folder, *kept, "sglang.mem_fraction_static=0.5", "cluster.fileroot=root")
+    assert "sglang.mem_fraction_static=0.5" in said
+
+
+def test_each_difference_is_told_with_both_values_and_what_it_means(tool, folder, paths):
+    changed = ["train_dataset.batch_size=7", "gconfig.n_samples=3", "cluster.n_nodes=2"]
+    code, said = tool("--yes", *changed)
+    assert code == 2
+    batch = compose(SETTINGS).train_dataset.batch_size
+    assert f"train_dataset.batch_size was {batch}, is 7: the data position counts batches of another size" in said
+    assert "gconfig.n_samples was" in said and "is 3: advantages are normalised within groups of another size" in said
+    assert "cluster.n_nodes was 1, is 2: the saved state was split over another number of nodes" in said
+    assert "nothing was started" in said
+
+
+def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths):
+    store = CheckpointStore(paths.default_checkpoints)
+    flip(store.find(38).path / "position.json")
+    became, said = tool("--yes")
+    assert became == launched(folder) and "goes on from step 25, the newest" in said
+    assert "passed over" in said and "position.json was changed" in said
+    for checkpoint in store.list():
+        flip(checkpoint.path / "model.safetensors")
+    code, said = tool("--yes")
+    assert code == 1 and "has no whole checkpoint to go on from" in said and "model.safetensors was changed" in said
+
+
+def test_nothing_good_says_why(tool, folder, paths):
+    tell(paths, rewards=HEALTHY[:3])
+    code, said = tool("--good", "--yes")
+    assert code == 1 and "step 38 is candidate (0 healthy steps after it" in said
+
+
+def test_a_run_that_is_over_or_running_is_left_alone(tool, folder, paths):
+    with RunLock(paths):
+        code, said = tool("--yes")
+    assert code == 2 and "is already running" in said
+    config = compose(SETTINGS)
+    lengths = {"total_train_steps": config.total_train_steps, "total_train_epochs": config.total_train_epochs}
+    tell(paths, {"event": "run.finished", "time": 2000.0, "reason": "all steps"} | lengths)
+    code, said = tool("--yes")
+    assert code == 0 and "is FINISHED (all steps); nothing to do" in said
+
+
+def test_a_command_with_an_open_quote_is_named(tool, folder, paths):
+    code, said = tool("--command", "python -m launcher 'conf=x")
+    assert code == 2 and "--command" in said and "no closing quotation" in said
+
+
+def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
+    write_rewards(paths, HEALTHY)
+    code, said = tool("--yes")
+    assert code == 2 and "--command 'python -m launcher" in said and "config.yaml" in said
+    became, _ = tool("--yes", "--command", f"python -m launcher {' '.join(SETTINGS[:-1])} cluster.fileroot=run/root")
+    assert became[0] == str(folder.parent) and became[-1] == "cluster.fileroot=run/root"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["trial_name=t2"], "the command would go on with"),
+        (["no_such_key=1"], "no_such_key"),
+        (["nonsense"], "'nonsense' is no setting"),
+        (["--trial-name", "t2"], "holds t1"),
+    ],
+)
+def test_wrong_input_is_one_message(tool, paths, flags, told):
+    code, said = tool("--yes", *flags)
+    assert code == 2 and told in said and "Traceback" not in said
+
+
+def test_the_run_really_takes_over(folder, paths):
+    """The true command, whose plan says that it was composed: dry_run starts nothing."""
+    command = [sys.executable, "-m", "scripts.resume_training", "--fileroot", str(folder / "root"), "--user", USER]
+    command += ["--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "dry_run=true", "--yes"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from step 38" in done.stdout and "arithmetic" in done.stdout.partition("dry_run=true")[2]
+
+
+# ── AReaL's ──
+
+
+@pytest.fixture
+def areal(folder):
+    shutil.rmtree(folder / "root")
+    top, info = make_areal(
+        folder / "root", [20, 40, 60, 99], recover_step=99, rewards=[*HEALTHY, *HEALTHY[:30], *[0.0] * 30]
+    )
+    config = {"experiment_name": EXPERIMENT, "trial_name": TRIAL, "gconfig": {"n_samples": 4}, "seed": 1}
+    (folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "config.yaml").write_text(json.dumps(config))
+    return top, info
+
+
+AREAL = "python3 examples/gsm8k.py --config gsm8k.yaml gconfig.n_samples=4"
+
+
+def test_areal_goes_on_with_its_own_command(tool, folder, areal):
+    became, said = tool("--yes", "--command", AREAL)
+    assert became[1:3] == [sys.executable, "examples/gsm8k.py"]
+    assert "settings    fit the checkpoint as far as the words of the command tell" in said
+    assert became[-2:] == ["recover.mode=auto", "recover.no_load_optim=true"]
+    assert "an export: its weights with a fresh optimizer" in said.splitlines()[0]
+    assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] == 40
+
+
+def test_areal_s_own_folder_needs_no_setup(tool, folder, areal):
+    before = snapshot(areal[0])
+    (folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log").unlink()
+    became, said = tool("--yes", "--command", AREAL)
+    assert became[-1] == "recover.mode=auto"
+    assert "goes on from step 99, AReaL's own recover folder, with its optimizer" in said
+    assert snapshot(areal[0]) == before
+
+
+def test_areal_s_differences_and_a_command_that_is_not_known(tool, folder, areal):
+    code, said = tool("--yes", "--command", AREAL.replace("=4", "=8"))
+    assert code == 2 and "gconfig.n_samples was '4', is '8'" in said
+    code, said = tool("--yes")
+    assert code == 2 and "--command" in said
+
+
+def test_what_nobody_wrote_down_is_not_said_to_fit(tool, folder, areal):
+    (folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "config.yaml").unlink()
+    _, said = tool("--yes", "--command", AREAL)
+    assert "settings    NOT compared" in said
+    assert "fit the checkpoint" not in said
+
+
+def test_a_fingerprint_has_all_that_the_tool_promises():
+    assert set(config_fingerprint(compose(SETTINGS))) == {
+        "experiment_name",
+        "trial_name",
+        "train_dataset.batch_size",
+        "gconfig.n_samples",
+        "cluster.n_nodes",
+        "actor.path",
+    }

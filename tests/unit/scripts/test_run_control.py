@@ -1,0 +1,298 @@
+"""What a person sees of a run and asks of it, through its files alone; the driver is a thread that writes them."""
+
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+
+from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
+from launcher.cli import attach as attach_module
+from launcher.cli.attach import attach, last_end
+from launcher.reporting.current_status import NowFile, read_now
+from launcher.run_files.control_requests import FILE, Request, Wish, ask, forget, wanted
+from launcher.run_files.journal import Journal, append_line
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths
+from scripts import run_control
+
+STATUS = TrainerStatus(
+    phase="rollout",
+    next_step=7,
+    total_steps=20,
+    steps_per_epoch=10,
+    policy_version=7,
+    pid=1,
+    seconds_in_phase=0.5,
+)
+SERVER = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, weight_version=7)
+
+
+@pytest.fixture(autouse=True)
+def beats_fast(monkeypatch):
+    monkeypatch.setattr(run_control, "BEAT_S", 1.0)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="me", experiment_name="e", trial_name="t")
+    paths.prepare()
+    ServerKeys.make(paths.keys)
+    return paths
+
+
+@pytest.fixture
+def journal(paths):
+    journal = Journal(paths.events, 1, time.time)
+    journal.record("run.started")
+    return journal
+
+
+def fleet(asked):
+    """Two servers, or as many as are wanted, without those that were told to leave."""
+    size, gone = (2, ()) if asked is None or asked.servers is None else (asked.servers, asked.leaves)
+    names = [name for index in range(size + len(gone)) if (name := f"server-{index}") not in gone]
+    return tuple(dataclasses.replace(SERVER, name=name) for name in names[:size])
+
+
+class Driver:
+    """Writes what a driver writes, and does what is asked as a Coordinator would."""
+
+    def __init__(self, paths, journal):
+        self.paths, self.journal = paths, journal
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._drive)
+
+    def _drive(self):
+        file = NowFile(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
+        state = "RUNNING"
+        self.journal.record("run.running", state=state)
+        while not self._over.wait(0.02):
+            asked = wanted(self.paths)
+            file.heard(Snapshot(status=STATUS, servers=fleet(asked), reports=(), evals=()))
+            file._written_at = float("-inf")
+            file.write_if_due()
+            wish = Wish.RUN if asked is None else asked.wish
+            if wish is Wish.STOP:
+                self.journal.record("run.aborted", reason=asked.words, exit_code=130)
+                return
+            now = "PAUSED" if wish is Wish.PAUSE else "RUNNING"
+            if now != state:
+                state = now
+                self.journal.record(f"run.{state.lower()}", state=state)
+
+    def die(self):
+        self._over.set()
+        self._thread.join()
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+def control(paths, *words):
+    return run_control.main(
+        [*words, "--experiment-name", "e", "--trial-name", "t", "--fileroot", str(paths.fileroot), "--user", "me"]
+    )
+
+
+def test_a_run_is_paused_goes_on_and_is_stopped(paths, journal, capsys):
+    with Driver(paths, journal):
+        assert control(paths, "pause", "--reason", "lunch") == 0
+        assert control(paths, "status") == 0
+        said = capsys.readouterr().out
+        assert "e/t is PAUSED" in said
+        assert "lunch" in said
+        assert "server" in said
+        assert "step 7/20" in said
+        assert control(paths, "resume") == 0
+        assert "e/t is RUNNING" in capsys.readouterr().out
+        assert control(paths, "stop") == 0
+    assert last_end(paths)["exit_code"] == 130
+
+
+def test_servers_join_and_leave_and_a_pause_after_that_changes_nothing_of_it(paths, journal, capsys):
+    with Driver(paths, journal):
+        assert control(paths, "scale", "--servers", "3") == 0
+        assert "with server-0, server-1, server-2" in capsys.readouterr().out
+        assert control(paths, "scale", "--leaves", "server-0") == 0
+        assert "with server-1, server-2\n" in capsys.readouterr().out
+        assert control(paths, "pause") == 0
+    asked = wanted(paths)
+    assert (asked.wish, asked.servers, asked.leaves) == (Wish.PAUSE, 2, ("server-0",))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--servers or --leaves"),
+        (["--servers", "0"], "--servers 0: a run needs a server"),
+        (["--leaves", "server-9"], "--leaves server-9: there is no such server"),
+        (["--leaves", "server-0", "--leaves", "server-1"], "all servers were told to leave"),
+    ],
+)
+def test_a_size_that_can_not_be_is_refused_and_nothing_is_asked(paths, journal, capsys, words, said):
+    with Driver(paths, journal):
+        assert control(paths, "scale", *words) == 2
+    assert said in capsys.readouterr().err
+    assert wanted(paths) is None
+
+
+def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, capsys):
+    journal.record("run.finished", reason="all steps are done", exit_code=0)
+    assert control(paths, "status") == 1
+    assert "is not going on: FINISHED, all steps are done" in capsys.readouterr().out
+    for what in ("pause", "attach"):
+        assert control(paths, what) == 2
+        assert "is not going on" in capsys.readouterr().err
+    assert wanted(paths) is None, "nothing was asked"
+    assert control(paths, "pause") == 2
+    assert "nothing left of it to command" in capsys.readouterr().err
+    where = ["--fileroot", str(paths.fileroot), "--user", "me"]
+    assert run_control.main(["status", "--experiment-name", "other", *where]) == 2
+    said = capsys.readouterr().err
+    assert "--experiment-name other is not below" in said and "there: e" in said
+    assert control(paths, "status", "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["state"], said["servers"]) == ("FINISHED", []), "none of them serves any more"
+
+
+def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys):
+    assert control(paths, "stop") == 2
+    said = capsys.readouterr().err
+    assert "python -m scripts.resume_training --experiment-name e --trial-name t --fileroot" in said
+    assert "--user me" in said
+    assert control(paths, "status") == 1
+    said = capsys.readouterr().out
+    assert "is not going on: its driver is gone and wrote no last word" in said and "resume_training" in said
+
+
+def test_a_run_is_named_by_its_folder_by_a_name_with_a_slash_or_not_at_all(paths, journal, capsys, monkeypatch):
+    """As check_health and report take it; a shell completes a folder's name with a slash."""
+    monkeypatch.chdir(paths.logs.parent)
+    where = ["--fileroot", str(paths.fileroot), "--user", "me"]
+    with Driver(paths, journal):
+        assert run_control.main(["status", f"{paths.logs}/"]) == 0
+        assert run_control.main(["status", "t"]) == 0
+        assert run_control.main(["status", *where]) == 0
+        assert run_control.main(["status", "--experiment-name", "e/", "--trial-name", "t/", *where]) == 0
+        assert capsys.readouterr().out.count("e/t is RUNNING") == 4
+        assert run_control.main(["pause", str(paths.checkpoints)]) == 2
+        assert "is not …/logs/<user>/<experiment>/<trial>" in capsys.readouterr().err
+        assert wanted(paths) is None
+        (paths.logs.parent / "t2").mkdir()
+        assert run_control.main(["stop", "--experiment-name", "e", *where]) == 2
+        assert "--trial-name is needed" in capsys.readouterr().err
+        assert wanted(paths) is None, "of two trials none is stopped by accident"
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-3", "soon"])
+def test_a_timeout_that_would_never_end_is_refused(paths, journal, seconds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        control(paths, "pause", f"--timeout={seconds}")
+    assert ended.value.code == 2
+    assert "--timeout" in capsys.readouterr().err
+    assert wanted(paths) is None
+
+
+def test_a_wait_ends_with_the_run(paths, journal, capsys, monkeypatch):
+    """Stopped by another while this one waits for its pause."""
+    with Driver(paths, journal):
+        monkeypatch.setattr(run_control, "ask", lambda paths, request: ask(paths, Request(wish=Wish.STOP, by="else")))
+        assert control(paths, "pause", "--timeout", "60") == 4
+    assert "not done: e/t has ended: ABORTED" in capsys.readouterr().err
+
+
+def test_a_wait_for_a_driver_that_died_says_so(paths, journal, capsys, monkeypatch):
+    with Driver(paths, journal) as driver:
+        monkeypatch.setattr(run_control, "ask", lambda paths, request: driver.die())
+        assert control(paths, "pause", "--timeout", "0.5") == 4
+    said = capsys.readouterr().err
+    assert "nothing is heard of e/t any more; it was RUNNING" in said
+    assert "scripts.resume_training" in said
+
+
+def test_status_as_json(paths, journal, capsys):
+    with Driver(paths, journal):
+        assert control(paths, "status", "--json") == 0
+        said = json.loads(capsys.readouterr().out)
+    assert (said["state"], said["steps_done"], said["is_detached"]) == ("RUNNING", 7, True)
+
+
+def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):
+    with Driver(paths, journal):
+        pass
+    file = NowFile(paths, 1, address="auto", is_detached=False)
+    stop = threading.Event()
+
+    def beat():
+        while not stop.wait(0.02):
+            file._written_at = float("-inf")
+            file.write_if_due()
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        assert control(paths, "pause", "--timeout", "0.3") == 4
+    finally:
+        stop.set()
+        beating.join()
+    assert wanted(paths).wish is Wish.PAUSE
+
+
+def test_attach_shows_the_run_and_ends_with_its_code(paths, journal, capsys):
+    with Driver(paths, journal):
+        figures = {"rollout/reward": 0.5, "timeperf/step_s": 1.0}
+        head = {"global_step": 6, "epoch": 0, "epoch_step": 6, "attempt": 1, "policy_version": 7, "time": 1.0}
+        append_line(paths.metrics, head | figures)
+        threading.Timer(1.0, lambda: ask(paths, Request(wish=Wish.STOP, by="me@here", reason="enough"))).start()
+        paths.summary.write_text("the summary of the run")
+        assert attach(paths) == 130
+    said = capsys.readouterr().out
+    assert "step 7/20" in said
+    assert "reward 0.500" in said
+    assert "the summary of the run" in said
+
+
+def test_attach_ends_where_nothing_is_heard_any_more(paths, journal, monkeypatch, capsys):
+    monkeypatch.setattr(attach_module, "SILENT_S", 0.3)
+    assert attach(paths) == 3
+    assert "nothing has been heard" in capsys.readouterr().out
+
+
+def test_a_new_start_wants_the_run_to_run(paths):
+    ask(paths, Request(wish=Wish.STOP, by="me"))
+    assert oct((paths.keys / FILE).stat().st_mode & 0o777) == "0o600"
+    assert wanted(paths) == Request(wish=Wish.STOP, by="me")
+    forget(paths)
+    forget(paths)
+    assert wanted(paths) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"wish": "fly", "by": "", "reason": ""}', "\0"])
+def test_a_request_that_can_not_be_read_is_none(paths, content):
+    (paths.keys / FILE).write_text(content)
+    assert wanted(paths) is None
+
+
+def test_a_link_in_the_place_of_a_request_is_not_followed(paths, tmp_path):
+    other = tmp_path / "other"
+    other.write_text('{"wish": "stop", "by": "", "reason": ""}')
+    (paths.keys / FILE).symlink_to(other)
+    assert wanted(paths) is None
+
+
+def test_what_a_run_is_at_survives_its_file(paths):
+    file = NowFile(paths, 3, address="auto", is_detached=False)
+    file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
+    file.write_if_due()
+    found = read_now(paths)
+    assert (found.attempt, found.status, found.servers) == (3, STATUS, (SERVER,))
+    paths.now.write_text("{")
+    assert read_now(paths) is None
+    assert dataclasses.is_dataclass(found)

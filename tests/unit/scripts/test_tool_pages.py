@@ -1,0 +1,98 @@
+"""The pages for people name commands, flags and settings that exist, and all flags of the tools they describe."""
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shlex
+
+import pytest
+
+from launcher.config.compose import REPOSITORY, compose
+from launcher.config.schema import RunConfig
+from launcher.config.settings import settings_of
+from scripts import check_health, report
+
+TROUBLE = REPOSITORY / "docs" / "troubleshooting"
+HEALTH_PAGE = REPOSITORY / "docs" / "health_and_report.md"
+PAGES = [HEALTH_PAGE, *sorted(TROUBLE.glob("*.md"))]
+TOOLS = {"check_health", "diagnose", "inject_fault", "list_checkpoints", "report", "resume_training", "setup_recovery"}
+KEYS = {setting.key for setting in settings_of(RunConfig)}
+SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}
+NOT_SETTINGS = {"memory.ran_out", "memory.rising", "restart.*"}
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
+
+
+def commands_on(page):
+    """The commands in a page's blocks of code and in its lines."""
+    text = page.read_text()
+    quoted = re.findall(r"`(python -m [^`]+)`", text)
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    typed = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return quoted + [line for line in typed if line.startswith("python -m ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_command_on_a_page_is_one_that_exists(page):
+    for command in commands_on(page):
+        module, *words = shlex.split(command.removeprefix("python -m ").replace("…", ""))
+        package, _, name = module.partition(".")
+        if package == "scripts":
+            assert name in TOOLS, command
+            check_flags(command, module, words)
+        if package == "launcher" or name == "resume_training":
+            settings = [word.partition("=")[0] for word in words if "=" in word and not word.startswith("-")]
+            assert set(settings) - {"conf"} <= KEYS, command
+
+
+def check_flags(command, module, words):
+    if importlib.util.find_spec(module) is None:
+        return
+    tool = importlib.import_module(module)
+    parser = getattr(tool, "parser", None) or tool._parser
+    assert {word for word in words if word.startswith("--")} <= flags_of(parser()), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_setting_on_a_page_is_one_that_exists(page):
+    named = re.findall(r"`([a-z_]+(?:\.[a-z_0-9*]+)+)(?:=[^`]*)?`", page.read_text())
+    settings = {name for name in named if name.partition(".")[0] in SECTIONS} - NOT_SETTINGS
+    assert settings <= KEYS
+
+
+def test_each_value_that_is_proposed_is_accepted():
+    """Each by itself, beside a preset: of the right type, in its range, in no contradiction to the others."""
+    text = "".join(page.read_text() for page in PAGES)
+    proposed = set(re.findall(r"`([a-z_]+\.[a-z_.0-9]+=[^`\s…]+)`", text))
+    assert len(proposed) > 20
+    for word in sorted(proposed):
+        compose(["conf=arithmetic_cpu", word])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_link_on_a_page_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / link).is_file(), link
+
+
+@pytest.mark.parametrize(
+    ("tool", "head"), [(check_health, "`python -m scripts.check_health`"), (report, "`report.html`")]
+)
+def test_the_page_has_each_flag_of_the_tool_and_no_other(tool, head):
+    """In the rows of the table of flags that follows the tool's heading; `--json` and its like, without values."""
+    section = next(part for part in HEALTH_PAGE.read_text().split("\n## ") if part.startswith(head))
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    documented = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)", row.split(" | ")[0])}
+    assert documented == flags_of(tool.parser())
+
+
+@pytest.mark.parametrize("tool", [check_health, report])
+def test_help_explains_each_flag_and_the_exit_codes(tool):
+    parser = tool.parser()
+    assert all(action.help for action in parser._actions)
+    assert "exit codes: 0" in parser.format_help()
+    said = (tool.__doc__ or "").lower()
+    assert all(f"{code} " in said for code in re.findall(r"\b(\d) ", parser.epilog))
