@@ -16,7 +16,7 @@ import hydra
 from omegaconf import DictConfig
 
 from launcher.base.errors import LauncherError
-from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.base.messages import EXIT_CODES, TerminalStatus
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
 from launcher.config.hydra_messages import explain
@@ -61,7 +61,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
         with _full_error(True):  # makes Hydra raise what it would print in its own way
             command()
     except KeyboardInterrupt:
-        return EXIT_CODES[RunWord.ABORTED]
+        return EXIT_CODES[TerminalStatus.ABORTED]
     except BrokenPipeError:  # `… --cfg job | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CRASHED

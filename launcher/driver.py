@@ -22,15 +22,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.cluster.heartbeat import CrashLoop, Pulse
+from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
-from actors.cluster.placement_group import Placed
+from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
 from actors.reward.data_check import check_data
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError, RunError
-from launcher.base.messages import EXIT_CODES, Outcome, RunWord, Snapshot
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.base.messages import EXIT_CODES, RunOutcome, Snapshot, TerminalStatus
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
@@ -38,10 +38,10 @@ from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import KEEPER, Unattended, same_command
 from launcher.config.schema import RunConfig
-from launcher.reporting.current_status import NowFile
+from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.event_lines import EventTail, alert_of, tell
 from launcher.resources.hardware import find_hardware
-from launcher.resources.memory_history import MemoryBook
+from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
@@ -69,7 +69,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
         prepared = find_prepared(config, paths)
         if prepared is None and (finished := already_finished(config, paths)):
             screen.line(finished)
-            return EXIT_CODES[RunWord.FINISHED]
+            return EXIT_CODES[TerminalStatus.FINISHED]
         fetched = None if remote is None else fetch_if_empty(config, paths, remote)
         resume = None if prepared is not None else resume_point(config, paths)
         ServerKeys.make(paths.keys)
@@ -90,16 +90,16 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
             command=same_command(unattended),
             folder=str(Path.cwd()),
         )
-        outcome = Launch(config, paths, attempt, journal, screen, server_entry, unattended).run()
+        outcome = RunLaunch(config, paths, attempt, journal, screen, server_entry, unattended).run()
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
             screen.line(problem)
-        if outcome.word is RunWord.FINISHED:
-            MemoryStates(paths).remove()  # its trainer may have been killed just before it would have
+        if outcome.word is TerminalStatus.FINISHED:
+            InMemoryCheckpoints(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
         return EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code
 
 
-class Launch:
+class RunLaunch:
     """One attempt of a run, from the first actor to the last word."""
 
     def __init__(
@@ -120,26 +120,28 @@ class Launch:
         self._screen = screen
         self._server_entry = server_entry
         self._interrupts = Interrupts() if unattended is None else NoInterrupts()
-        self._now = NowFile(paths, attempt, address=config.cluster.address, is_detached=unattended is not None)
+        self._now = CurrentStatusFile(
+            paths, attempt, address=config.cluster.address, is_detached=unattended is not None
+        )
         self._events = EventTail(paths.events, attempt)
         self._actors: RunActors | None = None
         self._nodes_told: set[str] = set()
         self._look: ray.ObjectRef[Snapshot] | None = None
         self._steps_seen, self._trainer_pid = 0, 0
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Never raises for what a run can meet: the outcome says it."""
         with self._interrupts:
             try:
                 outcome = self._supervised()
             except KeyboardInterrupt:
-                outcome = Outcome(word=RunWord.ABORTED, reason="ended by the user, at once")
+                outcome = RunOutcome(word=TerminalStatus.ABORTED, reason="ended by the user, at once")
             except LauncherError as error:
-                outcome = Outcome(word=RunWord.ERRORED, reason=str(error), exit_code=error.exit_code)
+                outcome = RunOutcome(word=TerminalStatus.ERRORED, reason=str(error), exit_code=error.exit_code)
             except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
-                outcome = Outcome(word=RunWord.ERRORED, reason=repr(error))
-        if outcome.word is not RunWord.FINISHED:
+                outcome = RunOutcome(word=TerminalStatus.ERRORED, reason=repr(error))
+        if outcome.word is not TerminalStatus.FINISHED:
             outcome = dataclasses.replace(outcome, next_command=same_command(self._unattended))
         self._journal.record(
             f"run.{outcome.word.lower()}",
@@ -151,7 +153,7 @@ class Launch:
         )
         return outcome
 
-    def _supervised(self) -> Outcome:
+    def _supervised(self) -> RunOutcome:
         sglang, actor = self._config.sglang, self._config.actor
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
         with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
@@ -167,13 +169,13 @@ class Launch:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
         placed = self._place()
         self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
-        book = MemoryBook.of(self._config, self._paths.fileroot, find_hardware())
+        book = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
         self._actors = RunActors(self._config, self._paths, self._attempt, placed, self._server_entry)
         return self._actors.create(book)
 
-    def _place(self) -> Placed:
+    def _place(self) -> RunPlacement:
         """Book everything at once, and tell where it is."""
-        placed = Placed.book(self._config, is_stopped=lambda: self._interrupts.asked)
+        placed = RunPlacement.book(self._config, is_stopped=lambda: self._interrupts.asked)
         nodes = placed.nodes()
         self._journal.record("run.placed", reason="the cluster has room for all of it", nodes=nodes)
         for node in sorted(set(nodes.values()) if len(set(nodes.values())) > 1 else ()):
@@ -182,7 +184,7 @@ class Launch:
 
     # ── watch ──
 
-    def _watch(self, coordinator: Any, vital: VitalProcesses | HeadWatch) -> Outcome:
+    def _watch(self, coordinator: Any, vital: VitalProcesses | HeadWatch) -> RunOutcome:
         """Show what goes on until the Coordinator has the run's word. One that died is asked again when it is back.
 
         Raises RunError where Ray itself is gone, and nobody is left to restart anything, and where none of its lives
@@ -190,7 +192,7 @@ class Launch:
         """
         running = coordinator.run.remote()
         turns = math.ceil(self._config.health.supervisor_silence_s / POLL_S)
-        pulse, lives = Pulse(coordinator.ping.remote, most_turns=turns), CrashLoop()
+        pulse, lives = Heartbeat(coordinator.ping.remote, most_turns=turns), CrashLoop()
         has_told = False
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
@@ -228,7 +230,7 @@ class Launch:
             facts: dict[str, Any] = {"node": node, "held": ["the Coordinator"], "cause": "node_lost"}
             self._journal.record("node.lost", subject=nodes[node], reason=f"node {node[:8]} was lost", **facts)
 
-    def _outcome(self, outcome: Outcome) -> Outcome:
+    def _outcome(self, outcome: RunOutcome) -> RunOutcome:
         self._show(wait=True)
         return outcome
 

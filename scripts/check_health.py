@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.errors import UsageError
-from launcher.diagnosis.health.finding import Finding, Verdict, first_line, is_healthy
+from launcher.diagnosis.health.finding import CheckResult, Finding, first_line, is_healthy
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended, print_json
@@ -46,11 +46,11 @@ CHECKS = {
     "checkpoints": check_checkpoints,
 }
 COLOURS = {
-    Verdict.OK: "green",
-    Verdict.NOTE: "cyan",
-    Verdict.ABSENT: "dim",
-    Verdict.UNKNOWN: "bold yellow",
-    Verdict.BAD: "bold red",
+    CheckResult.OK: "green",
+    CheckResult.NOTE: "cyan",
+    CheckResult.ABSENT: "dim",
+    CheckResult.UNKNOWN: "bold yellow",
+    CheckResult.BAD: "bold red",
 }
 
 

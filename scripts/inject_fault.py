@@ -23,8 +23,8 @@ from scripts.faults.following import Following
 from scripts.faults.interposer import SETTINGS, interpose
 from scripts.faults.kinds import describe
 from scripts.faults.lacking import lacking
-from scripts.faults.place import Place
-from scripts.faults.schedule import Choice, Fault, in_order, parse_fault, storm
+from scripts.faults.place import FaultPlace
+from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm
 
 FIRED, NOT_ALL_FIRED = 0, 1
 
@@ -82,13 +82,13 @@ def _inject(given: argparse.Namespace) -> int:
         _show(paths, found, faults, campaign)
         return FIRED
     ends = campaign.run(faults)
-    print(f"{ends[Choice.FIRE]} of {len(faults)} fired; see {Place.of(paths).record}")
-    if ends[Choice.FIRE] == len(faults):
+    print(f"{ends[FaultChoice.FIRE]} of {len(faults)} fired; see {FaultPlace.of(paths).record}")
+    if ends[FaultChoice.FIRE] == len(faults):
         return FIRED
-    return WRONG if ends[Choice.REFUSE] == len(faults) else NOT_ALL_FIRED
+    return WRONG if ends[FaultChoice.REFUSE] == len(faults) else NOT_ALL_FIRED
 
 
-def _faults(given: argparse.Namespace) -> tuple[Fault, ...]:
+def _faults(given: argparse.Namespace) -> tuple[ScheduledFault, ...]:
     faults = tuple(parse_fault(text) for text in given.faults)
     if given.storm:
         first, last = _steps(given.steps)
@@ -130,7 +130,7 @@ def _interpose(given: argparse.Namespace) -> int:
     return FIRED
 
 
-def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[Fault], campaign: Campaign) -> None:
+def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[ScheduledFault], campaign: Campaign) -> None:
     following = Following(paths)
     following.look()
     print(f"run      {paths.experiment_name}/{paths.trial_name}, last committed step {following.step}")
@@ -145,7 +145,7 @@ def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[Fault], campaig
     for fault in in_order(faults):
         against = campaign.last_copy(fault, found)
         print(f"{fault}: {fault.kind.what}" + (f" — now it would be refused: {against}" if against else ""))
-    print(f"nothing was done; it would be written to {Place.of(paths).record}")
+    print(f"nothing was done; it would be written to {FaultPlace.of(paths).record}")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launcher.checkpoints.checkpoint_catalog import Entry, Shelf, read_shelf
+from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog, read_shelf
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import read_record
-from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import verify
-from launcher.policy.checkpoint_status import Standing
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
@@ -85,9 +85,9 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _say(
-    shelf: Shelf,
-    shown: Sequence[Entry],
-    good: Entry | None,
+    shelf: CheckpointCatalog,
+    shown: Sequence[CatalogEntry],
+    good: CatalogEntry | None,
     recover: dict[str, object] | None,
     now: float,
     *,
@@ -104,38 +104,38 @@ def _say(
         _show(shelf, shown, good, recover, now)
 
 
-def chosen(shelf: Shelf, given: argparse.Namespace) -> list[Entry]:
+def chosen(shelf: CheckpointCatalog, given: argparse.Namespace) -> list[CatalogEntry]:
     """Those that were asked for, read as far as that needs."""
     last = given.max_step if given.before_step is None else given.before_step - 1
     found = [entry for entry in shelf.entries if last is None or entry.global_step <= last]
     if given.good:
-        found = [entry for entry in found if shelf.would_be(entry) is Standing.GOOD]
+        found = [entry for entry in found if shelf.would_be(entry) is CheckpointStatus.GOOD]
     if given.latest:
         return _latest(shelf, found, given)
     if given.verify or given.good:
         found = [entry if entry.is_vouched and not given.verify else shelf.proven(entry) for entry in found]
-    return [entry for entry in found if not given.good or entry.standing is Standing.GOOD]
+    return [entry for entry in found if not given.good or entry.standing is CheckpointStatus.GOOD]
 
 
-def _latest(shelf: Shelf, found: Sequence[Entry], given: argparse.Namespace) -> list[Entry]:
+def _latest(shelf: CheckpointCatalog, found: Sequence[CatalogEntry], given: argparse.Namespace) -> list[CatalogEntry]:
     for entry in reversed(found):
         if entry.set_aside_as or entry.problem:
             continue
         if given.verify or (given.good and not entry.is_vouched):
             entry = shelf.proven(entry)
-        if not entry.problem and (not given.good or entry.standing is Standing.GOOD):
+        if not entry.problem and (not given.good or entry.standing is CheckpointStatus.GOOD):
             return [entry]
     return []
 
 
-def _last_good(shelf: Shelf, shown: Sequence[Entry]) -> Entry | None:
+def _last_good(shelf: CheckpointCatalog, shown: Sequence[CatalogEntry]) -> CatalogEntry | None:
     """As far as it is known without reading more than was asked for."""
     looked_at = {entry.path: entry for entry in shown}
     entries = [looked_at.get(entry.path, entry) for entry in shelf.entries]
-    return next((entry for entry in reversed(entries) if entry.standing is Standing.GOOD), None)
+    return next((entry for entry in reversed(entries) if entry.standing is CheckpointStatus.GOOD), None)
 
 
-def recover_facts(trial: Trial, shelf: Shelf) -> dict[str, object]:
+def recover_facts(trial: TrialFolder, shelf: CheckpointCatalog) -> dict[str, object]:
     """What a resume would begin from, beside the newest checkpoint."""
     facts: dict[str, object] = {"prepared": None, "memory": _in_memory(trial) if trial.is_ours else None, "areal": None}
     folder = trial.paths.recover_checkpoint
@@ -164,17 +164,21 @@ def recover_facts(trial: Trial, shelf: Shelf) -> dict[str, object]:
     return facts
 
 
-def _in_memory(trial: Trial) -> dict[str, object] | None:
+def _in_memory(trial: TrialFolder) -> dict[str, object] | None:
     """The state after a later step than the newest checkpoint's, on this machine."""
     checkpoints = CheckpointStore(trial.paths.default_checkpoints).list()
-    state = MemoryStates(trial.paths).newest_whole(checkpoints)
+    state = InMemoryCheckpoints(trial.paths).newest_whole(checkpoints)
     if state is None or state.global_step <= max((one.global_step for one in checkpoints), default=-1):
         return None
     return {"path": str(state.folder), "step": state.global_step, "created_at": state.created_at}
 
 
 def _show(
-    shelf: Shelf, shown: Sequence[Entry], good: Entry | None, recover: dict[str, object] | None, now: float
+    shelf: CheckpointCatalog,
+    shown: Sequence[CatalogEntry],
+    good: CatalogEntry | None,
+    recover: dict[str, object] | None,
+    now: float,
 ) -> None:
     console = PipedConsole(highlight=False, soft_wrap=True)
     console.print(_answer(shelf, good, now), markup=False)
@@ -194,20 +198,20 @@ def _show(
         _show_recover(console, recover, now)
 
 
-def _answer(shelf: Shelf, good: Entry | None, now: float) -> str:
+def _answer(shelf: CheckpointCatalog, good: CatalogEntry | None, now: float) -> str:
     name = shelf.trial.name
     if good is not None:
         where = good.path if good.path.parent != shelf.trial.default else good.path.name
         return (
             f"{name}: the last good checkpoint is of step {good.global_step}, {age(now - good.created_at)} old: {where}"
         )
-    likely = next((e for e in reversed(shelf.entries) if shelf.would_be(e) is Standing.GOOD), None)
+    likely = next((e for e in reversed(shelf.entries) if shelf.would_be(e) is CheckpointStatus.GOOD), None)
     if likely is not None:
         return f"{name}: step {likely.global_step} would be the last good one; nothing vouches for it yet: add --verify"
     return f"{name}: no good checkpoint; {_why_none(shelf)}"
 
 
-def _why_none(shelf: Shelf) -> str:
+def _why_none(shelf: CheckpointCatalog) -> str:
     if not shelf.entries:
         return f"there is none at all in {shelf.trial.default}"
     if shelf.past.last_step < 0:
@@ -215,7 +219,7 @@ def _why_none(shelf: Shelf) -> str:
     return f"none has {shelf.past.settings.good_after_steps} healthy steps after it, is complete and stands"
 
 
-def _nothing(shelf: Shelf) -> str:
+def _nothing(shelf: CheckpointCatalog) -> str:
     if not shelf.entries:
         return f"the run has saved none yet, or all are gone; its logs are in {shelf.trial.logs}"
     steps = ", ".join(str(entry.global_step) for entry in shelf.entries)

@@ -54,7 +54,7 @@ IGNORED = -100  # the label that cross-entropy leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class MathProblem:
     """`first + second + third`, added from left to right."""
 
     first: int
@@ -66,11 +66,11 @@ class Problem:
         return f"{self.first}+{self.second}+{self.third}=?"
 
 
-def all_problems() -> list[Problem]:
-    return [Problem(first=a, second=b, third=c) for a in FIRST for b in OTHERS for c in OTHERS]
+def all_problems() -> list[MathProblem]:
+    return [MathProblem(first=a, second=b, third=c) for a in FIRST for b in OTHERS for c in OTHERS]
 
 
-def split_problems() -> tuple[list[Problem], list[Problem]]:
+def split_problems() -> tuple[list[MathProblem], list[MathProblem]]:
     """Training and held-out problems: disjoint, in a seeded order."""
     problems = all_problems()
     random.Random(SEED).shuffle(problems)
@@ -83,7 +83,7 @@ def add(left: int, right: int, forget: random.Random | None) -> int:
     return left + right - 10 if carries and forget and forget.random() < FORGET_CARRY else left + right
 
 
-def solution(problem: Problem, forget: random.Random | None = None) -> str:
+def solution(problem: MathProblem, forget: random.Random | None = None) -> str:
     """The true solution, or one by the teacher who forgets carries (and goes on from what it wrote)."""
     partial = add(problem.first, problem.second, forget)
     total = add(partial, problem.third, forget)
@@ -133,7 +133,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def lessons(
-    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast, rng: random.Random
+    problems: Sequence[MathProblem], tokenizer: PreTrainedTokenizerFast, rng: random.Random
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless batches (input ids, labels), each [BATCH, longest]; only the solution and its end are learned."""
     prompts = {p: prompt_ids(p, tokenizer) for p in problems}
@@ -150,7 +150,7 @@ def lessons(
         )
 
 
-def prompt_ids(problem: Problem, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def prompt_ids(problem: MathProblem, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     turns = [{"role": "user", "content": problem.question}]
     return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
 
@@ -162,7 +162,7 @@ def learning_rate(step: int) -> float:
     return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)))
 
 
-def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> None:
+def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[MathProblem]) -> None:
     """Trains in place on the teacher's solutions, new ones in each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, weight_decay=0.01)
     batches = lessons(problems, tokenizer, random.Random(SEED))
@@ -179,7 +179,7 @@ def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prob
             print(f"warm start: step {step} of {STEPS}, loss {loss.item():.4f}", flush=True)
 
 
-def write_records(path: Path, problems: Sequence[Problem]) -> None:
+def write_records(path: Path, problems: Sequence[MathProblem]) -> None:
     lines = [json.dumps({"question": p.question, "answer": solution(p)}) + "\n" for p in problems]
     path.write_text("".join(lines), encoding="utf-8")
 

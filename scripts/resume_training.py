@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, ConfigError
-from launcher.checkpoints.checkpoint_catalog import Shelf, read_shelf
-from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, read_shelf
+from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.command import Command, recorded_command
@@ -84,7 +84,7 @@ def _resume(given: argparse.Namespace) -> int:
     return _run(runs)
 
 
-def _command(given: argparse.Namespace, trial: Trial) -> Command:
+def _command(given: argparse.Namespace, trial: TrialFolder) -> Command:
     """Raises ConfigError where nobody tells it."""
     if given.command:
         told: Command | None = Command(words=_words(given.command), folder=str(Path.cwd()))
@@ -112,7 +112,7 @@ def _words(command: str) -> tuple[str, ...]:
         ) from error
 
 
-def _show(shelf: Shelf, begins: Beginning) -> None:
+def _show(shelf: CheckpointCatalog, begins: Beginning) -> None:
     print(f"{shelf.trial.name}: {begins.said}")
     for name, line in begins.facts:
         print(f"{name:<11} {line}")
@@ -120,7 +120,7 @@ def _show(shelf: Shelf, begins: Beginning) -> None:
         print(f"{'damage':<11} {say_damage(shelf.past.damage)}")
 
 
-def _fit(shelf: Shelf, begins: Beginning) -> str:
+def _fit(shelf: CheckpointCatalog, begins: Beginning) -> str:
     what = "experiment and trial, batch size, group size, nodes, model"
     if begins.made_with is None:
         return f"NOT compared, nobody wrote down what it was made with: see yourself that they are the same: {what}"

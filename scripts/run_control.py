@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.base.errors import UsageError
-from launcher.base.messages import RunWord, ServerState
+from launcher.base.messages import ServerState, TerminalStatus
 from launcher.cli.attach import ENDS, attach, last_end, progress_of
-from launcher.reporting.current_status import Now, read_now
+from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.terminal_panel import duration, render_line
 from launcher.reporting.terminal_text import as_far_as_it_is_read
-from launcher.run_files.control_requests import Request, Wish, ask, wanted
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from scripts.checkpoints.arguments import seconds
@@ -34,7 +34,7 @@ from scripts.run_choice import add_run_arguments, chosen_run
 NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
 """A driver that lives writes once a second."""
-WISHES = {"pause": Wish.PAUSE, "resume": Wish.RUN, "stop": Wish.STOP}
+WISHES = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,7 +80,7 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
         raise UsageError(f"{_name(paths)} is not going on{_how_it_ended(paths)}", _what_next(paths))
     if given.what == "attach":
         return attach(paths)
-    asked = wanted(paths) or Request(wish=Wish.RUN, by="")
+    asked = wanted(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
     request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=given.reason)
     if given.what == "scale":
         request = dataclasses.replace(request, **_size(given, paths, asked))
@@ -113,7 +113,7 @@ def _why_late(paths: RunPaths, timeout_s: float) -> str:
     return f"{late}; it still holds. The run is {state}{f': {reason}' if reason else ''}"
 
 
-def _size(given: argparse.Namespace, paths: RunPaths, asked: Request) -> dict[str, Any]:
+def _size(given: argparse.Namespace, paths: RunPaths, asked: RequestEntry) -> dict[str, Any]:
     """What `scale` changes of what was asked before. Raises UsageError."""
     there = _serving(paths, any_state=True)
     if given.servers is None and not given.leaves:
@@ -135,7 +135,7 @@ def _serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
     return [one.name for one in servers if any_state or one.state is ServerState.READY]
 
 
-def _has_size(paths: RunPaths, request: Request) -> bool:
+def _has_size(paths: RunPaths, request: RequestEntry) -> bool:
     there, serving = _serving(paths, any_state=True), _serving(paths)
     return there == serving and len(serving) == request.servers and not set(serving) & set(request.leaves)
 
@@ -188,13 +188,13 @@ def _show(paths: RunPaths, *, is_live: bool, as_json: bool) -> None:
         how = "detached" if now.is_detached else "with its driver"
         print(f"{_name(paths)} is {state_of(paths)[0]}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
         print(f"on the cluster {now.address}, {how} (pid {now.pid} on {now.host})")
-        if asked is not None and asked.wish is not Wish.RUN:
+        if asked is not None and asked.wish is not ControlRequest.RUN:
             print(f"{asked.wish} {asked.words}")
         if now.status is not None:
             print(_line(paths, now))
 
 
-def _line(paths: RunPaths, now: Now) -> str:
+def _line(paths: RunPaths, now: CurrentStatus) -> str:
     assert now.status is not None
     return render_line(
         progress_of(paths, now).view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic())
@@ -210,7 +210,7 @@ def _how_it_ended(paths: RunPaths) -> str:
 
 def _what_next(paths: RunPaths) -> str:
     end = last_end(paths)
-    if end is not None and ENDS[str(end["event"])] is RunWord.FINISHED:
+    if end is not None and ENDS[str(end["event"])] is TerminalStatus.FINISHED:
         return "there is nothing left of it to command"
     return f"python -m scripts.resume_training {names_of(paths)} goes on with it"
 
@@ -219,7 +219,7 @@ def _name(paths: RunPaths) -> str:
     return f"{paths.experiment_name}/{paths.trial_name}"
 
 
-def _beat(now: Now | None) -> tuple[int, int] | None:
+def _beat(now: CurrentStatus | None) -> tuple[int, int] | None:
     return None if now is None else (now.attempt, now.beat)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from launcher.base.errors import CheckpointError, UsageError
 from launcher.checkpoints import pending_restore
-from launcher.checkpoints.checkpoint_catalog import Shelf, read_shelf
-from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, read_shelf
+from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.run_paths import RunLock
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.areal_lock import areal_held
@@ -67,7 +67,7 @@ def _set_up(given: argparse.Namespace) -> int:
 
 
 def set_up_chosen(
-    shelf: Shelf, *, before_step: int | None, path: Path | None, good: bool, force: bool
+    shelf: CheckpointCatalog, *, before_step: int | None, path: Path | None, good: bool, force: bool
 ) -> tuple[dict[str, object], list[str]]:
     """What was done, as facts and in words. Raises CheckpointError, with nothing changed."""
     try:
@@ -83,7 +83,7 @@ def set_up_chosen(
     return facts, [*told(shelf, chosen, facts)]
 
 
-def _stays(shelf: Shelf) -> tuple[dict[str, object], list[str]]:
+def _stays(shelf: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
     """AReaL's own recover folder is the best there is: model, optimizer and data position of one step."""
     info, trial = shelf.recover_info, shelf.trial
     assert info is not None and info.name is not None
@@ -107,7 +107,7 @@ def _stays(shelf: Shelf) -> tuple[dict[str, object], list[str]]:
 
 
 @contextlib.contextmanager
-def held(trial: Trial, tool: str) -> Iterator[None]:
+def held(trial: TrialFolder, tool: str) -> Iterator[None]:
     """Nobody runs this trial meanwhile, as far as that can be known: AReaL has no lock. Nor does another tool work on
     it. Raises UsageError.
     """
@@ -121,7 +121,7 @@ def held(trial: Trial, tool: str) -> Iterator[None]:
         yield
 
 
-def set_up(shelf: Shelf, chosen: Chosen) -> dict[str, object]:
+def set_up(shelf: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
     """Do it. Raises CheckpointError, with nothing changed."""
     entry, trial = chosen.entry, shelf.trial
     facts: dict[str, object] = {
@@ -148,7 +148,7 @@ def set_up(shelf: Shelf, chosen: Chosen) -> dict[str, object]:
     return facts | more | {"next_command": next_command(trial, has_optimizer=bool(more["has_optimizer"]))}
 
 
-def told(shelf: Shelf, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
+def told(shelf: CheckpointCatalog, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
     name = shelf.trial.name
     yield f"{name}: the next launch goes on from step {facts['step']}, at step {chosen.entry.global_step + 1}"
     yield f"  {facts['recover_checkpoint']} ({facts['how']}), from {facts['source']}"

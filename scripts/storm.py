@@ -28,9 +28,9 @@ from launcher.run_files.journal import read_lines, standing_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
-from scripts.faults.outcome import Outcome, outcomes
-from scripts.faults.place import Place
-from scripts.faults.schedule import Fault, storm
+from scripts.faults.outcome import FaultOutcome, outcomes
+from scripts.faults.place import FaultPlace
+from scripts.faults.schedule import ScheduledFault, storm
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 FIRST_STEP_S = 600.0
@@ -46,7 +46,7 @@ class Result:
     seed: int
     exit_code: int
     asked: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[FaultOutcome]
     audit: Audit
     reward: float
     held_out: float | None
@@ -127,13 +127,13 @@ def _until_it_steps(process: subprocess.Popen[bytes], paths: RunPaths) -> None:
         time.sleep(0.1)
 
 
-def _break(paths: RunPaths, faults: Sequence[Fault], seed: int) -> None:
+def _break(paths: RunPaths, faults: Sequence[ScheduledFault], seed: int) -> None:
     rules = Rules(seed=seed, within_s=300.0)
     Campaign(paths, rules, say=lambda line: print(line, flush=True)).run(faults)
 
 
 def read(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
-    record, events = list(read_lines(Place.of(paths).record)), list(read_lines(paths.events))
+    record, events = list(read_lines(FaultPlace.of(paths).record)), list(read_lines(paths.events))
     metrics, ledger = list(read_lines(paths.metrics)), list(read_lines(paths.ledger))
     started = [event for event in events if event.get("event") == "trainer.started"]
     prompts = started[0].get("prompts") if started else None
@@ -192,7 +192,7 @@ def table(result: Result) -> str:
     )
 
 
-def _medians(of: Sequence[Outcome]) -> Iterator[str]:
+def _medians(of: Sequence[FaultOutcome]) -> Iterator[str]:
     """The figures that are promised, over all faults that had one; a death is a process that was killed."""
     killed = [o for o in of if o.kind in {"C1", "C7", "T1"}]
     for what, seconds in {

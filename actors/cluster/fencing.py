@@ -97,7 +97,7 @@ def hold_lease(seconds: float | None) -> None:
     actor, node = context.get_actor_id(), context.get_node_id()
     if actor is None:
         return
-    _mine.append(Lease(seconds, PresentLife(actor, node), lambda: os._exit(LEASE_LOST)))
+    _mine.append(Lease(seconds, CurrentIncarnation(actor, node), lambda: os._exit(LEASE_LOST)))
     _mine[0].begin()
 
 
@@ -116,7 +116,7 @@ def wait_for_lease() -> None:
         time.sleep(HELD_UP_S)
 
 
-class PresentLife:
+class CurrentIncarnation:
     """Asks the cluster's store whether this process is the actor's present life."""
 
     def __init__(self, actor: str, node: str, known: Callable[[str], Mapping[str, Any]] = ray_state.actors) -> None:

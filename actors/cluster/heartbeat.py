@@ -42,7 +42,7 @@ class CrashLoop:
         return self._since is not None and now - self._since > PATIENCE_S
 
 
-class Pulse:
+class Heartbeat:
     """`ask` sends one question and returns its reference; `has_stopped` is called once a turn."""
 
     def __init__(self, ask: Any, *, most_turns: int) -> None:

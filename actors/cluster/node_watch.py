@@ -27,7 +27,7 @@ log = logging.getLogger("nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ClusterNode:
     """`address`: as the cluster knows it."""
 
     id: str
@@ -36,10 +36,10 @@ class Node:
     reason: str = ""
 
 
-def nodes_now() -> dict[str, Node]:
+def nodes_now() -> dict[str, ClusterNode]:
     """All that the cluster has, or had."""
     return {
-        node["NodeID"]: Node(
+        node["NodeID"]: ClusterNode(
             id=node["NodeID"],
             address=node["NodeManagerAddress"],
             is_alive=node["Alive"],
@@ -65,10 +65,10 @@ class NodeWatch:
         self,
         actors: Mapping[str, Any],
         *,
-        lost: Callable[[Node], None],
-        joined: Callable[[Node], None],
+        lost: Callable[[ClusterNode], None],
+        joined: Callable[[ClusterNode], None],
         known: Set[str] = frozenset(),
-        look: Callable[[], Mapping[str, Node]] = nodes_now,
+        look: Callable[[], Mapping[str, ClusterNode]] = nodes_now,
         has_place: Callable[[Any], bool] = has_process,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,7 +78,7 @@ class NodeWatch:
         self._look_at_nodes = look
         self._has_place = has_place
         self._clock = clock
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, ClusterNode] = {}
         self._alive = set(known)
         self._nowhere_since: dict[str, float] = {}
         self._is_blind = False
@@ -123,7 +123,7 @@ class NodeWatch:
             name: self._nowhere_since.get(name, now) for name, is_placed in placed.items() if not is_placed
         }
 
-    def _ask(self) -> tuple[Mapping[str, Node], dict[str, bool]]:
+    def _ask(self) -> tuple[Mapping[str, ClusterNode], dict[str, bool]]:
         found = self._look_at_nodes()
         several = len(found) > 1
         return found, {name: self._has_place(actor) for name, actor in list(self._actors.items())} if several else {}

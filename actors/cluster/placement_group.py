@@ -21,22 +21,22 @@ from actors.cluster.node_identity import alive_nodes
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
 from launcher.resources.bundles import Bundle, bundles
-from launcher.resources.capacity import RANK, SERVER, Node, Seat
+from launcher.resources.capacity import RANK, SERVER, NodeResources, ProcessPlacement
 from launcher.resources.placement import place
 
 POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class RunPlacement:
     """Booked: every bundle is on a node, and stays this run's until its driver ends."""
 
-    seats: tuple[Seat, ...]
+    seats: tuple[ProcessPlacement, ...]
     bundles: tuple[Bundle, ...]
     group: PlacementGroup
 
     @classmethod
-    def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> Placed:
+    def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> RunPlacement:
         """Place the run on the nodes that are there, and wait for them to be free.
 
         Raises ResourceError: what is short, and where; KeyboardInterrupt where `is_stopped` says so meanwhile.
@@ -79,7 +79,7 @@ class Placed:
         """Whether there is a seat of that name; a server that joins later has none."""
         return any(seat.name == name for seat in self.seats)
 
-    def further_seats(self, index: int) -> list[Seat]:
+    def further_seats(self, index: int) -> list[ProcessPlacement]:
         """Of server `index`, on the nodes after its first."""
         return [seat for seat in self.seats if seat.kind == SERVER and seat.index == index and seat.node_rank > 0]
 
@@ -115,7 +115,7 @@ class Placed:
         }
 
 
-def cluster_nodes(config: RunConfig) -> tuple[Node, ...]:
+def cluster_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
     """What the nodes that live have in all, whoever holds it now. Raises ResourceError where there are too few."""
     at_most = config.cluster.n_gpus_per_node
     found = tuple(_node(node, node["Resources"], at_most) for node in alive_nodes())
@@ -128,7 +128,7 @@ def cluster_nodes(config: RunConfig) -> tuple[Node, ...]:
     return found
 
 
-def not_free(config: RunConfig, nodes: tuple[Node, ...]) -> ResourceError:
+def not_free(config: RunConfig, nodes: tuple[NodeResources, ...]) -> ResourceError:
     """The cluster is large enough, and others hold what is needed: what is short of what is free."""
     waited = f"not free within cluster.placement_timeout={config.cluster.placement_timeout:g} s"
     by_id = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -141,7 +141,9 @@ def not_free(config: RunConfig, nodes: tuple[Node, ...]) -> ResourceError:
     return ResourceError(f"{waited}: Ray has not placed it on {there}", "`ray status` shows what it waits for")
 
 
-def _place(config: RunConfig, nodes: tuple[Node, ...], *, like: tuple[Node, ...] = ()) -> tuple[Seat, ...]:
+def _place(
+    config: RunConfig, nodes: tuple[NodeResources, ...], *, like: tuple[NodeResources, ...] = ()
+) -> tuple[ProcessPlacement, ...]:
     """`like`: nodes that say what `auto` means, where `nodes` are what is left of them."""
     gpu = "cuda" if any(node.gpus for node in like or nodes) else "cpu"
     servers_on, trainer_on = (
@@ -150,10 +152,10 @@ def _place(config: RunConfig, nodes: tuple[Node, ...], *, like: tuple[Node, ...]
     return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=nodes)
 
 
-def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> Node:
+def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int | None = None) -> NodeResources:
     gpus = int(resources.get("GPU", 0))
     gpus = gpus if at_most is None else min(gpus, at_most)
-    return Node(name=_name(node), gpus=gpus, cpus=resources.get("CPU", 0.0))
+    return NodeResources(name=_name(node), gpus=gpus, cpus=resources.get("CPU", 0.0))
 
 
 def _name(node: Mapping[str, Any]) -> str:

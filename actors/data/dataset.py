@@ -31,7 +31,7 @@ PROMPTS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class DataRecord:
     """One problem. `record` is all that the data set says of it, as the reward function gets it."""
 
     id: str
@@ -49,7 +49,7 @@ class ChatTokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
 
-def load_records(dataset: DatasetConfig, *, key: str) -> list[Record]:
+def load_records(dataset: DatasetConfig, *, key: str) -> list[DataRecord]:
     """The records in the data set's own order. `key` is the setting's name for messages, e.g. train_dataset.
 
     Raises DataError: nothing there, nothing in it, or a record that can't be used.
@@ -86,14 +86,16 @@ def _is_hub_name(path: str) -> bool:
     return not looks_local and path.count("/") <= 1
 
 
-def _record(where: str, fields: Mapping[str, object], seen: Counter[str]) -> Record:
+def _record(where: str, fields: Mapping[str, object], seen: Counter[str]) -> DataRecord:
     question, answer = _text(where, fields, "question"), _text(where, fields, "answer")
     if not has_number(answer):
         raise DataError(
             f"{where}: the answer has no number after ####: {answer[-60:]!r}",
             "an answer must end in its number, as in: ... #### 42",
         )
-    return Record(id=_stable_id(where, question, answer, seen), question=question, answer=answer, record=dict(fields))
+    return DataRecord(
+        id=_stable_id(where, question, answer, seen), question=question, answer=answer, record=dict(fields)
+    )
 
 
 def _text(where: str, fields: Mapping[str, object], name: str) -> str:
@@ -119,7 +121,7 @@ def _stable_id(where: str, question: str, answer: str, seen: Counter[str]) -> st
 
 
 def build_prompts(
-    records: Sequence[Record],
+    records: Sequence[DataRecord],
     tokenizer: ChatTokenizer,
     *,
     max_prompt_tokens: int | None,
@@ -147,7 +149,7 @@ def build_prompts(
     return prompts, len(records) - len(prompts)
 
 
-def _tokenise(records: Sequence[Record], tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
+def _tokenise(records: Sequence[DataRecord], tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
     name = tokenizer.name_or_path
     if not tokenizer.chat_template:
         raise ModelError(
@@ -168,7 +170,7 @@ def _tokenise(records: Sequence[Record], tokenizer: ChatTokenizer) -> list[tuple
     return ids
 
 
-def _check_room(record: Record, length: int, limit: int | None, key: str) -> None:
+def _check_room(record: DataRecord, length: int, limit: int | None, key: str) -> None:
     if limit is not None and length > limit:
         raise DataError(
             f"{key}: the prompt of record {record.id} ({record.question[:50]!r}…) has {length} tokens, "

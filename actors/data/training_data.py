@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.data.dataset import Record, build_prompts, load_records
+from actors.data.dataset import DataRecord, build_prompts, load_records
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.run_files.journal import Journal
@@ -44,7 +44,7 @@ class DataLoader:
         self._context = context
         self._journal = journal
 
-    def load(self, records: Sequence[Record]) -> TrainingData:
+    def load(self, records: Sequence[DataRecord]) -> TrainingData:
         """`records` of train_dataset, and what valid_dataset holds. Raises DataError."""
         config = self._config
         prompts, left_out = self._encode(records, config.train_dataset, "train_dataset")
@@ -56,7 +56,7 @@ class DataLoader:
             prompts=prompts, held_out=held_out, left_out=left_out, max_new_tokens=config.gconfig.max_new_tokens
         )
 
-    def _encode(self, records: Sequence[Record], dataset: DatasetConfig, key: str) -> tuple[dict[str, Prompt], int]:
+    def _encode(self, records: Sequence[DataRecord], dataset: DatasetConfig, key: str) -> tuple[dict[str, Prompt], int]:
         prompts, left_out = build_prompts(
             records,
             self._tokenizer,

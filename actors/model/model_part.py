@@ -23,7 +23,7 @@ from actors.model.micro_batches import MicroBatch
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import build_optimizer
 from actors.model.rank_collectives import RankGroup
-from actors.model.training_state import Learned, Reader
+from actors.model.training_state import LearnedState, StateReader
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.state_files import MOMENTS
 from launcher.config.schema import ActorConfig, RefConfig
@@ -179,7 +179,7 @@ class ModelPart:
         """The same at once: one that stopped half-way would leave the other ranks waiting."""
         return list(self.weights(dtype))
 
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedState:
         states = {
             name: self.optimizer.state[tensor]
             for name, tensor in self.parameters.items()
@@ -188,12 +188,12 @@ class ModelPart:
         moments = {name: {m: self._whole(state[m]) for m in MOMENTS} for name, state in states.items()}
         weights = {name: self._whole(parameter.detach()) for name, parameter in self.parameters.items()}
         steps = {name: int(state["step"].item()) for name, state in states.items()}
-        return Learned(weights=weights, moments=moments, steps=steps)
+        return LearnedState(weights=weights, moments=moments, steps=steps)
 
     # ── going elsewhere ──
 
     @torch.no_grad()
-    def go_back(self, reader: Reader | None, steps: Mapping[str, int]) -> None:
+    def go_back(self, reader: StateReader | None, steps: Mapping[str, int]) -> None:
         """Weights and moments as `reader` has them, which is the first rank's, for the parameters in `steps`."""
         parameters = self.parameters
         for name, parameter in parameters.items():

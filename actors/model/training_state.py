@@ -35,7 +35,7 @@ from launcher.checkpoints.state_files import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class TrainingFacts:
     """What training_state.json says. `optimizer_steps`: how often each parameter was stepped, by its name."""
 
     policy_version: int
@@ -46,7 +46,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class LearnedState:
     """What training has made of a model, by the names of its parameters. `steps`: how often each was stepped."""
 
     weights: Mapping[str, Tensor]
@@ -55,7 +55,7 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class StateReader:
     """A saved state, tensor by tensor: `weight(name)`, `moment(moment, name)`. Either raises CheckpointError."""
 
     steps: Mapping[str, int]
@@ -64,7 +64,7 @@ class Reader:
 
 
 def collect_training_state(
-    learned: Learned, *, policy_version: int, master_weights: str
+    learned: LearnedState, *, policy_version: int, master_weights: str
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The content of both files. The tensors are those of `learned`, and random states."""
     tensors = {f"{moment}.{name}": tensor for name, m in learned.moments.items() for moment, tensor in m.items()}
@@ -81,7 +81,7 @@ def collect_training_state(
     return facts, tensors | _torch_random()
 
 
-def save_training_state(folder: Path, learned: Learned, *, policy_version: int, master_weights: str) -> None:
+def save_training_state(folder: Path, learned: LearnedState, *, policy_version: int, master_weights: str) -> None:
     """Write both files. `master_weights` names the file with the float32 weights; ours then holds them too.
 
     Raises OSError.
@@ -95,7 +95,7 @@ def save_training_state(folder: Path, learned: Learned, *, policy_version: int, 
     (folder / TENSORS_FILE).chmod((folder / FACTS_FILE).stat().st_mode)  # safetensors leaves it to its owner alone
 
 
-def read_facts(folder: Path) -> Facts:
+def read_facts(folder: Path) -> TrainingFacts:
     """training_state.json of `folder`. Raises CheckpointError naming the file."""
     path = folder / FACTS_FILE
     try:
@@ -108,7 +108,7 @@ def read_facts(folder: Path) -> Facts:
             raise ValueError(f"master_weights is {stored['master_weights']!r}")
         version, internal, gauss = stored["python_random"]
         name, keys, position, has_gauss, cached = stored["numpy_random"]
-        facts = Facts(
+        facts = TrainingFacts(
             policy_version=int(stored["policy_version"]),
             master_weights=str(stored["master_weights"]),
             optimizer_steps={str(name): int(step) for name, step in stored["optimizer_steps"].items()},
@@ -125,7 +125,7 @@ def read_facts(folder: Path) -> Facts:
 
 
 def load_training_state(
-    folder: Path, *, facts: Facts, shapes: Mapping[str, torch.Size], put: Callable[[Reader], None]
+    folder: Path, *, facts: TrainingFacts, shapes: Mapping[str, torch.Size], put: Callable[[StateReader], None]
 ) -> None:
     """Have `put` set weights and moments as they were saved, and set the generators. `shapes`: of the parameters.
 
@@ -142,7 +142,7 @@ def load_training_state(
                 state.expect(f"{moment}.{name}", shapes[name])
         _try_torch_random(state, folder / TENSORS_FILE)
         put(
-            Reader(
+            StateReader(
                 steps=facts.optimizer_steps,
                 weight=lambda name: master.read(prefix + name),
                 moment=lambda moment, name: state.read(f"{moment}.{name}"),
@@ -166,7 +166,7 @@ def _torch_random() -> dict[str, Tensor]:
     return states
 
 
-def _set_random(state: StoredTensors, facts: Facts) -> None:
+def _set_random(state: StoredTensors, facts: TrainingFacts) -> None:
     random.setstate(facts.python_random)
     np.random.set_state(facts.numpy_random)
     torch.set_rng_state(state.read(RANDOM_STATE))

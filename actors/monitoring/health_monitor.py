@@ -20,13 +20,13 @@ from dataclasses import replace
 
 from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict, Watched
-from actors.monitoring.reward_series import RunSeries
+from actors.monitoring.reward_series import RewardSeries
 from actors.monitoring.server_watch import ServerWatch
-from actors.serving.remote_process_probe import FarTree
+from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Admission, BatchReport, Gate, Usual, admit
+from launcher.policy.admission import Admission, BatchReport, Gate, UsualValues, admit
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
 from launcher.policy.reward_health import RewardVerdict, ServerFault, find_cause, judge_rewards
 from launcher.run_files.journal import Journal, LineLog
@@ -48,7 +48,7 @@ class HealthMonitor:
         client: SGLangClient,
         *,
         clock: Callable[[], float] = time.monotonic,
-        far: Callable[[ServerInfo], FarTree | None] = lambda server: None,
+        far: Callable[[ServerInfo], RemoteProcessTree | None] = lambda server: None,
     ) -> None:
         """`far`: the processes of a server, where they are on another node."""
         self._config = config
@@ -57,7 +57,7 @@ class HealthMonitor:
         self._client = client
         self._clock = clock
         self._gate = Gate.of(config)
-        self._series = RunSeries(paths)
+        self._series = RewardSeries(paths)
         self._rounds: list[CanaryRound] = _rounds_of(self._series)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -175,12 +175,12 @@ class HealthMonitor:
                 self._note(name, decision.cause)
         self.changed.set()
 
-    def _usual(self) -> Usual | None:
+    def _usual(self) -> UsualValues | None:
         settings = self._config.gate
         last = self._series.steps[-settings.usual_steps :]
         if len(last) < settings.usual_min_steps:
             return None
-        return Usual.of(
+        return UsualValues.of(
             [step.point for step in last],
             truncated=[step.truncated_share for step in last],
             blank=self._blank,
@@ -284,7 +284,7 @@ def _life(server: ServerInfo) -> tuple[int, str, int | None]:
     return server.generation, server.node, server.pid
 
 
-def _rounds_of(series: RunSeries) -> list[CanaryRound]:
+def _rounds_of(series: RewardSeries) -> list[CanaryRound]:
     """What a predecessor last said of the verifier, if that was bad: as one round that accuses it still."""
     said = series.accusing_canary
     if said is None:

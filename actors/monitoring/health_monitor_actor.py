@@ -21,7 +21,7 @@ from actors.cluster.raylet_lifetime import die_with_raylet
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.incident_alerts import IncidentAlerts
 from actors.monitoring.monitor_view import MonitorView, Watched
-from actors.serving.remote_process_probe import FarTree, Sight
+from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import ServerInfo
 from launcher.config.schema import RunConfig
@@ -108,14 +108,14 @@ class HealthMonitorActor:
             await asyncio.sleep(TELL_S)
 
 
-def far_tree(server: ServerInfo) -> FarTree | None:
+def far_tree(server: ServerInfo) -> RemoteProcessTree | None:
     """None where its processes are of this node, and can be looked at."""
     if is_here(server.node) or server.pid is None:
         return None
     actor, pid = ray.get_actor(server.name), server.pid
 
-    async def ask() -> Sight:
-        sight: Sight = await answer(actor.look.remote(pid), within_s=SIGHT_S, of=server.name)
+    async def ask() -> RemoteObservation:
+        sight: RemoteObservation = await answer(actor.look.remote(pid), within_s=SIGHT_S, of=server.name)
         return sight
 
-    return FarTree(ask)
+    return RemoteProcessTree(ask)

@@ -13,7 +13,7 @@ from actors.monitoring.alerts import Alerts
 from launcher.config.supervision import AlertsConfig
 from launcher.reporting.event_lines import alert_of
 from launcher.run_files.journal import Journal
-from launcher.run_files.line_tail import Tail
+from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
 SENT = "alert.sent"
@@ -25,7 +25,7 @@ class IncidentAlerts:
 
     def __init__(self, config: AlertsConfig, paths: RunPaths, journal: Journal, attempt: int) -> None:
         self._alerts = Alerts(config, run=f"{paths.experiment_name}/{paths.trial_name}")
-        self._tail = Tail(paths.events)
+        self._tail = LineTail(paths.events)
         self._journal = journal
         self._attempt = attempt
         self._sent: set[tuple[int, str]] = set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_files.journal import number_of
-from launcher.run_files.line_tail import Tail
+from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
 RESTORED = frozenset({"trainer.restored", "trainer.loaded"})
@@ -31,13 +31,13 @@ class StepSeen:
     distance: float
 
 
-class RunSeries:
+class RewardSeries:
     """`refresh` reads what is new; the rest is what stands as of then. `restored_step`: to which the last damage was
     gone back from; None where there was none."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self._metrics = Tail(paths.metrics)
-        self._events = Tail(paths.events)
+        self._metrics = LineTail(paths.metrics)
+        self._events = LineTail(paths.events)
         self.steps: list[StepSeen] = []
         self.restored_step: int | None = None
         self.accusing_canary: Mapping[str, object] | None = None

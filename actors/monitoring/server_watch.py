@@ -16,8 +16,8 @@ from typing import Any
 
 from actors.monitoring.generation_probe import GenerationProbe
 from actors.processes.process_tree import identify
-from actors.serving.remote_process_probe import FarTree, Tree
-from actors.serving.server_processes import TOKENS, ServerTree
+from actors.serving.remote_process_probe import ProcessTreeView, RemoteProcessTree
+from actors.serving.server_processes import TOKENS, ServerProcesses
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.base.messages import Cause, Health, ServerInfo, Verdict
@@ -40,7 +40,7 @@ class ServerWatch:
         *,
         on_change: Callable[[ServerInfo, Verdict], None] = lambda server, verdict: None,
         clock: Callable[[], float] = time.monotonic,
-        far: FarTree | None = None,
+        far: RemoteProcessTree | None = None,
     ) -> None:
         """`far`: its processes, where they are on another node."""
         self.server = server
@@ -50,7 +50,7 @@ class ServerWatch:
         self._clock = clock
         process = identify(server.pid) if server.pid is not None and far is None else None
         self._far = far
-        self._tree: Tree | None = far if process is None else ServerTree(process)
+        self._tree: ProcessTreeView | None = far if process is None else ServerProcesses(process)
         self._probe = GenerationProbe(server.url, client, settings, clock)
         self._evidence: ServerEvidence | None = None
         self._verdict: Verdict | None = None

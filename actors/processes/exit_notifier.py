@@ -26,7 +26,7 @@ PROCESS_SHARED = ROBUST = 1
 libc = ctypes.CDLL(None)
 
 
-class LifeLocks:
+class ExitNotifier:
     """The locks of one server's processes, in a file that all of them map."""
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class LifeLocks:
         self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @classmethod
-    def make(cls, path: Path) -> LifeLocks:
+    def make(cls, path: Path) -> ExitNotifier:
         """A new file of free locks. Raises OSError."""
         with path.open("xb") as file:
             file.truncate(SLOTS * STRIDE)
@@ -85,7 +85,7 @@ class LifeLocks:
         return ctypes.c_int32.from_address(self._at + slot * STRIDE + PID_AT)
 
 
-_held: list[LifeLocks] = []
+_held: list[ExitNotifier] = []
 
 
 def hold_one() -> None:
@@ -94,7 +94,7 @@ def hold_one() -> None:
     if not path:
         return
     try:
-        locks = LifeLocks(Path(path))
+        locks = ExitNotifier(Path(path))
     except OSError:  # its guard removes the file when the server ends: this process is about to be ended
         return
     _held.append(locks)  # the map must outlive this call: a lock that was unmapped would not be opened

@@ -25,7 +25,7 @@ LAUNCH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class ProcessLaunch:
     """What to run, and what ends with it.
 
     `watch` are the processes that must live for the child to live. `vital` begins the names of those children of the
@@ -71,7 +71,7 @@ class GuardedProcess:
         self._listening = asyncio.create_task(self._listen(lines))
 
     @classmethod
-    async def launch(cls, launch: Launch) -> GuardedProcess:
+    async def launch(cls, launch: ProcessLaunch) -> GuardedProcess:
         """Start the child; returns once the guard has it. Raises ServerError where it can't be started."""
         await asyncio.to_thread(_end_bearing, launch.mark)
         readable, writable = os.pipe()
@@ -138,7 +138,7 @@ class GuardedProcess:
         self._ended.set_result(Ended(exit_code=exit_code, cause=cause, monotonic=monotonic, time=wall))
 
 
-def _guard_command(launch: Launch, report: int) -> list[str]:
+def _guard_command(launch: ProcessLaunch, report: int) -> list[str]:
     options: dict[str, object] = {
         "--report": report,
         "--log": launch.log,
@@ -157,7 +157,7 @@ def _guard_command(launch: Launch, report: int) -> list[str]:
     return [sys.executable, "-S", "-m", "actors.processes.process_guard", *words, "--", *launch.command]
 
 
-def _environment(launch: Launch) -> dict[str, str]:
+def _environment(launch: ProcessLaunch) -> dict[str, str]:
     """`actors` is imported from where it was imported here, whatever the working folder and the installation."""
     path = [str(ROOT), *filter(None, [launch.environment.get("PYTHONPATH")])]
     return {**launch.environment, "PYTHONPATH": os.pathsep.join(path)}

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.processes.exit_notifier import VARIABLE, LifeLocks
+from actors.processes.exit_notifier import VARIABLE, ExitNotifier
 from actors.processes.process_tree import (
     Process,
     abandoned,
@@ -168,7 +168,7 @@ def remove_scratch(options: Options) -> None:
 # ── guard ──
 
 
-class Cause(NamedTuple):
+class EndReason(NamedTuple):
     """Why the tree is ended. `words` are empty where the server ended by itself.
 
     `may_end_itself`: what is left of it has its grace, and its exit code is waited for. `dying`: the process whose exit
@@ -180,8 +180,8 @@ class Cause(NamedTuple):
     dying: int | None = None
 
 
-SERVER_ENDED = Cause("")
-SERVER_DIES = Cause("", may_end_itself=False)
+SERVER_ENDED = EndReason("")
+SERVER_DIES = EndReason("", may_end_itself=False)
 LOCKS = "life_locks"
 TOLD = "told to stop"
 
@@ -194,10 +194,10 @@ class Guard:
 
     def __init__(self, options: Options, sentinel: Process) -> None:
         self._options = options
-        self._causes: dict[int, Cause] = {}
+        self._causes: dict[int, EndReason] = {}
         self._poll = select.poll()
         self._vital: set[Process] = set()
-        self._locks = None if options.scratch is None else LifeLocks.make(options.scratch / LOCKS)
+        self._locks = None if options.scratch is None else ExitNotifier.make(options.scratch / LOCKS)
         self._locked: set[int] = set()
         self._exit_code: int | None = None
         self._wait_for_sigterm()
@@ -225,24 +225,24 @@ class Guard:
         os.set_blocking(wake, False)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(wake)
-        self._add(woken, Cause(TOLD))
+        self._add(woken, EndReason(TOLD))
 
     def _wait_for(self, process: Process, what: str, *, may_end_itself: bool = True) -> bool:
         descriptor = open_pidfd(process)
         if descriptor is not None:
             dying = None if may_end_itself else process.pid
-            cause = Cause(f"{what} (pid {process.pid}) is gone", may_end_itself, dying)
+            cause = EndReason(f"{what} (pid {process.pid}) is gone", may_end_itself, dying)
             self._add(descriptor, cause)
             self._wait_for_lock(process.pid, cause)
         return descriptor is not None
 
-    def _wait_for_lock(self, pid: int, cause: Cause) -> None:
+    def _wait_for_lock(self, pid: int, cause: EndReason) -> None:
         if self._locks is None or pid in self._locked or (opened := self._locks.opened(pid)) is None:
             return
         self._locked.add(pid)
         self._add(opened, cause)
 
-    def _add(self, descriptor: int, cause: Cause) -> None:
+    def _add(self, descriptor: int, cause: EndReason) -> None:
         self._causes[descriptor] = cause
         self._poll.register(descriptor, select.POLLIN)
 
@@ -270,7 +270,7 @@ class Guard:
                 preexec_fn=die_with_guard,  # this process has a single thread as yet
             ).pid
 
-    def _first_cause(self) -> Cause:
+    def _first_cause(self) -> EndReason:
         """Waits. That the server ended by itself is the cause wherever it is one of several."""
         self._add(self._server_end, SERVER_ENDED)
         while True:
@@ -290,7 +290,7 @@ class Guard:
                 self._vital.add(child)
                 self._wait_for(child, f"its {title}", may_end_itself=False)
 
-    def _end(self, cause: Cause) -> None:
+    def _end(self, cause: EndReason) -> None:
         if cause is SERVER_DIES:
             self._exit_code = dying_with(self._server)
             cause = SERVER_ENDED if self._exit_code is None else cause

@@ -23,7 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.model.rank_collectives import MeetingPlace, RankGroup
 from actors.processes.process_tree import process_state
-from actors.ranks.trainer_rank import TrainerRank, Whereabouts
+from actors.ranks.trainer_rank import RankLocation, TrainerRank
 from launcher.base.errors import TrainerError
 from launcher.config.schema import RunConfig
 from launcher.policy.observation_history import STOPPED
@@ -53,7 +53,7 @@ RANK_LOST = 9
 log = logging.getLogger("trainer")
 
 
-class RankCrew:
+class RankController:
     """`size` counts this process too. The ranks are started at once, and asked for when they `meet`."""
 
     def __init__(
@@ -73,7 +73,7 @@ class RankCrew:
         self._losing = threading.Lock()
         self._is_closed = threading.Event()
         self._joining: list[Any] = []
-        self._where: list[Whereabouts] = []
+        self._where: list[RankLocation] = []
         self._kills = KillWatch()
         nameless = [{key: value for key, value in own.items() if key != "name"} for own in options]
         self._ranks: list[Any] = [

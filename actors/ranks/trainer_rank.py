@@ -38,7 +38,7 @@ log = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class RankLocation:
     """The id of its node in the cluster, and its process there."""
 
     node: str
@@ -62,8 +62,8 @@ class TrainerRank:
         threading.Thread(target=self._end_when_forgotten, name="lease", daemon=True).start()
 
     @ray.method(concurrency_group="ctl")
-    def where(self) -> Whereabouts:
-        return Whereabouts(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+    def where(self) -> RankLocation:
+        return RankLocation(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
 
     @ray.method(concurrency_group="ctl")
     def ping(self) -> None:

@@ -30,7 +30,7 @@ LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 log = logging.getLogger("canaries")
 
 
-class Scorer(Protocol):
+class CanaryScorer(Protocol):
     """A `RewardPool`."""
 
     async def score(self, completions: Sequence[str], prompt: Scorable) -> list[Score]: ...
@@ -62,7 +62,7 @@ def with_another_number(answer: str) -> str | None:
     return f"{answer[: found.start()]}{int(found.group()) + 1}{answer[found.end() :]}"
 
 
-async def make_canaries(records: Sequence[Scorable], scorer: Scorer, *, keep_in: Path) -> tuple[Canary, ...]:
+async def make_canaries(records: Sequence[Scorable], scorer: CanaryScorer, *, keep_in: Path) -> tuple[Canary, ...]:
     """Two for each of some records spread over the data set; of those kept in `keep_in`, the expectations kept there.
 
     A record is passed over where the function does not give its answer more than the wrong one, each time it is
@@ -88,13 +88,13 @@ def pick(canaries: Sequence[Canary], count: int, step: int) -> tuple[Canary, ...
     return tuple(canaries[(step * count + i) % len(canaries)] for i in range(count))
 
 
-async def score_canaries(canaries: Sequence[Canary], scorer: Scorer) -> tuple[CanaryScore, ...]:
+async def score_canaries(canaries: Sequence[Canary], scorer: CanaryScorer) -> tuple[CanaryScore, ...]:
     """Each scored once, side by side. Never raises for what the reward function does: `got` is None and `error` says
     why. The pool gives each its time limit."""
     return tuple(await asyncio.gather(*(_score(canary, scorer) for canary in canaries)))
 
 
-async def _score(canary: Canary, scorer: Scorer) -> CanaryScore:
+async def _score(canary: Canary, scorer: CanaryScorer) -> CanaryScore:
     try:
         (score,) = await scorer.score([canary.completion], canary.prompt)
     except (RewardError, RewardImportError) as error:
@@ -120,7 +120,7 @@ def _from_kept(record: Scorable, known: Mapping[str, float]) -> list[Canary]:
     return _made(record, known) if len(_texts(record)) == 2 and _texts(record).keys() <= known.keys() else []
 
 
-async def _learn(record: Scorable, scorer: Scorer) -> list[Canary]:
+async def _learn(record: Scorable, scorer: CanaryScorer) -> list[Canary]:
     texts = _texts(record)
     if len(texts) != 2:
         return []

@@ -65,7 +65,7 @@ class RewardPool:
         self._config = config
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._scorers = [Scorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
+        self._scorers = [RewardScorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
 
     async def score(self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False) -> list[Score]:
         """One score for each completion, in order. Raises RewardImportError and RewardError where no process that
@@ -117,7 +117,7 @@ class RewardPool:
         self.close()
 
 
-class Scorer:
+class RewardScorer:
     """A thread and its process. The thread itself starts the process, and lives as long as the pool: a process whose
     starting thread ends is ended by the kernel (PR_SET_PDEATHSIG)."""
 

@@ -18,7 +18,7 @@ class _Home:
     weights: tuple[int | None, int | None]
 
 
-class PrefixHomes:
+class PrefixAffinity:
     """`prompt` is any key that is the prompt's own; "" is nobody's."""
 
     def __init__(self) -> None:

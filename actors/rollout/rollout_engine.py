@@ -22,7 +22,7 @@ import stamina
 
 from actors.data.prompt_queue import PromptQueue
 from actors.reward.reward_pool import Score
-from actors.rollout.server_pool import Moved, ServerPool
+from actors.rollout.server_pool import RequestMigrated, ServerPool
 from actors.serving.completion_stream import Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.errors import RewardError, RolloutError
@@ -34,7 +34,7 @@ NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures that say something of the server, not of the request."""
 
 
-class Scorer(Protocol):
+class RolloutScorer(Protocol):
     async def score(
         self, completions: Sequence[str], prompt: Prompt, *, whole_or_none: bool = False
     ) -> list[Score]: ...
@@ -67,7 +67,7 @@ class RolloutEngine:
         *,
         client: SGLangClient,
         pool: ServerPool,
-        scorer: Scorer,
+        scorer: RolloutScorer,
         config: RolloutConfig,
         decode: Callable[[Sequence[Sequence[int]]], list[str]],
     ) -> None:
@@ -206,7 +206,7 @@ class RolloutEngine:
     ) -> tuple[ServerInfo, Samples]:
         """One server's answer, another's where the first leaves before it has one: that is no attempt."""
         while True:
-            with contextlib.suppress(Moved):
+            with contextlib.suppress(RequestMigrated):
                 async with self._pool.lease(
                     weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id
                 ) as server:

@@ -3,7 +3,7 @@
 A request takes a *lease* on one of the servers that are READY at the weight version it asks for (P3: weights before
 traffic), which one says launcher/policy/routing.py. Where there is none it waits: an outage costs time, never a
 rollout. A server that refused or reset a connection is SUSPECT and gets no traffic until it has said its weight version
-again. One that leaves is given nothing more; what it is still at is let end, or moves (`Moved`).
+again. One that leaves is given nothing more; what it is still at is let end, or moves (`RequestMigrated`).
 
 Lives on one asyncio loop; every method is called there. Consumes: `update` (whoever supervises the servers),
 `confirm` and `suspect` (publisher, requests). Waits for: `lease`, `drain`. Unblocked by: any of the former, the end of
@@ -20,11 +20,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from actors.rollout.prefix_affinity import PrefixHomes
-from actors.rollout.throughput_tracker import PaceBook
+from actors.rollout.prefix_affinity import PrefixAffinity
+from actors.rollout.throughput_tracker import ThroughputTracker
 from launcher.base.errors import RolloutError, ServerError
 from launcher.base.messages import ServerInfo, ServerState
-from launcher.policy.routing import Candidate, route
+from launcher.policy.routing import RoutingCandidate, route
 
 Probe = Callable[[str], Awaitable[int | None]]
 """Asks the server at a url for its weight version; None where it does not answer."""
@@ -40,7 +40,7 @@ Life = tuple[str, int]
 """A server's name and generation: what an earlier life had in flight is no load of the next."""
 
 
-class Moved(Exception):
+class RequestMigrated(Exception):
     """The server of a lease leaves, or is gone, before it has answered: to be asked again elsewhere. No attempt."""
 
 
@@ -64,11 +64,11 @@ class ServerPool:
         self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
         self._loads: dict[Life, Load] = {}
-        self._homes = PrefixHomes()
+        self._homes = PrefixAffinity()
         self._samples = 0
         self._most_samples: int | None = None
         self.leases_ended = 0
-        self.paces = PaceBook()
+        self.paces = ThroughputTracker()
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -232,7 +232,7 @@ class ServerPool:
         try:
             await asyncio.wait((asking, moved), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise Moved(server.name)
+                raise RequestMigrated(server.name)
             return asking.result()
         finally:
             for task in (asking, moved):
@@ -265,7 +265,7 @@ class ServerPool:
 
     def _route(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo | None:
         candidates = [
-            Candidate(
+            RoutingCandidate(
                 name=server.name,
                 index=server.index,
                 samples=self._samples_of(server),

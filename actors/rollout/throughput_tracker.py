@@ -37,7 +37,7 @@ class _Server:
             self.busy_s, self.tokens = 0.0, 0
 
 
-class PaceBook:
+class ThroughputTracker:
     """`begins` and `ends` around each request, `made` for its tokens; `now` is any steady clock, in seconds."""
 
     def __init__(self) -> None:

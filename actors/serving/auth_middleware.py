@@ -61,7 +61,7 @@ def opens(authorization: bytes, path: str, keys: ServerKeys) -> bool:
     return is_admin or (is_user and path in API_PATHS)
 
 
-class ServerDoor:
+class AuthMiddleware:
     """An ASGI application in front of another. Web sockets are closed: nothing of ours uses one."""
 
     def __init__(self, app: Application, keys: ServerKeys) -> None:
@@ -89,7 +89,7 @@ def _authorization(scope: Scope) -> bytes:
 
 def close(app: Any) -> None:
     """Put the door in front of a Starlette application, before it starts. Ends the process where there are no keys."""
-    app.add_middleware(ServerDoor, keys=keys_or_exit())
+    app.add_middleware(AuthMiddleware, keys=keys_or_exit())
 
 
 def keys_or_exit() -> ServerKeys:

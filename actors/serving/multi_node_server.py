@@ -4,7 +4,7 @@
     a part ends, wherever it is ─► the life has ended ─► every other part is ended
 
 A part that is gone leaves the others waiting in a collective for ever, so its end is the server's end. To the rest of
-the run it is a `ServerLife` like any other: one URL, one exit. On GPUs it has not been run.
+the run it is a `ServerIncarnation` like any other: one URL, one exit. On GPUs it has not been run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Self
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
-from actors.serving.server_incarnation import ServerLife, ServerSpec
-from actors.serving.sglang_command import Span, meeting_address
+from actors.serving.server_incarnation import ServerIncarnation, ServerSpec
+from actors.serving.sglang_command import NodeSpan, meeting_address
 from launcher.base.errors import LauncherError
 from launcher.base.messages import ServerExit
 
@@ -27,7 +27,7 @@ END_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherSeats:
+class WorkerNodes:
     """The actors of the further nodes, in the order of their node ranks from 1 on; `address` is this node's."""
 
     actors: Sequence[Any]
@@ -53,25 +53,25 @@ async def _quietly(actor: Any) -> None:
         return
 
 
-class SpanningLife(ServerLife):
+class MultiNodeServer(ServerIncarnation):
     """`launch_over` makes it."""
 
-    _seats: OtherSeats
+    _seats: WorkerNodes
     _ended: asyncio.Task[ServerExit]
 
     @classmethod
     async def launch_over(
         cls,
-        seats: OtherSeats,
+        seats: WorkerNodes,
         spec: ServerSpec,
         owners: Sequence[int],
         *,
         generation: int,
         model_path: str,
         weight_version: int,
-    ) -> ServerLife:
-        """All parts are started side by side: each waits for the others to come. Raises as `ServerLife.launch`."""
-        span = Span(n_nodes=1 + len(seats.actors), node_rank=0, address=meeting_address(seats.address))
+    ) -> ServerIncarnation:
+        """Start all parts side by side; each waits for the others. Raises as `ServerIncarnation.launch`."""
+        span = NodeSpan(n_nodes=1 + len(seats.actors), node_rank=0, address=meeting_address(seats.address))
         parts = [
             asyncio.ensure_future(
                 _part(

@@ -1,9 +1,10 @@
 """A server's processes as seen from another node: its own actor looks at them, and the HealthMonitor is told.
 
-    HealthMonitor ─► FarTree ─ a question each second ─► the server's actor ─► ServerSight ─► /proc of its machine
+    HealthMonitor ─► RemoteProcessTree ─ a question each second ─► the server's actor ─► RemoteProcessProbe ─► /proc of
+    its machine
 
-`FarTree` answers as `ServerTree` does, from the last answer, so a look waits for nobody here either. An answer that
-is too old shows nothing, and what can't be seen is never a reason to kill (P7).
+`RemoteProcessTree` answers as `ServerProcesses` does, from the last answer, so a look waits for nobody here either. An
+answer that is too old shows nothing, and what can't be seen is never a reason to kill (P7).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.processes.process_tree import identify
-from actors.serving.server_processes import ServerTree
+from actors.serving.server_processes import ServerProcesses
 from launcher.base.errors import LauncherError
 from launcher.policy.observation_history import ProcessLook
 
@@ -24,7 +25,7 @@ ASK_EVERY_S = 1.0
 FRESH_S = 5.0
 
 
-class Tree(Protocol):
+class ProcessTreeView(Protocol):
     """What a ServerWatch looks at."""
 
     def is_gone(self) -> bool: ...
@@ -37,7 +38,7 @@ class Tree(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class RemoteObservation:
     """One look at one life of a server, on its own machine."""
 
     is_gone: bool
@@ -46,30 +47,32 @@ class Sight:
     tokens: int | None
 
 
-class ServerSight:
+class RemoteProcessProbe:
     """On the server's machine. Keeps the tree of the life asked for last."""
 
     def __init__(self) -> None:
         self._pid = 0
-        self._tree: ServerTree | None = None
+        self._tree: ServerProcesses | None = None
 
-    def look(self, pid: int) -> Sight:
+    def look(self, pid: int) -> RemoteObservation:
         if pid != self._pid:
             process = identify(pid)
-            self._pid, self._tree = pid, None if process is None else ServerTree(process)
+            self._pid, self._tree = pid, None if process is None else ServerProcesses(process)
         tree = self._tree
         if tree is None or tree.is_gone():
-            return Sight(is_gone=True, processes={}, pids={}, tokens=None)
-        return Sight(is_gone=False, processes=tree.look(), pids=tree.pids(), tokens=tree.tokens())
+            return RemoteObservation(is_gone=True, processes={}, pids={}, tokens=None)
+        return RemoteObservation(is_gone=False, processes=tree.look(), pids=tree.pids(), tokens=tree.tokens())
 
 
-class FarTree:
+class RemoteProcessTree:
     """Of a life on another node. `ask` has its actor look; it raises LauncherError where that one is away."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Sight]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ask: Callable[[], Awaitable[RemoteObservation]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ask = ask
         self._clock = clock
-        self._seen: Sight | None = None
+        self._seen: RemoteObservation | None = None
         self._seen_at = self._asked_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -92,7 +95,7 @@ class FarTree:
         seen = self._fresh()
         return None if seen is None else seen.tokens
 
-    def _fresh(self) -> Sight | None:
+    def _fresh(self) -> RemoteObservation | None:
         return self._seen if self._clock() - self._seen_at <= FRESH_S else None
 
     async def _hear(self) -> None:

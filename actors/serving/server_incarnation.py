@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from actors.processes.guarded_process import Ended, GuardedProcess, Launch
+from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
 from actors.serving.auth_middleware import VARIABLE
 from actors.serving.server_log_tail import decisive_lines, last_line, tail
 from actors.serving.sglang_client import Sampling, SGLangClient
-from actors.serving.sglang_command import CPU_ENTRY, GPU_ENTRY, Span, choose_port, command, environment, limited, url
+from actors.serving.sglang_command import (
+    CPU_ENTRY,
+    GPU_ENTRY,
+    NodeSpan,
+    choose_port,
+    command,
+    environment,
+    limited,
+    url,
+)
 from launcher.base.errors import RequestFailed, ServerError
 from launcher.base.messages import ServerExit
 from launcher.config.schema import SGLangConfig
@@ -50,7 +59,7 @@ class ServerSpec:
     setup_timeout_s: float
     gpu_ids: tuple[str, ...] = ()
     entry: tuple[str, ...] | None = None
-    span: Span | None = None
+    span: NodeSpan | None = None
     node: str = ""
 
     @property
@@ -58,7 +67,7 @@ class ServerSpec:
         return f"server-{self.index}"
 
 
-class ServerLife:
+class ServerIncarnation:
     """A launched server. It may be starting, serving or over; `url` and `pid` stay true of this life alone."""
 
     def __init__(
@@ -83,7 +92,7 @@ class ServerLife:
     @classmethod
     async def launch(
         cls, spec: ServerSpec, owners: Sequence[int], *, generation: int, model_path: str, weight_version: int
-    ) -> ServerLife:
+    ) -> ServerIncarnation:
         """Raises ResourceError where the port is in use, ServerError where the process can't be started."""
         port = choose_port(spec.config, spec.index)
         device = device_for(spec.config.device, await asyncio.to_thread(find_hardware))
@@ -103,7 +112,7 @@ class ServerLife:
         scratch = (
             Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
         )  # short: a socket's path has 107 characters
-        launch = Launch(
+        launch = ProcessLaunch(
             command=words,
             environment={
                 **environment(

@@ -24,7 +24,7 @@ TITLES = {"sglang::schedul": SCHEDULER, "sglang::detoken": DETOKENIZER}
 TOKENS = "sglang:realtime_tokens_total"
 
 
-class ServerTree:
+class ServerProcesses:
     """The tree of one life. Its members are looked for until all roles are there, and again when one is gone."""
 
     def __init__(self, root: Process) -> None:

@@ -15,8 +15,8 @@ import ray
 from actors.cluster.fencing import hold_lease
 from actors.cluster.node_identity import lease_of
 from actors.cluster.raylet_lifetime import die_with_raylet, raylet_pid
-from actors.serving.server_incarnation import ServerLife, ServerSpec
-from actors.serving.sglang_command import Span
+from actors.serving.server_incarnation import ServerIncarnation, ServerSpec
+from actors.serving.sglang_command import NodeSpan
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerExit
 from launcher.config.schema import RunConfig, SGLangConfig
@@ -28,7 +28,7 @@ NOBODYS = "127.0.0.1"
 
 
 @ray.remote
-class SGLangSeat:
+class ServerWorkerNode:
     """`start`, then `wait_exit`; `stop` at any time. A start ends the part before it, so one life holds the GPUs."""
 
     def __init__(
@@ -47,17 +47,17 @@ class SGLangSeat:
             entry=entry,
         )
         self._owners = [pid for pid in (os.getpid(), raylet_pid()) if pid is not None]
-        self._life: ServerLife | None = None
+        self._life: ServerIncarnation | None = None
         self._turn = asyncio.Lock()  # a stop that overtook a start would leave what it starts
 
     async def start(
-        self, *, config: SGLangConfig, span: Span, generation: int, model_path: str, weight_version: int
+        self, *, config: SGLangConfig, span: NodeSpan, generation: int, model_path: str, weight_version: int
     ) -> int:
         """Launch this node's part; returns its pid. Raises ResourceError, ServerError."""
         async with self._turn:
             await self._end()
             spec = replace(self._spec, config=replace(config, host=NOBODYS, port=None), span=span)
-            self._life = await ServerLife.launch(
+            self._life = await ServerIncarnation.launch(
                 spec, self._owners, generation=generation, model_path=model_path, weight_version=weight_version
             )
             return self._life.pid

@@ -26,7 +26,7 @@ SEEDS_BETWEEN_LIVES = 1009
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class NodeSpan:
     """Which part of a server over several nodes: `address` is where its ranks meet, `host:port` on the first node.
 
     SGLang divides the ranks evenly over the nodes, in their order; only the first node serves.
@@ -47,7 +47,7 @@ def command(
     model_path: str,
     weight_version: int,
     port: int,
-    span: Span | None = None,
+    span: NodeSpan | None = None,
 ) -> list[str]:
     """`entry` and SGLang's arguments; those in `sglang.extra_args` come last, so they win."""
     options: dict[str, object] = {

@@ -28,9 +28,9 @@ import ray
 from actors.cluster.fencing import hold_lease
 from actors.cluster.node_identity import lease_of, listening_address, this_node
 from actors.cluster.raylet_lifetime import die_with_raylet, raylet_pid
-from actors.serving.multi_node_server import OtherSeats, SpanningLife
-from actors.serving.remote_process_probe import ServerSight, Sight
-from actors.serving.server_incarnation import ServerLife, ServerSpec, exit_words
+from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
+from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
+from actors.serving.server_incarnation import ServerIncarnation, ServerSpec, exit_words
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
@@ -52,16 +52,16 @@ class SGLangProcess:
     Used on one asyncio loop.
     """
 
-    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], seats: OtherSeats | None = None) -> None:
+    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], seats: WorkerNodes | None = None) -> None:
         """`seats`: of the other nodes, where the server spans several."""
         self._spec = spec
         self._owners = owners
-        self._launch_life = ServerLife.launch if seats is None else partial(SpanningLife.launch_over, seats)
+        self._launch_life = ServerIncarnation.launch if seats is None else partial(MultiNodeServer.launch_over, seats)
         self._seats = seats
         self._info = ServerInfo(
             name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED, node=spec.node
         )
-        self._launch: asyncio.Task[ServerLife] | None = None
+        self._launch: asyncio.Task[ServerIncarnation] | None = None
         self._ready: asyncio.Task[ServerInfo] | None = None
         self._stopping = False
         self._begun = asyncio.Event()
@@ -144,8 +144,8 @@ class SGLangProcess:
     # ── within one life ──
 
     async def _begin(
-        self, earlier: asyncio.Task[ServerLife] | None, generation: int, model_path: str, weight_version: int
-    ) -> ServerLife:
+        self, earlier: asyncio.Task[ServerIncarnation] | None, generation: int, model_path: str, weight_version: int
+    ) -> ServerIncarnation:
         try:
             if earlier is not None and earlier.exception() is None:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
@@ -162,7 +162,7 @@ class SGLangProcess:
         self._info = replace(self._info, url=life.url, pid=life.pid)
         return life
 
-    async def _become_ready(self, launch: asyncio.Task[ServerLife]) -> ServerInfo:
+    async def _become_ready(self, launch: asyncio.Task[ServerIncarnation]) -> ServerInfo:
         life = await asyncio.shield(launch)
         watching = _task(self._watch(life))
         serving = _task(self._serve(life))
@@ -176,7 +176,7 @@ class SGLangProcess:
             await life.end()
         raise failure
 
-    async def _serve(self, life: ServerLife) -> None:
+    async def _serve(self, life: ServerIncarnation) -> None:
         async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
             await life.wait_answers(client)
             self._info = replace(self._info, state=ServerState.STALE)
@@ -186,7 +186,7 @@ class SGLangProcess:
         self._info = replace(self._info, state=ServerState.READY, weight_version=held)
 
     def _failure(
-        self, life: ServerLife, serving: asyncio.Task[None], watching: asyncio.Task[ServerExit]
+        self, life: ServerIncarnation, serving: asyncio.Task[None], watching: asyncio.Task[ServerExit]
     ) -> ServerError | None:
         """Why `life` is not READY; None where it is."""
         if watching.done():
@@ -202,7 +202,7 @@ class SGLangProcess:
             return None
         return life.why_not_ready(error.message if isinstance(error, LauncherError) else repr(error))
 
-    async def _watch(self, life: ServerLife) -> ServerExit:
+    async def _watch(self, life: ServerIncarnation) -> ServerExit:
         """Take the life's end into `info`, unless a later life has begun."""
         end = await life.wait_exit()
         if self._info.generation == life.generation and self._info.state not in OVER:
@@ -252,9 +252,9 @@ class SGLangServer:
         self._process = SGLangProcess(
             spec,
             owners=tuple(pid for pid in owners if pid is not None),
-            seats=OtherSeats.of(seats),
+            seats=WorkerNodes.of(seats),
         )
-        self._sight = ServerSight()
+        self._sight = RemoteProcessProbe()
         self._kills = KillWatch()
 
     async def start(
@@ -272,7 +272,7 @@ class SGLangServer:
         ended = await self._process.wait_exit()
         return replace(ended, oom_kills=self._kills.risen())
 
-    async def look(self, pid: int) -> Sight:
+    async def look(self, pid: int) -> RemoteObservation:
         """At the processes of a life, for a HealthMonitor on another node, which can't."""
         return self._sight.look(pid)
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from actors.cluster.actor_calls import ActorAway
 from actors.processes.background_tasks import raise_defects
-from actors.supervision.cluster_observer import MARGIN_S, RunEyes
-from actors.supervision.fleet_scaling import FleetHands
-from actors.supervision.interfaces import Facts, Look
-from actors.supervision.monitor_handle import MonitorLink
+from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
+from actors.supervision.fleet_scaling import FleetScaling
+from actors.supervision.interfaces import Facts, Observation
+from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.run_history import RunHistory
-from actors.supervision.server_handle import ServerSlot
+from actors.supervision.server_handle import ServerHandle
 from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
 from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
-from launcher.base.messages import Cause, Overrides, RunWord, ServerInfo, ServerState
+from launcher.base.messages import Cause, Overrides, ServerInfo, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
@@ -48,10 +48,10 @@ VERIFIER_S = 2.0
 """Between two rounds of known answers while training is paused."""
 
 
-class RunHands:
+class ActionExecutor:
     """`shares_gpu`: the servers and the trainer run on one GPU."""
 
-    def __init__(self, config: RunConfig, history: RunHistory, eyes: RunEyes, *, shares_gpu: bool) -> None:
+    def __init__(self, config: RunConfig, history: RunHistory, eyes: ClusterObserver, *, shares_gpu: bool) -> None:
         self.changed = eyes.changed
         self._config = config
         self._history = history
@@ -62,7 +62,7 @@ class RunHands:
         self._first: list[asyncio.Task[Any]] = []
         self._unusable: UsageError | None = None
         self._is_stopped = False
-        self._fleet = FleetHands(config, history, eyes, start=self._start_server)
+        self._fleet = FleetScaling(config, history, eyes, start=self._start_server)
 
     # ── the beginning ──
 
@@ -99,7 +99,7 @@ class RunHands:
             self._history.event("start.failed", subject="run", reason=error.message)
         self.changed.set()
 
-    async def _ask_the_verifier_again(self, monitor: MonitorLink) -> None:
+    async def _ask_the_verifier_again(self, monitor: MonitorHandle) -> None:
         """While the trainer is paused for a broken reward function, no batch shows whether it has been mended."""
         while True:
             await asyncio.sleep(VERIFIER_S)
@@ -125,7 +125,7 @@ class RunHands:
             **dataclasses.asdict(ready),
         )
 
-    def look(self) -> Look:
+    def look(self) -> Observation:
         if self._unusable is not None:
             raise self._unusable
         raise_defects(self._first)
@@ -202,7 +202,7 @@ class RunHands:
             await self._monitor.restored(global_step)
         return {"next_step": next_step, "lineage": self._history.lineage}
 
-    async def _restart_server(self, slot: ServerSlot, rung: Overrides) -> Facts:
+    async def _restart_server(self, slot: ServerHandle, rung: Overrides) -> Facts:
         if (where := self._eyes.ran_out(slot)) is not None:
             self._memory.ran_out(slot.name, where, self._trainer.lengths, rung)
         await self._limit_rollouts()
@@ -216,7 +216,7 @@ class RunHands:
             with contextlib.suppress(LauncherError):
                 await self._trainer.limit_rollouts(self._memory.concurrency)
 
-    async def _start_server(self, slot: ServerSlot) -> ServerInfo:
+    async def _start_server(self, slot: ServerHandle) -> ServerInfo:
         generation = self._history.generations.get(slot.name, -1) + 1
         try:
             weights = await asyncio.to_thread(self._start_weights, slot.name)
@@ -235,13 +235,13 @@ class RunHands:
         lineage = 1 if self._history.lineage == 0 else None
         return first_weights(found, self._config.sglang.model_path, lineage)
 
-    async def _take_from_traffic(self, slot: ServerSlot, state: ServerState) -> None:
+    async def _take_from_traffic(self, slot: ServerHandle, state: ServerState) -> None:
         """Its requests end with its process in any case; a trainer that is away has none."""
         if slot.info is not None:
             with contextlib.suppress(LauncherError):
                 await self._trainer.set_servers([dataclasses.replace(slot.info, state=state)])
 
-    async def _abandon(self, slot: ServerSlot) -> None:
+    async def _abandon(self, slot: ServerHandle) -> None:
         slot.is_abandoned = True
         await self._take_from_traffic(slot, ServerState.FAILED)
         await slot.stop()
@@ -261,7 +261,7 @@ class RunHands:
             await self._monitor.trust(name)
         return version
 
-    async def _admit(self, slot: ServerSlot) -> Facts:
+    async def _admit(self, slot: ServerHandle) -> Facts:
         known = {(info.name, info.generation): info for info in self._trainer.view.servers}
         info = known.get((slot.name, slot.generation), self._living(slot.name))
         within_s = self._config.rollout.request_timeout
@@ -280,12 +280,12 @@ class RunHands:
 
     # ── the end ──
 
-    async def _halt(self, word: RunWord) -> None:
+    async def _halt(self, word: TerminalStatus) -> None:
         """In reverse order of the start. Nothing here may keep the run from ending: the driver ends what stays."""
         for task in self._first:
             task.cancel()
         try:
-            if word is not RunWord.FINISHED:
+            if word is not TerminalStatus.FINISHED:
                 await self._quietly("trainer", self._save(), within_s=self._config.health.trainer_first_s)
             weights = self._trainer.view.weights
             await self._quietly("trainer", self._trainer.close_training())

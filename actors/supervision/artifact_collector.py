@@ -30,7 +30,7 @@ MOST_PROCESSES = 8
 log = logging.getLogger("incidents")
 
 
-class IncidentKeeper:
+class ArtifactCollector:
     """`pids`: the main process of each server and of the trainer, by name, as they are now. Lives on one loop."""
 
     def __init__(self, paths: RunPaths, *, pids: Callable[[], Mapping[str, int]]) -> None:

@@ -15,21 +15,21 @@ from dataclasses import replace
 from typing import Any
 
 from actors.cluster.node_identity import is_here, lease_of
-from actors.cluster.node_watch import Node, NodeWatch
+from actors.cluster.node_watch import ClusterNode, NodeWatch
 from actors.monitoring.monitor_view import Watched
 from actors.processes.background_tasks import keep
-from actors.supervision.interfaces import Look
-from actors.supervision.monitor_handle import MonitorLink
-from actors.supervision.oom_backoff import MemoryLadder
-from actors.supervision.oom_hint import LastWords
-from actors.supervision.progress_tracker import ProgressBook
+from actors.supervision.interfaces import Observation
+from actors.supervision.monitor_handle import MonitorHandle
+from actors.supervision.oom_backoff import OomBackoff
+from actors.supervision.oom_hint import OomHint
+from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_history import RunHistory
-from actors.supervision.server_handle import ServerSlot
-from actors.supervision.trainer_handle import TrainerLink
+from actors.supervision.server_handle import ServerHandle
+from actors.supervision.trainer_handle import TrainerHandle
 from actors.supervision.watched_servers import WatchedServers
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Incident, ServerExit, ServerInfo, ServerState
-from launcher.checkpoints.restore_candidates import Shelf
+from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.observed import ServerFacts
@@ -41,7 +41,7 @@ MARGIN_S = 15.0
 """For what surrounds a deadline of its own: a call that waits, a process that ends."""
 
 
-class RunEyes:
+class ClusterObserver:
     """`servers`, `trainer` and `monitor` are actors. `changed` is set when what is seen should not wait for the next
     turn.
     """
@@ -55,7 +55,7 @@ class RunEyes:
         servers: Mapping[str, Any],
         trainer: Any,
         monitor: Any,
-        memory: MemoryLadder,
+        memory: OomBackoff,
         furthest: int = 0,
     ) -> None:
         """`furthest`: the step after the last one that this attempt has ever committed."""
@@ -63,15 +63,15 @@ class RunEyes:
         self._config = config
         self._history = history
         self.memory = memory
-        self._last_words = LastWords(lambda name: paths.server_log(int(name.rpartition("-")[2])))
+        self._last_words = OomHint(lambda name: paths.server_log(int(name.rpartition("-")[2])))
         self._slow: set[str] = set()
-        self._progress = ProgressBook(history, furthest)
-        self.slots: dict[str, ServerSlot] = {}
+        self._progress = ProgressTracker(history, furthest)
+        self.slots: dict[str, ServerHandle] = {}
         self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
             self.add_slot(name, actor)
         self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
-        self.trainer = TrainerLink(
+        self.trainer = TrainerHandle(
             trainer,
             ended=self._trainer_ended,
             changed=self.changed,
@@ -86,7 +86,7 @@ class RunEyes:
         self.monitor = (
             None
             if monitor is None
-            else MonitorLink(
+            else MonitorHandle(
                 monitor,
                 targets=self._targets,
                 changed=self.changed,
@@ -94,13 +94,13 @@ class RunEyes:
                 hung=self._monitor_hung,
             )
         )
-        self.shelf = Shelf(config, paths)
+        self.shelf = RestoreCandidates(config, paths)
         self._checkpoints: tuple[CheckpointFacts, ...] | None = None
         self._is_shelf_away = False
 
-    def add_slot(self, name: str, actor: Any) -> ServerSlot:
+    def add_slot(self, name: str, actor: Any) -> ServerHandle:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
-        self.slots[name] = ServerSlot(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
+        self.slots[name] = ServerHandle(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
         self.slots[name].progress_at = self._progress.at(name)
         self.actors[name] = actor
         return self.slots[name]
@@ -118,7 +118,7 @@ class RunEyes:
         if self.monitor is not None:
             self.monitor.begin_looking()
 
-    def look(self, *, is_stopped: bool) -> Look:
+    def look(self, *, is_stopped: bool) -> Observation:
         now = time.monotonic()
         trainer = self.trainer.facts(self.nodes.homeless_since(TRAINER))
         incident = self.incident(now)
@@ -128,7 +128,7 @@ class RunEyes:
         self._note_fleet()
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
-        return Look(
+        return Observation(
             servers=tuple(
                 self.memory.as_due(
                     self._seen(
@@ -175,11 +175,11 @@ class RunEyes:
         self._checkpoints, self._is_shelf_away = seen, False
         return seen
 
-    def ran_out(self, slot: ServerSlot) -> RanOut | None:
+    def ran_out(self, slot: ServerHandle) -> RanOut | None:
         """Where memory ran out, if that ended this life."""
         return self._seen(slot, None, is_publishing=False).ran_out
 
-    def _seen(self, slot: ServerSlot, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
+    def _seen(self, slot: ServerHandle, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
         judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
         homeless_since = self.nodes.homeless_since(slot.name)
         facts = slot.facts(in_pool, judged, is_publishing=is_publishing, homeless_since=homeless_since)
@@ -224,7 +224,7 @@ class RunEyes:
             self._history.event("fleet.grown", subject=name, reason=reason, servers=left)
         self._homeless = homeless
 
-    def _node_lost(self, node: Node) -> None:
+    def _node_lost(self, node: ClusterNode) -> None:
         """Its servers get no more traffic at once: what waits for an answer from there would wait for its timeout."""
         reason = f"node {node.address} ({node.id[:8]}) was lost"
         gone = [slot for slot in self.slots.values() if slot.lost_with_node(node.id, reason)]
@@ -246,7 +246,7 @@ class RunEyes:
         with contextlib.suppress(LauncherError):  # a trainer that is away has no requests either
             await self.trainer.set_servers(infos)
 
-    def _node_joined(self, node: Node) -> None:
+    def _node_joined(self, node: ClusterNode) -> None:
         self._history.event("node.joined", subject=node.address, reason="it is of the cluster", node=node.id)
 
     def _server_died(self, end: ServerExit) -> None:

@@ -1,8 +1,8 @@
 """The Coordinator: observe → plan → perform → record, until the run has its word. The only writer of RunState.
 
-`Coordinator` is the plain class, with a `Hands` to see and act through; `CoordinatorActor` is the Ray actor around it.
-It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not hold:
-one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
+`Coordinator` is the plain class, with a `ClusterInterface` to see and act through; `CoordinatorActor` is the Ray actor
+around it. It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not
+hold: one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
 
 Consumes: `abort`, `hold`, `resize`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by:
 any of these; no action is waited for, each runs as a task with its own deadline.
@@ -15,13 +15,13 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 
-from actors.supervision.artifact_collector import IncidentKeeper
+from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.fleet_record import JOIN_ASKED, LEAVE_ASKED, server_names
-from actors.supervision.incident_tracker import IncidentLog
-from actors.supervision.interfaces import Hands, Look
+from actors.supervision.incident_tracker import IncidentTracker
+from actors.supervision.interfaces import ClusterInterface, Observation
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import LauncherError, UsageError
-from launcher.base.messages import Outcome, RunWord
+from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action
 from launcher.policy.observed import Observed
@@ -39,21 +39,21 @@ class Coordinator:
     def __init__(
         self,
         config: RunConfig,
-        hands: Hands,
+        hands: ClusterInterface,
         history: RunHistory,
         *,
         clock: Callable[[], float] = time.monotonic,
-        keeper: IncidentKeeper | None = None,
+        keeper: ArtifactCollector | None = None,
     ) -> None:
         self._config = config
         self._hands = hands
         self._history = history
         self._clock = clock
         self._keeper = keeper
-        self._incidents = IncidentLog(history, keeper)
+        self._incidents = IncidentTracker(history, keeper)
         self._under_way: dict[asyncio.Task[None], Action] = {}
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
         if self._history.was_begun:
             self._history.adopt(f"a run that is {self._history.state}")
@@ -135,7 +135,7 @@ class Coordinator:
             self._under_way[asyncio.create_task(self._perform(action))] = action
         return made.wake_at
 
-    def _observe(self, look: Look) -> Observed:
+    def _observe(self, look: Observation) -> Observed:
         history = self._history
         return Observed(
             state=history.state,
@@ -194,10 +194,10 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    def _outcome(self, look: Look) -> Outcome:
+    def _outcome(self, look: Observation) -> RunOutcome:
         last_step = look.trainer.next_step - 1
-        return Outcome(
-            word=RunWord(self._history.state),
+        return RunOutcome(
+            word=TerminalStatus(self._history.state),
             reason=self._history.ending_reason,
             last_step=last_step if last_step >= 0 else None,
             evals=look.evals,

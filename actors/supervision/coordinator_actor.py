@@ -16,19 +16,19 @@ import ray
 from actors.cluster.fencing import MARGIN_S, hold_lease
 from actors.cluster.node_identity import lease_of, this_node
 from actors.cluster.raylet_lifetime import die_with_raylet
-from actors.supervision.action_executor import RunHands
-from actors.supervision.artifact_collector import IncidentKeeper
-from actors.supervision.cluster_observer import RunEyes
+from actors.supervision.action_executor import ActionExecutor
+from actors.supervision.artifact_collector import ArtifactCollector
+from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.fleet_record import server_names
-from actors.supervision.oom_backoff import MemoryLadder
+from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import furthest_step
 from actors.supervision.run_history import RunHistory
 from actors.training.trainer import MONITOR
-from launcher.base.messages import Outcome
+from launcher.base.messages import RunOutcome
 from launcher.config.schema import RunConfig
-from launcher.resources.memory_history import MemoryBook
-from launcher.run_files.control_requests import Wish, wanted
+from launcher.resources.memory_history import MemoryHistory
+from launcher.run_files.control_requests import ControlRequest, wanted
 from launcher.run_files.journal import Journal, last_of
 from launcher.run_files.run_paths import RunPaths
 
@@ -62,7 +62,7 @@ class CoordinatorActor:
         has_monitor: bool,
         on_gpu: bool = False,
         shares_gpu: bool = False,
-        book: MemoryBook | None = None,
+        book: MemoryHistory | None = None,
     ) -> None:
         die_with_raylet()
         hold_lease(lease_of(config))
@@ -74,9 +74,9 @@ class CoordinatorActor:
         self._shares_gpu = shares_gpu
         self._book = book
         self._coordinator: Coordinator | None = None
-        self._running: asyncio.Task[Outcome] | None = None
+        self._running: asyncio.Task[RunOutcome] | None = None
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """To the run's end. Raises UsageError where it can't begin."""
         if self._running is None:
             self._running = asyncio.create_task(self._begin())
@@ -89,7 +89,7 @@ class CoordinatorActor:
         if self._coordinator is not None:
             self._coordinator.abort(reason)
 
-    async def _begin(self) -> Outcome:
+    async def _begin(self) -> RunOutcome:
         """One that was started anew on another node waits until the one before it has ended, behind a partition too."""
         journal = Journal(self._paths.events, self._attempt, time.time)
         node = this_node()
@@ -108,9 +108,9 @@ class CoordinatorActor:
         """What a person wants of the run, as it stands in its file: level, not edge, so it outlives a Coordinator."""
         while True:
             asked = await asyncio.to_thread(wanted, self._paths)
-            wish = Wish.RUN if asked is None else asked.wish
-            coordinator.hold(f"a pause {asked.words}" if asked is not None and wish is Wish.PAUSE else "")
-            if asked is not None and wish is Wish.STOP:
+            wish = ControlRequest.RUN if asked is None else asked.wish
+            coordinator.hold(f"a pause {asked.words}" if asked is not None and wish is ControlRequest.PAUSE else "")
+            if asked is not None and wish is ControlRequest.STOP:
                 coordinator.abort(asked.words)
             elif asked is not None and asked.servers is not None:
                 coordinator.resize(asked.servers, without=asked.leaves, reason=asked.words)
@@ -120,8 +120,8 @@ class CoordinatorActor:
         journal = Journal(self._paths.events, self._attempt, time.time)
         events, attempt = self._paths.events, self._attempt
         history = RunHistory.read(journal, events, attempt, clock=time.monotonic, node=this_node())
-        memory = MemoryLadder(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
-        eyes = RunEyes(
+        memory = OomBackoff(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
+        eyes = ClusterObserver(
             self._config,
             self._paths,
             history,
@@ -131,7 +131,7 @@ class CoordinatorActor:
             memory=memory,
             furthest=furthest_step(self._paths.metrics, attempt),
         )
-        hands = RunHands(self._config, history, eyes, shares_gpu=self._shares_gpu)
-        keeper = IncidentKeeper(self._paths, pids=eyes.pids)
+        hands = ActionExecutor(self._config, history, eyes, shares_gpu=self._shares_gpu)
+        keeper = ArtifactCollector(self._paths, pids=eyes.pids)
         self._coordinator = Coordinator(self._config, hands, history, keeper=keeper)
         return self._coordinator

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import MemorySettings, Tried
-from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.memory_backoff import MemorySettings, TriedSettings
+from launcher.policy.restart_budget import RepairAttempt, Rung
 
 
-def attempt_of(event: Mapping[str, object]) -> Attempt:
-    return Attempt(
+def attempt_of(event: Mapping[str, object]) -> RepairAttempt:
+    return RepairAttempt(
         at=number_of(event, "at"),
         cause=Cause(str(event["cause"])),
         subject=str(event["subject"]),
@@ -21,10 +21,10 @@ def attempt_of(event: Mapping[str, object]) -> Attempt:
     )
 
 
-def tried_of(event: Mapping[str, object]) -> Tried:
+def tried_of(event: Mapping[str, object]) -> TriedSettings:
     settings = event["settings"]
     assert isinstance(settings, Mapping)
-    return Tried(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
+    return TriedSettings(ran_out=RanOut(str(event["ran_out"])), settings=MemorySettings(**settings))
 
 
 def list_of(event: Mapping[str, object], key: str) -> list[Mapping[str, object]]:

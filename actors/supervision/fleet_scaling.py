@@ -14,10 +14,10 @@ from typing import Any
 
 import ray
 
-from actors.supervision.cluster_observer import MARGIN_S, RunEyes
+from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
 from actors.supervision.interfaces import Facts
 from actors.supervision.run_history import RunHistory
-from actors.supervision.server_handle import STOP_S, ServerSlot
+from actors.supervision.server_handle import STOP_S, ServerHandle
 from actors.weights.start_weights import forget
 from launcher.base.errors import LauncherError, ServerError
 from launcher.config.schema import RunConfig
@@ -26,16 +26,16 @@ ACTOR_S = 60.0
 LOOK_S = 0.25
 
 
-class FleetHands:
+class FleetScaling:
     """`start` is how a slot's server is started; `find` gives the actor of a name, ValueError where there is none."""
 
     def __init__(
         self,
         config: RunConfig,
         history: RunHistory,
-        eyes: RunEyes,
+        eyes: ClusterObserver,
         *,
-        start: Callable[[ServerSlot], Awaitable[object]],
+        start: Callable[[ServerHandle], Awaitable[object]],
         find: Callable[[str], Any] = ray.get_actor,
     ) -> None:
         self._history = history
@@ -67,7 +67,7 @@ class FleetHands:
         except TimeoutError as error:
             raise ServerError(f"nobody has made an actor for {name} within {ACTOR_S:g} s") from error
 
-    async def _begin(self, slot: ServerSlot) -> None:
+    async def _begin(self, slot: ServerHandle) -> None:
         """A start that fails is the plan's to mend, whatever it failed for: the run has other servers."""
         try:
             await self._start(slot)

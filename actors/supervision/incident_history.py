@@ -19,7 +19,7 @@ NOT_OF_ONE = frozenset({"run.initializing", "run.running", "run.abort_asked", "c
 Event = Mapping[str, object]
 
 
-class IncidentRecord:
+class IncidentHistory:
     """`open`, and `lines` (the events of each), by number. `left_open`: of attempts that ended without a word."""
 
     def __init__(self) -> None:

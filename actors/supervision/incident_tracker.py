@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from actors.supervision.incident_history import ENDED, IncidentRecord
+from actors.supervision.incident_history import ENDED, IncidentHistory
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Rejection
 from launcher.policy.incident_policy import Ending, Trouble, close_book, keep_book, say_doing, subjects_of
-from launcher.policy.observed import Observed, Plan
+from launcher.policy.observed import Observed, RecoveryPlan
 
 DONE = frozenset(
     {
@@ -30,7 +30,7 @@ DONE = frozenset(
 """Events that say that something was done."""
 
 
-class Keeper(Protocol):
+class ArtifactSink(Protocol):
     """Gathers what a person wants to see of an incident. Returns at once, and never raises."""
 
     def began(self, number: int, event: Mapping[str, object]) -> None: ...
@@ -40,13 +40,13 @@ class Keeper(Protocol):
     def ended(self, number: int, facts: Mapping[str, object]) -> None: ...
 
 
-class IncidentLog:
-    def __init__(self, history: RunHistory, keeper: Keeper | None = None) -> None:
+class IncidentTracker:
+    def __init__(self, history: RunHistory, keeper: ArtifactSink | None = None) -> None:
         self._history = history
         self._keeper = keeper
 
     @property
-    def _record(self) -> IncidentRecord:
+    def _record(self) -> IncidentHistory:
         return self._history.incidents
 
     def begin(self) -> None:
@@ -57,7 +57,7 @@ class IncidentLog:
             if self._keeper is not None:
                 self._keeper.began(number, self._record.lines[number][0])
 
-    def turn(self, seen: Observed, made: Plan, rejections: Sequence[Rejection], now: float) -> None:
+    def turn(self, seen: Observed, made: RecoveryPlan, rejections: Sequence[Rejection], now: float) -> None:
         record = self._record
         damaged = {step for step in self._history.damaged_checkpoints if f"checkpoint {step}" not in record.damaged}
         change = keep_book(

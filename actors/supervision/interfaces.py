@@ -12,13 +12,13 @@ from typing import Protocol
 
 from launcher.base.messages import EvalReport, Incident, Rejection
 from launcher.policy.actions import Action
-from launcher.policy.memory_backoff import MemorySettings, Tried
+from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.observed import ServerFacts, TrainerFacts
 from launcher.policy.restore import CheckpointFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Observation:
     """What is known now, without waiting for anybody. `evals`: held-out accuracies so far, for the last word.
 
     `rejections`: batches that were turned away since the last step. `monitor_silent_s`: for how long the HealthMonitor
@@ -30,7 +30,7 @@ class Look:
     checkpoints: tuple[CheckpointFacts, ...]
     memory: MemorySettings
     incident: Incident | None = None
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedSettings, ...] = ()
     progress_at: float | None = None
     is_stopped: bool = False
     evals: tuple[EvalReport, ...] = ()
@@ -42,7 +42,7 @@ Facts = Mapping[str, object]
 """Figures for the journal."""
 
 
-class Hands(Protocol):
+class ClusterInterface(Protocol):
     """`changed` is set by the hands whenever a look would show something that should not wait for the next turn."""
 
     changed: asyncio.Event
@@ -50,7 +50,7 @@ class Hands(Protocol):
     async def begin(self) -> None:
         """Adopt what lives, start what was never started, and return without waiting for it to be ready."""
 
-    def look(self) -> Look: ...
+    def look(self) -> Observation: ...
 
     def deadline_s(self, action: Action) -> float:
         """Within which `perform` must have ended."""

@@ -31,7 +31,7 @@ LONGEST_TURN_S = 5.0
 """One turn's share of a silence: a longer one was a pause of the Coordinator's own."""
 
 
-class MonitorLink:
+class MonitorHandle:
     """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else.
 
     `hung` hears that its process was ended for answering nobody: one that is stopped is alive to Ray, and the trainer

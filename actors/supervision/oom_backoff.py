@@ -13,19 +13,19 @@ from launcher.base.errors import StorageError
 from launcher.base.messages import Overrides
 from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import CONCURRENCY, OF_SERVERS, Lengths, MemorySettings, Tried
+from launcher.policy.memory_backoff import CONCURRENCY, OF_SERVERS, Lengths, MemorySettings, TriedSettings
 from launcher.policy.observed import ServerFacts
-from launcher.resources.memory_history import MemoryBook, Remembered
+from launcher.resources.memory_history import MemoryHistory, RememberedSettings
 
 
-class MemoryLadder:
+class OomBackoff:
     """`on_gpu`, `shares_gpu`: where the servers run, and whether the trainer runs there too. `book`: None forgets."""
 
     def __init__(
         self,
         config: RunConfig,
         history: RunHistory,
-        book: MemoryBook | None,
+        book: MemoryHistory | None,
         *,
         on_gpu: bool,
         shares_gpu: bool,
@@ -72,12 +72,12 @@ class MemoryLadder:
     def ran_out(self, subject: str, where: RanOut, lengths: Lengths, rung: Overrides) -> None:
         """Write down that `subject` did, and keep the `rung` that was taken for later attempts."""
         under = self._history.started_with.get(subject, {})
-        tried = Tried(ran_out=where, settings=self.settings(lengths, under))
+        tried = TriedSettings(ran_out=where, settings=self.settings(lengths, under))
         told = ", ".join(f"{key}={value}" for key, value in rung.items()) or "nothing that could give way is left"
         self._history.ran_out(subject, tried, told)
         if self._book is None:
             return
-        kept = Remembered(overrides=dict(self._history.overrides), tried=tuple(self._history.tried))
+        kept = RememberedSettings(overrides=dict(self._history.overrides), tried=tuple(self._history.tried))
         try:
             self._book.keep(kept, by=f"{self._config.experiment_name}/{self._config.trial_name}")
         except StorageError as error:

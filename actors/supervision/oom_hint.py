@@ -13,16 +13,16 @@ from pathlib import Path
 
 from actors.serving.server_log_tail import decisive_lines, tail
 from launcher.base.messages import Cause, Health
-from launcher.policy.exit_cause import Finding, find_server_cause
+from launcher.policy.exit_cause import ExitFinding, find_server_cause
 from launcher.policy.observed import ServerFacts
 
 
-class LastWords:
+class OomHint:
     """`log`: where a server's log is, by its name. Read once for each life that was condemned."""
 
     def __init__(self, log: Callable[[str], Path]) -> None:
         self._log = log
-        self._found: dict[tuple[str, int], Finding] = {}
+        self._found: dict[tuple[str, int], ExitFinding] = {}
 
     def explain(self, facts: ServerFacts, generation: int) -> ServerFacts:
         """The same, or out of memory in place of hung where its log says so."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from actors.supervision.run_history import RunHistory
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.run_files.line_tail import Tail
+from launcher.run_files.line_tail import LineTail
 
 LAST_BYTES = 256 * 1024
 """Of the metrics: some hundred steps, more than were repeated since the restore that a killed Coordinator ordered."""
@@ -21,12 +21,12 @@ LAST_BYTES = 256 * 1024
 def furthest_step(metrics: Path, attempt: int) -> int:
     """The step after the last that this attempt has committed, as far as the end of its metrics tells."""
     size = metrics.stat().st_size if metrics.exists() else 0
-    lines = Tail(metrics, since=max(0, size - LAST_BYTES)).read()
+    lines = LineTail(metrics, since=max(0, size - LAST_BYTES)).read()
     steps = [line.get("global_step") for line in lines if line.get("attempt") == attempt]
     return 1 + max((step for step in steps if isinstance(step, int)), default=-1)
 
 
-class ProgressBook:
+class ProgressTracker:
     """`furthest`: the step after the last one that this attempt has ever committed."""
 
     def __init__(self, history: RunHistory, furthest: int = 0) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import ray
 
-from actors.cluster.placement_group import Placed
+from actors.cluster.placement_group import RunPlacement
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
-from actors.serving.server_worker_node import SGLangSeat
+from actors.serving.server_worker_node import ServerWorkerNode
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
 from actors.supervision.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
-from launcher.resources.memory_history import MemoryBook
+from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.run_paths import RunPaths
 
 ALWAYS_BACK = {"max_restarts": -1, "max_task_retries": 0}
@@ -35,7 +35,7 @@ class RunActors:
         config: RunConfig,
         paths: RunPaths,
         attempt: int,
-        placed: Placed,
+        placed: RunPlacement,
         server_entry: tuple[str, ...] | None = None,
     ) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class RunActors:
         self._monitor: Any = None
         self.trainer: Any = None
 
-    def create(self, book: MemoryBook) -> Any:
+    def create(self, book: MemoryHistory) -> Any:
         """Servers, trainer, HealthMonitor, Coordinator. Returns the last."""
         config, paths, attempt, placed = self._config, self._paths, self._attempt, self._placed
         for name in server_names(config):
@@ -93,7 +93,7 @@ class RunActors:
             options = self._placed.options_of_a_joining(name, config)
             return (self._new(SGLangServer, options, config, paths, index, entry),)
         seats = tuple(
-            self._new(SGLangSeat, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
+            self._new(ServerWorkerNode, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
             for seat in self._placed.further_seats(index)
         )
         return (self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats), *seats)

@@ -17,8 +17,8 @@ from typing import Any
 from actors.cluster.node_identity import event_on_this_clock
 from actors.supervision.event_facts import attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
 from actors.supervision.fleet_record import LEFT, FleetRecord
-from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentRecord
-from launcher.base.messages import Overrides, Rejection, RunWord, ServerExit
+from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHistory
+from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -35,10 +35,10 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.incident_policy import Ending, Trouble
-from launcher.policy.memory_backoff import Tried
-from launcher.policy.restart_budget import Attempt, touches
+from launcher.policy.memory_backoff import TriedSettings
+from launcher.policy.restart_budget import RepairAttempt, touches
 from launcher.policy.run_state import ENDS, RunState
-from launcher.resources.memory_history import Remembered
+from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, read_lines
 
 EVENTS: Mapping[type[Action], tuple[str, str]] = {
@@ -67,7 +67,7 @@ class RunHistory:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.attempts: list[Attempt] = []
+        self.attempts: list[RepairAttempt] = []
         self.proved: dict[str, float] = {}  # by subject, when the run first got further after its last repair
         self.furthest = 0
         self.state = RunState.INITIALIZING
@@ -80,15 +80,15 @@ class RunHistory:
         self.damaged_checkpoints: dict[int, frozenset[float]] = {}  # by step, when they were made
         self.abandoned: set[str] = set()
         self.died: set[tuple[str, int]] = set()
-        self.tried: list[Tried] = []
+        self.tried: list[TriedSettings] = []
         self.abort_reason = ""
         self.hold_reason = ""
         self.nodes: set[str] = set()
         self.coordinator_nodes: set[str] = set()
-        self.ending: RunWord | None = None
+        self.ending: TerminalStatus | None = None
         self.ending_reason = ""
         self.was_begun = False
-        self.incidents = IncidentRecord()
+        self.incidents = IncidentHistory()
         self.fleet = FleetRecord()
 
     @classmethod
@@ -136,7 +136,7 @@ class RunHistory:
             return
         self._record(f"run.{state.lower()}", reason=reason, state=state)
 
-    def attempted(self, attempt: Attempt) -> None:
+    def attempted(self, attempt: RepairAttempt) -> None:
         facts = dataclasses.asdict(attempt)
         self._record(ATTEMPT, subject=facts.pop("subject"), reason=f"{attempt.cause}: {attempt.rung}", **facts)
 
@@ -185,7 +185,7 @@ class RunHistory:
         subject = f"step {global_step}"
         self._record("checkpoint.damaged", subject=subject, reason=reason, global_step=global_step, made_at=made_at)
 
-    def ran_out(self, subject: str, tried: Tried, reason: str) -> None:
+    def ran_out(self, subject: str, tried: TriedSettings, reason: str) -> None:
         self._record(
             "memory.ran_out",
             subject=subject,
@@ -194,7 +194,7 @@ class RunHistory:
             settings=dataclasses.asdict(tried.settings),
         )
 
-    def remembered(self, kept: Remembered, reason: str) -> None:
+    def remembered(self, kept: RememberedSettings, reason: str) -> None:
         """What earlier attempts learnt on this host holds from the first start on."""
         tried = [{"ran_out": one.ran_out, "settings": dataclasses.asdict(one.settings)} for one in kept.tried]
         self._record(REMEMBERED, subject="memory", reason=reason, overrides=dict(kept.overrides), tried=tried)
@@ -333,7 +333,7 @@ class RunHistory:
                 self.hold_reason = ""
             case "run.halting":
                 if self.ending is None:  # whoever begins it again after a restart no longer knows why it was begun
-                    self.ending = RunWord(str(event.get("word")))
+                    self.ending = TerminalStatus(str(event.get("word")))
                     self.ending_reason = str(event.get("reason", ""))
 
     def _started(self, subject: str, event: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ from actors.processes.background_tasks import keep, raise_defects
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
 from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
-from launcher.policy.exit_cause import Finding, find_server_cause
+from launcher.policy.exit_cause import ExitFinding, find_server_cause
 from launcher.policy.observed import ServerFacts
 from launcher.resources.oom_kill_watch import KillWatch
 
@@ -30,7 +30,7 @@ UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and nobody has found fault")
 
 
-class ServerSlot:
+class ServerHandle:
     """`generation` is the life that was ordered last; `died` hears of the end of one that nobody ordered.
 
     `recovered`: the last life whose end has been got over.
@@ -126,7 +126,7 @@ class ServerSlot:
         raise_defects(self._tasks)
         state, end = self._state(in_pool), self._end()
         if homeless_since is not None and not self._is_ordered and end is None:
-            end = Finding(cause=Cause.NODE_LOST, reason=f"no node has room for {self.name}")
+            end = ExitFinding(cause=Cause.NODE_LOST, reason=f"no node has room for {self.name}")
             state = ServerState.FAILED if self.is_abandoned else ServerState.DEAD
         if not is_publishing:
             self._was_ready = state is ServerState.READY
@@ -167,25 +167,25 @@ class ServerSlot:
             return ServerState.STALE  # it has generated, and nobody has admitted it
         return in_pool.state if in_pool.state in (ServerState.READY, ServerState.SUSPECT) else ServerState.STALE
 
-    def _end(self) -> Finding | None:
+    def _end(self) -> ExitFinding | None:
         """How its life ended; None where it lives, or is being started."""
         if self._is_ordered:
             return None
         if self._lost_life == self.generation:
-            return Finding(cause=Cause.NODE_LOST, reason=self._lost_with)
+            return ExitFinding(cause=Cause.NODE_LOST, reason=self._lost_with)
         if self.exit is not None and self.exit.generation == self.generation:
             killed = self._kills.risen() if is_here(self.exit.node) else self.exit.oom_kills
             found = find_server_cause(self.exit.reason.split(" | "), self.exit.exit_code, oom_kills=killed)
             return dataclasses.replace(found, reason=self.exit.reason)
         if self._info is not None and self._info.generation < self.generation:
-            return Finding(cause=Cause.SERVER_CRASH, reason="its actor's process ended, and the server with it")
+            return ExitFinding(cause=Cause.SERVER_CRASH, reason="its actor's process ended, and the server with it")
         over = {ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED}
         if self._info is not None and self._info.state in over:
             found = find_server_cause(self._info.reason.split(" | "), None)
             return dataclasses.replace(found, reason=self._info.reason or f"it is {self._info.state}")
         return self._given_up()
 
-    def _given_up(self) -> Finding | None:
+    def _given_up(self) -> ExitFinding | None:
         """A start that failed, or that nobody waits for any more, and of which the actor says nothing final.
 
         Without this a server whose actor hangs, or was never created, would be starting for ever.
@@ -194,7 +194,7 @@ class ServerSlot:
             return None
         is_late = time.monotonic() - self._adopted_at > self._setup_s + STOP_S
         reason = self._failed_start or (f"adopted, and still not ready after {self._setup_s:g} s" if is_late else "")
-        return Finding(cause=Cause.SERVER_HANG, reason=reason) if reason else None
+        return ExitFinding(cause=Cause.SERVER_HANG, reason=reason) if reason else None
 
     async def _look_on(self) -> None:
         while True:

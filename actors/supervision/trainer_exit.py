@@ -9,10 +9,10 @@ from pathlib import Path
 
 from actors.cluster.ray_oom_kills import killed_for_memory
 from actors.serving.server_log_tail import decisive_lines, tail
-from launcher.policy.exit_cause import Finding, find_trainer_cause
+from launcher.policy.exit_cause import ExitFinding, find_trainer_cause
 
 
-async def why_it_ended(node: str, pid: int, *, oom_kills: int, log: Path, since: int) -> Finding:
+async def why_it_ended(node: str, pid: int, *, oom_kills: int, log: Path, since: int) -> ExitFinding:
     """`oom_kills`: of the kernel, meanwhile. `since`: the byte of the log up to which all was well."""
     if oom_kills:
         return find_trainer_cause([], -signal.SIGKILL, oom_kills=oom_kills)

@@ -12,7 +12,7 @@ NOT_OF_THE_PROCESS = frozenset({Cause.NONFINITE, Cause.VERIFIER_BROKEN})
 OF_THE_REWARD = frozenset({"RewardError", "RewardImportError"})
 
 
-class LoopTrouble:
+class TrainerFault:
     """Of one trainer over all its lives."""
 
     def __init__(self) -> None:

@@ -21,12 +21,12 @@ from actors.processes.background_tasks import keep, raise_defects
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
 from actors.supervision.trainer_exit import why_it_ended
-from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, LoopTrouble, cause_of
+from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, Incident, Overrides, ServerInfo, TrainerReady, TrainerView, Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.canary_policy import CanaryRound
-from launcher.policy.exit_cause import Finding, find_trainer_cause
+from launcher.policy.exit_cause import ExitFinding, find_trainer_cause
 from launcher.policy.memory_backoff import Lengths
 from launcher.policy.observed import TrainerFacts
 from launcher.resources.oom_kill_watch import KillWatch
@@ -41,7 +41,7 @@ Life = tuple[str, int]
 """Node and pid: on another node the same pid is another process."""
 
 
-class TrainerLink:
+class TrainerHandle:
     """`ended` hears why a process ended."""
 
     def __init__(
@@ -71,13 +71,13 @@ class TrainerLink:
         self._dead: Life = ("", -1)
         self._lease_s = lease_s
         self._fenced_until = 0.0
-        self._last_words: Finding | None = None
+        self._last_words: ExitFinding | None = None
         self._kills = KillWatch()
         self._watched: Life = ("", 0)
         self._is_ordered = False
         self._overdue = ""
         self._busy, self._busy_since = "", 0.0
-        self._trouble = LoopTrouble()
+        self._trouble = TrainerFault()
         self._asked, self._heard = 0, 0
         self._run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,7 +125,7 @@ class TrainerLink:
         if not node or self.view.node != node:
             return False
         self._dead = _life_of(self.view)
-        self._last_words = Finding(cause=Cause.NODE_LOST, reason=reason)
+        self._last_words = ExitFinding(cause=Cause.NODE_LOST, reason=reason)
         self.fence()
         self._ended(reason)
         self._changed.set()
@@ -334,7 +334,7 @@ class TrainerLink:
         await self.refresh()
         self._changed.set()
 
-    def _note_end(self, found: Finding) -> None:
+    def _note_end(self, found: ExitFinding) -> None:
         """Only what tells more than that it ended."""
         if found.ran_out is not None:
             self._last_words = found

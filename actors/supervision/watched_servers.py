@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from actors.monitoring.monitor_view import Watched
-from actors.supervision.server_handle import ServerSlot
+from actors.supervision.server_handle import ServerHandle
 from launcher.base.messages import ServerInfo, ServerState, TrainerView
 from launcher.policy.observation_history import Task
 
@@ -17,7 +17,7 @@ from launcher.policy.observation_history import Task
 class WatchedServers:
     """`load_s`: within which a server must have loaded weights."""
 
-    def __init__(self, slots: Mapping[str, ServerSlot], *, load_s: float) -> None:
+    def __init__(self, slots: Mapping[str, ServerHandle], *, load_s: float) -> None:
         self._slots = slots
         self._load_s = load_s
         self._loading_since: dict[str, float] = {}

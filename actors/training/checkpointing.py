@@ -12,12 +12,12 @@ from typing import Any
 from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
-from actors.training.run_position import Position
+from actors.training.run_position import RunPosition
 from actors.training.step_memory import Restored, StepMemory
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryState
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
 from launcher.checkpoints.retention import worth_sparing
 from launcher.checkpoints.state_files import POSITION_FILE
 from launcher.checkpoints.uploads import Uploader, remote_of
@@ -52,11 +52,11 @@ class Checkpointer:
     def _newest(self) -> Checkpoint | None:
         return next((c for c in reversed(self._store.list()) if c.state is CheckpointState.COMMITTED), None)
 
-    def remember(self, model: PolicyModel, queue: PromptQueue, position: Position, report: StepReport) -> None:
+    def remember(self, model: PolicyModel, queue: PromptQueue, position: RunPosition, report: StepReport) -> None:
         """Keep the state behind the step of `report` in memory: from then on no kill takes the step back."""
         self._memory.keep(model, queue, position, report, self._base)
 
-    def forget(self, position: Position) -> None:
+    def forget(self, position: RunPosition) -> None:
         """The trainer ends: what the disk holds as well need not stay in memory."""
         if self._uploads is not None:
             self._uploads.close()
@@ -73,7 +73,7 @@ class Checkpointer:
     def evaluation_is_due(self, *, ended_epoch: bool) -> bool:
         return self._evaluator.step_done(ended_epoch=ended_epoch, now=time.monotonic())
 
-    def save(self, model: PolicyModel, queue: PromptQueue, position: Position) -> Checkpoint | None:
+    def save(self, model: PolicyModel, queue: PromptQueue, position: RunPosition) -> Checkpoint | None:
         """Commit the state after the last step, then prune; None where that step is saved already, or there is none.
 
         Raises CheckpointError, with the older checkpoints as they were.
@@ -110,7 +110,7 @@ class Checkpointer:
             self._uploads.committed()
         return committed
 
-    def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> Position:
+    def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> RunPosition:
         """Put model, optimizer, RNG, data position and counters back to what `folder` holds.
 
         Checkpoints of later steps are set aside: those steps are trained again. Raises CheckpointError.
@@ -119,7 +119,7 @@ class Checkpointer:
         path = folder / POSITION_FILE
         try:
             state = json.loads(path.read_text())
-            position = Position.from_json(state["position"])
+            position = RunPosition.from_json(state["position"])
             queue.load_state_dict(state["queue"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} can't be read: {error!r}", "resume from an older checkpoint") from error
@@ -142,19 +142,19 @@ class Checkpointer:
             raise CheckpointError(f"{checkpoint} can't be gone back to: {proof.why_not}", "an older one is used")
         return Restored(position=self.load(checkpoint.path, model, queue))
 
-    def _load_state(self, state: MemoryState, model: PolicyModel, queue: PromptQueue) -> Restored:
+    def _load_state(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
         restored = self._memory.load(state, model, queue)
         self._go_on_from(restored.position, str(state), is_last_step_owed=True)
         return restored
 
-    def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> Position:
+    def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> RunPosition:
         """Back to the weights that the run began with, and to the data position `first`; every checkpoint is aside."""
         model.begin_anew()
         queue.load_state_dict(first)
-        self._go_on_from(Position(), "the beginning")
-        return Position()
+        self._go_on_from(RunPosition(), "the beginning")
+        return RunPosition()
 
-    def _go_on_from(self, position: Position, what: str, *, is_last_step_owed: bool = False) -> None:
+    def _go_on_from(self, position: RunPosition, what: str, *, is_last_step_owed: bool = False) -> None:
         """`is_last_step_owed`: what was due after the last step may not have been done; it is asked again."""
         done = position.next_step - 1
         for aside in self._store.set_aside_after(done):

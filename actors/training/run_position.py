@@ -19,7 +19,7 @@ stand in events.jsonl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class RunPosition:
     """Where the run stands: `next_step` counts from 0, `epoch_step` is its number within `epoch`."""
 
     next_step: int = 0
@@ -37,7 +37,7 @@ class Position:
             return None
         return CheckpointName(epoch=self.last_epoch, epoch_step=self.last_epoch_step, global_step=self.next_step - 1)
 
-    def after_step(self, *, reward: float, epoch: int) -> Position:
+    def after_step(self, *, reward: float, epoch: int) -> RunPosition:
         """The step was committed; `epoch` is the queue's, one further where that step ended an epoch."""
         return dataclasses.replace(
             self,
@@ -49,14 +49,14 @@ class Position:
             recent_rewards=(*self.recent_rewards, reward)[-REWARDS_KEPT:],
         )
 
-    def with_evals(self, evals: Sequence[EvalReport]) -> Position:
+    def with_evals(self, evals: Sequence[EvalReport]) -> RunPosition:
         return dataclasses.replace(self, evals=(*evals[:1], *evals[1:][1 - EVALS_KEPT :]))
 
     def to_json(self) -> dict[str, object]:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Position:
+    def from_json(cls, data: Mapping[str, Any]) -> RunPosition:
         fields = dict(data)
         evals = tuple(EvalReport(**report) for report in fields.pop("evals"))
         rewards = tuple(fields.pop("recent_rewards"))

@@ -28,7 +28,7 @@ from actors.model.policy_model import PolicyModel, UpdateStats
 from actors.rollout.live_rollouts import Stopped
 from actors.training.checkpointing import Checkpointer
 from actors.training.rejections import Rejections
-from actors.training.run_position import Position
+from actors.training.run_position import RunPosition
 from launcher.base.errors import CheckpointError, TrainerError
 from launcher.base.messages import Cause, EvalReport, StepReport
 from launcher.base.rollouts import RolloutBatch
@@ -100,7 +100,7 @@ class GrpoLoop:
         self._journal = journal
         self._attempt = attempt
         self._gate = gate
-        self._position = Position()
+        self._position = RunPosition()
         self._stopping = False
         self._saves = True
         self._nonfinite_in_a_row = 0
@@ -129,7 +129,7 @@ class GrpoLoop:
     def policy_version(self) -> int:
         return self._model.policy_version
 
-    def restore(self, position: Position, *, is_last_step_owed: bool = False) -> None:
+    def restore(self, position: RunPosition, *, is_last_step_owed: bool = False) -> None:
         """Go on after `position`; the model and the queue have been restored by the caller.
 
         `is_last_step_owed`: what was due after the last step may not have been done; `run` begins with it.
@@ -262,7 +262,7 @@ class GrpoLoop:
         self._queue.requeue(batch.prompt_ids)
         self.rejections.add(batch, decision, self.next_step)
 
-    def _write_down(self, taken: Position, batch: RolloutBatch, metrics: dict[str, float]) -> None:
+    def _write_down(self, taken: RunPosition, batch: RolloutBatch, metrics: dict[str, float]) -> None:
         """The step at `taken` is committed: first its state, then its lines, which the state holds too."""
         self.rejections.committed(taken.next_step)
         report = StepReport(

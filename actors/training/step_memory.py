@@ -22,12 +22,12 @@ from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.stored_tensors import overwrite_tensors
-from actors.training.run_position import Position
+from actors.training.run_position import RunPosition
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
 from launcher.base.private_folders import make_private
 from launcher.checkpoints.checkpoint_store import Checkpoint
-from launcher.checkpoints.in_memory_checkpoints import MemoryState, MemoryStates, StateFacts, write_small
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints, StateFacts, write_small
 from launcher.checkpoints.state_files import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import RunConfig
@@ -42,7 +42,7 @@ MIB = 2**20
 class Restored:
     """Where a trainer goes on. `last`: the step that its state ends with, where it comes from memory."""
 
-    position: Position
+    position: RunPosition
     last: StepReport | None = None
 
 
@@ -50,7 +50,7 @@ class StepMemory:
     """Of one life of the trainer. What can't be kept costs an event and not the run."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, journal: Journal) -> None:
-        self._states = MemoryStates(paths)
+        self._states = InMemoryCheckpoints(paths)
         self._is_on = config.recover.memory
         self._journal = journal
         self._fingerprint = config_fingerprint(config)
@@ -61,7 +61,7 @@ class StepMemory:
         self._next_at = float("-inf")
 
     def keep(
-        self, model: PolicyModel, queue: PromptQueue, position: Position, report: StepReport, base: Checkpoint | None
+        self, model: PolicyModel, queue: PromptQueue, position: RunPosition, report: StepReport, base: Checkpoint | None
     ) -> None:
         """The state behind the step of `report`, which is `position`. `base`: the newest checkpoint on the disk."""
         name = position.checkpoint_name
@@ -90,7 +90,7 @@ class StepMemory:
         ended = time.monotonic()
         self._next_at = ended + (ended - began) * (1 - self._share) / self._share
 
-    def _facts_of(self, position: Position, policy_version: int, base: Checkpoint | None) -> StateFacts:
+    def _facts_of(self, position: RunPosition, policy_version: int, base: Checkpoint | None) -> StateFacts:
         return StateFacts(
             global_step=position.next_step - 1,
             epoch=position.last_epoch,
@@ -125,19 +125,19 @@ class StepMemory:
             self._journal.record("state.failed", subject="trainer", reason=reason, global_step=step)
         self._has_failed = True
 
-    def find(self, global_step: int, checkpoints: Sequence[Checkpoint]) -> MemoryState | None:
+    def find(self, global_step: int, checkpoints: Sequence[Checkpoint]) -> InMemoryCheckpoint | None:
         """The state after a step, where it counts beside these checkpoints."""
         if not self._is_on:
             return None
         found = [state for state in self._states.standing(checkpoints) if state.global_step == global_step]
         return found[-1] if found else None
 
-    def load(self, state: MemoryState, model: PolicyModel, queue: PromptQueue) -> Restored:
+    def load(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
         """Put everything back to it, once it is proven whole. Raises CheckpointError; it then counts no more."""
         try:
             state.verify()
             kept = _read(state.folder / POSITION_FILE)
-            restored = Restored(position=Position.from_json(kept["position"]), last=_report(kept["report"]))
+            restored = Restored(position=RunPosition.from_json(kept["position"]), last=_report(kept["report"]))
             if restored.position.next_step - 1 != state.global_step:
                 raise CheckpointError(f"{state.folder} is not of step {state.global_step}", "an older state is used")
             model.load(state.folder)

@@ -15,7 +15,7 @@ from actors.data.dataset import load_records
 from actors.data.prompt_queue import PromptQueue
 from actors.data.training_data import DataLoader
 from actors.model.policy_model import PolicyModel, UpdateStats
-from actors.ranks.rank_controller import RankCrew
+from actors.ranks.rank_controller import RankController
 from actors.reward.canaries import make_canaries, pick, score_canaries
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
@@ -76,7 +76,7 @@ class Training:
         records = load_records(config.train_dataset, key="train_dataset")
         crew = None
         if config.actor.dp_size > 1:
-            crew = RankCrew(config, paths, self._journal, rank_options)
+            crew = RankController(config, paths, self._journal, rank_options)
         self._model = PolicyModel(
             config.actor,
             config.ref,

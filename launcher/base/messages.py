@@ -228,7 +228,7 @@ class Snapshot:
     committed: int = 0
 
 
-class RunWord(enum.StrEnum):
+class TerminalStatus(enum.StrEnum):
     """How a run ends (P9)."""
 
     FINISHED = "FINISHED"
@@ -236,17 +236,21 @@ class RunWord(enum.StrEnum):
     ABORTED = "ABORTED"
 
 
-EXIT_CODES: Mapping[RunWord, int] = {RunWord.FINISHED: 0, RunWord.ERRORED: 3, RunWord.ABORTED: 130}
+EXIT_CODES: Mapping[TerminalStatus, int] = {
+    TerminalStatus.FINISHED: 0,
+    TerminalStatus.ERRORED: 3,
+    TerminalStatus.ABORTED: 130,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """The last word of a run, its reason, and what the user may do next.
 
     `last_step` is the last one committed, None where there was none. `exit_code` only where it isn't the word's own.
     """
 
-    word: RunWord
+    word: TerminalStatus
     reason: str
     next_command: str = ""
     last_step: int | None = None

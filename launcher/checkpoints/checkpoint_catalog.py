@@ -18,16 +18,16 @@ from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, 
 from launcher.checkpoints.checkpoint_listing import list_folder
 from launcher.checkpoints.checkpoint_store import SET_ASIDE
 from launcher.checkpoints.model_files import find_shards
-from launcher.checkpoints.recorded_health import RunPast, read_past, seen_ever
+from launcher.checkpoints.recorded_health import RecordedHealth, read_past, seen_ever
 from launcher.checkpoints.tensor_files import read_entries
-from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Proof, verify
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
-from launcher.policy.checkpoint_status import Damage, Judged, Standing, judge
+from launcher.policy.checkpoint_status import CheckpointStatus, Damage, JudgedCheckpoint, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CatalogEntry:
     """One checkpoint. `reward`: the mean around its step. `problem`: why it is not complete, "" where it is.
     `set_aside_as`: condemned, superseded or damaged, where the run took it out of its list. `proof`: where asked for.
     """
@@ -36,7 +36,7 @@ class Entry:
     created_at: float
     bytes: int
     reward: float | None
-    standing: Standing
+    standing: CheckpointStatus
     reason: str
     problem: str
     set_aside_as: str = ""
@@ -60,37 +60,37 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class CheckpointCatalog:
     """`entries`: the newest last. `recover_info`: AReaL's, None where there is none."""
 
-    trial: Trial
-    past: RunPast
-    entries: tuple[Entry, ...]
+    trial: TrialFolder
+    past: RecordedHealth
+    entries: tuple[CatalogEntry, ...]
     recover_info: RecoverInfo | None
 
-    def proven(self, entry: Entry) -> Entry:
+    def proven(self, entry: CatalogEntry) -> CatalogEntry:
         """The same after everything of it was read."""
         proof = prove(self.trial, entry)
         return _judged(dataclasses.replace(entry, proof=proof, problem=proof.why_not), self.past)
 
-    def entry_of(self, checkpoint: Checkpoint) -> Entry:
+    def entry_of(self, checkpoint: Checkpoint) -> CatalogEntry:
         """Of a folder that lies elsewhere."""
         return _entry(checkpoint, self.past)
 
-    def would_be(self, entry: Entry) -> Standing:
+    def would_be(self, entry: CatalogEntry) -> CheckpointStatus:
         """Its state, were its content proven."""
         return self.judged(entry).standing
 
-    def judged(self, entry: Entry) -> Judged:
+    def judged(self, entry: CatalogEntry) -> JudgedCheckpoint:
         """The same with the reason."""
         return _judge(entry, self.past, is_vouched=True)
 
-    def standing_of(self, global_step: int) -> Standing:
+    def standing_of(self, global_step: int) -> CheckpointStatus:
         """Of a whole checkpoint of that step, if there were one."""
         return _judge_step(global_step, self.past, is_vouched=True, problem="", set_aside_as="").standing
 
 
-def read_shelf(trial: Trial) -> Shelf:
+def read_shelf(trial: TrialFolder) -> CheckpointCatalog:
     """Raises CheckpointError where a folder can't be listed."""
     past = read_past(trial.paths) if trial.is_ours else _areal_past(trial)
     found = [_entry(checkpoint, past) for checkpoint in (*list_folder(trial.default), *list_folder(_aside(trial)))]
@@ -98,37 +98,37 @@ def read_shelf(trial: Trial) -> Shelf:
     info = None
     if trial.recover_info is not None:
         info = read_recover_info(trial.recover_info, trial.areal_checkpoint)
-    return Shelf(trial=trial, past=past, entries=tuple(found), recover_info=info)
+    return CheckpointCatalog(trial=trial, past=past, entries=tuple(found), recover_info=info)
 
 
-def prove(trial: Trial, entry: Entry) -> Proof:
+def prove(trial: TrialFolder, entry: CatalogEntry) -> Proof:
     paths = trial.paths
     mine = Identity(experiment_name=paths.experiment_name, trial_name=paths.trial_name) if trial.is_ours else None
     return verify(entry.path, name=entry.checkpoint.name, identity=mine)
 
 
-def _aside(trial: Trial) -> Path:
+def _aside(trial: TrialFolder) -> Path:
     return trial.default / SET_ASIDE
 
 
-def _areal_past(trial: Trial) -> RunPast:
+def _areal_past(trial: TrialFolder) -> RecordedHealth:
     rewards, settings = read_areal_rewards(trial.logs), RewardHealthConfig()
     damage: Damage | None = seen_ever(rewards, settings)
-    return RunPast(rewards=rewards, damage=damage, settings=RestoreConfig(), reward_settings=settings)
+    return RecordedHealth(rewards=rewards, damage=damage, settings=RestoreConfig(), reward_settings=settings)
 
 
-def _entry(checkpoint: Checkpoint, past: RunPast) -> Entry:
+def _entry(checkpoint: Checkpoint, past: RecordedHealth) -> CatalogEntry:
     manifest, files = checkpoint.manifest, _files(checkpoint.path)
     aside = checkpoint.path.name.partition(".")[2].partition("-")[0]
     reward = None if aside else past.reward_around(checkpoint.global_step)  # those steps were taken again by now
     if reward is None and manifest is not None:
         reward = manifest.reward_mean
-    entry = Entry(
+    entry = CatalogEntry(
         checkpoint=checkpoint,
         created_at=max((made for _, made in files), default=0.0) if manifest is None else manifest.created_at,
         bytes=sum(size for size, _ in files),
         reward=reward,
-        standing=Standing.UNVERIFIED,
+        standing=CheckpointStatus.UNVERIFIED,
         reason="",
         problem=_problem(checkpoint),
         set_aside_as=aside,
@@ -136,17 +136,19 @@ def _entry(checkpoint: Checkpoint, past: RunPast) -> Entry:
     return _judged(entry, past)
 
 
-def _judged(entry: Entry, past: RunPast) -> Entry:
+def _judged(entry: CatalogEntry, past: RecordedHealth) -> CatalogEntry:
     found = _judge(entry, past, is_vouched=entry.is_vouched)
     return dataclasses.replace(entry, standing=found.standing, reason=found.reason)
 
 
-def _judge(entry: Entry, past: RunPast, *, is_vouched: bool) -> Judged:
+def _judge(entry: CatalogEntry, past: RecordedHealth, *, is_vouched: bool) -> JudgedCheckpoint:
     problem, aside = entry.problem, entry.set_aside_as
     return _judge_step(entry.global_step, past, is_vouched=is_vouched, problem=problem, set_aside_as=aside)
 
 
-def _judge_step(global_step: int, past: RunPast, *, is_vouched: bool, problem: str, set_aside_as: str) -> Judged:
+def _judge_step(
+    global_step: int, past: RecordedHealth, *, is_vouched: bool, problem: str, set_aside_as: str
+) -> JudgedCheckpoint:
     return judge(
         global_step,
         is_vouched=is_vouched,

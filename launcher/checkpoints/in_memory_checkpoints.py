@@ -83,7 +83,7 @@ class StateFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryState:
+class InMemoryCheckpoint:
     """A state that claims to be whole; `verify` proves it."""
 
     folder: Path
@@ -126,7 +126,7 @@ class MemoryState:
                 raise CheckpointError(f"{path} was changed: it has {found}, its manifest says {record}", UNUSABLE)
 
 
-class MemoryStates:
+class InMemoryCheckpoints:
     """The states of one run. Asking creates nothing; one process writes, any number may read."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -144,13 +144,13 @@ class MemoryStates:
 
     # ── reading ──
 
-    def standing(self, checkpoints: Sequence[Checkpoint]) -> list[MemoryState]:
+    def standing(self, checkpoints: Sequence[Checkpoint]) -> list[InMemoryCheckpoint]:
         """Those that count beside these checkpoints on the disk, the newest last."""
         found = self._all()
         run = self.run_began() if found else None
         return [state for state in found if state.facts.run == run and _stands_on_any(state.facts, checkpoints)]
 
-    def newest_whole(self, checkpoints: Sequence[Checkpoint]) -> MemoryState | None:
+    def newest_whole(self, checkpoints: Sequence[Checkpoint]) -> InMemoryCheckpoint | None:
         """The newest that counts and proves whole now."""
         for state in reversed(self.standing(checkpoints)):
             try:
@@ -160,8 +160,8 @@ class MemoryStates:
             return state
         return None
 
-    def _all(self) -> list[MemoryState]:
-        found = [state for slot in SLOTS if (state := MemoryState.read(self._root / slot)) is not None]
+    def _all(self) -> list[InMemoryCheckpoint]:
+        found = [state for slot in SLOTS if (state := InMemoryCheckpoint.read(self._root / slot)) is not None]
         return sorted(found, key=lambda state: state.global_step)
 
     # ── writing ──
@@ -199,10 +199,10 @@ class MemoryStates:
         """States of later steps count no more; which they were."""
         return self._drop([state for state in self._all() if state.global_step > global_step])
 
-    def drop(self, state: MemoryState) -> None:
+    def drop(self, state: InMemoryCheckpoint) -> None:
         self._drop([state])
 
-    def _drop(self, states: list[MemoryState]) -> tuple[int, ...]:
+    def _drop(self, states: list[InMemoryCheckpoint]) -> tuple[int, ...]:
         for state in states:
             (state.folder / MANIFEST_NAME).unlink(missing_ok=True)
         return tuple(state.global_step for state in states)

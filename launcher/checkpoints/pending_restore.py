@@ -27,7 +27,7 @@ from launcher.base.errors import CheckpointError, ConfigError, StorageError
 from launcher.base.folder_swap import copy_folder, exchange, put_in_place
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName, verify_checkpoint
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.manifest import Manifest
 from launcher.checkpoints.state_files import POSITION_FILE
 from launcher.checkpoints.verification import Identity, verify
@@ -46,7 +46,7 @@ TAKEN = "recovery.taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RestoreRecord:
     """What recovery.json says. `first_damaged`: checkpoints from this step on hold damage; None: none is known."""
 
     id: str
@@ -60,21 +60,23 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PendingRestore:
     """A recover_checkpoint/ that was proven whole. `record`: None where somebody else put it there."""
 
     folder: Path
     name: CheckpointName
     manifest: Manifest
-    record: Record | None
+    record: RestoreRecord | None
 
 
 # ── what setup_recovery does ──
 
 
-def prepare(paths: RunPaths, source: Checkpoint, *, forced: str = "", first_damaged: int | None = None) -> Record:
+def prepare(
+    paths: RunPaths, source: Checkpoint, *, forced: str = "", first_damaged: int | None = None
+) -> RestoreRecord:
     """Put a verified copy of `source` at recover_checkpoint/. Raises CheckpointError, with all as it was before."""
-    record = Record(
+    record = RestoreRecord(
         id=secrets.token_hex(6),
         prepared_at=time.time(),
         source=str(source.path),
@@ -111,9 +113,9 @@ def _prove(paths: RunPaths, staged: Path, name: CheckpointName) -> None:
         raise CheckpointError(f"the copy is not whole: {proof.why_not}", "choose an older checkpoint")
 
 
-def _forget_old(paths: RunPaths, newest: Record) -> None:
+def _forget_old(paths: RunPaths, newest: RestoreRecord) -> None:
     """What was replaced longer ago; what somebody else had put there is kept however old."""
-    record: Record | None = newest
+    record: RestoreRecord | None = newest
     kept: list[Path] = []
     while record is not None and len(kept) < KEPT_UNDOS:
         kept.append(paths.checkpoints / f"{STAGED}{record.id}")
@@ -177,11 +179,11 @@ def is_own(folder: Path) -> bool:
     return folder.name == f"{STAGED}{record.id}"
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> RestoreRecord | None:
     """None where there is none that can be read."""
     try:
         data = json.loads((folder / RECORD).read_bytes())
-        return Record(**data) if data["format"] == FORMAT else None
+        return RestoreRecord(**data) if data["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -189,7 +191,7 @@ def read_record(folder: Path) -> Record | None:
 # ── what a launch does ──
 
 
-def find_prepared(config: RunConfig, paths: RunPaths, *, any_settings: bool = False) -> Prepared | None:
+def find_prepared(config: RunConfig, paths: RunPaths, *, any_settings: bool = False) -> PendingRestore | None:
     """What is prepared for this launch; None: nothing. Raises ConfigError where it can't be used, changing nothing."""
     folder = paths.recover_checkpoint
     if not folder.is_dir():
@@ -211,7 +213,7 @@ def find_prepared(config: RunConfig, paths: RunPaths, *, any_settings: bool = Fa
         raise ConfigError(
             f"{folder} was made with other settings: " + "; ".join(map(str, differences)), f"set them back; or {hint}"
         )
-    return Prepared(folder=folder, name=name, manifest=manifest, record=read_record(folder))
+    return PendingRestore(folder=folder, name=name, manifest=manifest, record=read_record(folder))
 
 
 def _name_of(folder: Path, manifest: Manifest) -> CheckpointName:
@@ -231,10 +233,10 @@ def _name_of(folder: Path, manifest: Manifest) -> CheckpointName:
     return name
 
 
-def take(prepared: Prepared, paths: RunPaths, journal: Journal) -> Checkpoint:
+def take(prepared: PendingRestore, paths: RunPaths, journal: Journal) -> Checkpoint:
     """Make it the newest checkpoint of the run, and the only thing there is to go on from. Raises CheckpointError."""
     store, step = CheckpointStore(paths.default_checkpoints), prepared.name.global_step
-    MemoryStates(paths).drop_after(step - 1)  # a state of this very step may be of another branch
+    InMemoryCheckpoints(paths).drop_after(step - 1)  # a state of this very step may be of another branch
     record = prepared.record
     aside: list[Path] = []
     if record is not None and record.first_damaged is not None:
@@ -252,7 +254,7 @@ def take(prepared: Prepared, paths: RunPaths, journal: Journal) -> Checkpoint:
     return checkpoint
 
 
-def _same(store: CheckpointStore, prepared: Prepared) -> Checkpoint | None:
+def _same(store: CheckpointStore, prepared: PendingRestore) -> Checkpoint | None:
     """The store's own of that step, where it is whole and the same files."""
     found = store.find(prepared.name.global_step)
     if found is None or found.manifest is None or found.manifest.files != prepared.manifest.files:
@@ -264,7 +266,7 @@ def _same(store: CheckpointStore, prepared: Prepared) -> Checkpoint | None:
     return found
 
 
-def _put_into(store: CheckpointStore, prepared: Prepared, aside: list[Path]) -> Checkpoint:
+def _put_into(store: CheckpointStore, prepared: PendingRestore, aside: list[Path]) -> Checkpoint:
     manifest, name = prepared.manifest, prepared.name
     aside += store.set_aside_after(name.global_step - 1)
     with store.staging(name) as staged:

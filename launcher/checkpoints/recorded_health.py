@@ -34,7 +34,7 @@ Line = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPast:
+class RecordedHealth:
     """`rewards`: of the steps that stand, in order. `last_step`: the last of them, -1 before the first."""
 
     rewards: tuple[RewardPoint, ...] = ()
@@ -52,13 +52,13 @@ class RunPast:
         return sum(near) / len(near) if near else None
 
 
-def read_past(paths: RunPaths) -> RunPast:
+def read_past(paths: RunPaths) -> RecordedHealth:
     """Of a run of ours. Files that are not there tell nothing."""
     settings = _section(paths.config, "restore", RestoreConfig)
     reward_settings = _section(paths.config, "reward_health", RewardHealthConfig)
     rewards, open_incidents = _replay(_merged(paths))
     damage = _first(open_incidents.values()) or seen_now(rewards, reward_settings)
-    return RunPast(rewards=tuple(rewards), damage=damage, settings=settings, reward_settings=reward_settings)
+    return RecordedHealth(rewards=tuple(rewards), damage=damage, settings=settings, reward_settings=reward_settings)
 
 
 def _merged(paths: RunPaths) -> list[Line]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryState, MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
@@ -16,13 +16,13 @@ Damaged = Mapping[int, Set[float]]
 """Of each step, when those were made that could not be loaded: one that is made anew after a restore is another."""
 
 
-class Shelf:
+class RestoreCandidates:
     """The checkpoints of a run, and the states in this machine's memory."""
 
     def __init__(self, config: RunConfig, paths: RunPaths) -> None:
         self._config = config
         self._store = CheckpointStore(paths.default_checkpoints)
-        self._memory = MemoryStates(paths)
+        self._memory = InMemoryCheckpoints(paths)
 
     def facts(self, damaged: Damaged, *, healthy_until: int) -> tuple[CheckpointFacts, ...]:
         """Of each committed one. `healthy_until`: the last step that was judged healthy; a checkpoint is good so many
@@ -47,7 +47,7 @@ class Shelf:
         ]
         return certified([*on_disk, *in_memory], healthy_until, self._config.restore)
 
-    def _in_memory(self, checkpoints: Sequence[Checkpoint]) -> Sequence[MemoryState]:
+    def _in_memory(self, checkpoints: Sequence[Checkpoint]) -> Sequence[InMemoryCheckpoint]:
         return self._memory.standing(checkpoints) if self._config.recover.memory else ()
 
     def made_at(self, global_step: int) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.base.errors import ConfigError
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryState, MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import TAKEN
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.config.schema import RunConfig
@@ -12,7 +12,7 @@ from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 
 
-def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | MemoryState | None:
+def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | InMemoryCheckpoint | None:
     """What to go on from: the newest whole checkpoint, or a newer state in memory; None to begin anew.
 
     Raises ConfigError where `recover.mode` and what there is contradict each other, and where a setting has
@@ -20,14 +20,14 @@ def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | MemoryState
     """
     store = CheckpointStore(paths.default_checkpoints)
     found, mode = store.latest_whole(), config.recover.mode
-    checkpoint: Checkpoint | MemoryState | None = found.checkpoint
-    in_memory = MemoryStates(paths).newest_whole(store.list()) if config.recover.memory else None
+    checkpoint: Checkpoint | InMemoryCheckpoint | None = found.checkpoint
+    in_memory = InMemoryCheckpoints(paths).newest_whole(store.list()) if config.recover.memory else None
     if in_memory is not None and (checkpoint is None or in_memory.global_step > checkpoint.global_step):
         checkpoint = in_memory
     if mode == "off":
         if checkpoint is None and not found.skipped:
             return None
-        where = checkpoint.folder if isinstance(checkpoint, MemoryState) else paths.default_checkpoints
+        where = checkpoint.folder if isinstance(checkpoint, InMemoryCheckpoint) else paths.default_checkpoints
         raise ConfigError(
             f"recover.mode=off, but {where} already holds checkpoints of this trial",
             "give the new run another trial_name, or resume with recover.mode=auto",
@@ -44,8 +44,8 @@ def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | MemoryState
     return checkpoint
 
 
-def _check_fingerprint(config: RunConfig, checkpoint: Checkpoint | MemoryState) -> None:
-    if isinstance(checkpoint, MemoryState):
+def _check_fingerprint(config: RunConfig, checkpoint: Checkpoint | InMemoryCheckpoint) -> None:
+    if isinstance(checkpoint, InMemoryCheckpoint):
         made_with = checkpoint.facts.config_fingerprint
     else:
         assert checkpoint.manifest is not None  # latest_whole returns only those whose manifest was proven

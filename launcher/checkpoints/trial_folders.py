@@ -24,7 +24,7 @@ MOST_NAMES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrialFolder:
     """`root` holds its checkpoints; `recover_info` is AReaL's, None where it has none. `is_ours`: this launcher's."""
 
     paths: RunPaths
@@ -49,7 +49,7 @@ class Trial:
         return self.default / "recover_checkpoint"
 
 
-def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_name: str | None) -> Trial:
+def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_name: str | None) -> TrialFolder:
     """The trial of these names. Raises UsageError naming what does not exist, and what does."""
     root = fileroot.expanduser().absolute()
     if not root.is_dir():
@@ -71,7 +71,7 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
     if not found:
         raise _not_found(paths)
     logs = next((folder for folder in (paths.logs, root / "logs" / inner) if folder.is_dir()), paths.logs)
-    return Trial(
+    return TrialFolder(
         paths=paths,
         root=found[0],
         logs=logs,

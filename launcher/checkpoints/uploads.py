@@ -15,7 +15,7 @@ import time
 from launcher.base.errors import CheckpointError, ConfigError, LauncherError
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.remote_store import NotWanted, RemoteCheckpoint, RemoteStore
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
@@ -242,7 +242,7 @@ def finish_uploads(config: RunConfig, paths: RunPaths, remote: RemoteStore, jour
 
 def _newest_step_here(config: RunConfig, paths: RunPaths, store: CheckpointStore) -> int | None:
     steps = [one.global_step for one in store.list()]
-    in_memory = MemoryStates(paths).newest_whole(store.list()) if config.recover.memory else None
+    in_memory = InMemoryCheckpoints(paths).newest_whole(store.list()) if config.recover.memory else None
     if in_memory is not None:
         steps.append(in_memory.global_step)
     return max(steps, default=None)

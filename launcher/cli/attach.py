@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from launcher.base.messages import EXIT_CODES, RunWord, StepReport
-from launcher.reporting.current_status import Now, read_now
+from launcher.base.messages import EXIT_CODES, StepReport, TerminalStatus
+from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import EventTail, tell
 from launcher.reporting.live_display import Display
 from launcher.reporting.run_progress import STEPS_REMEMBERED, Progress
@@ -28,7 +28,7 @@ SILENT_S = 60.0
 SUMMARY_S = 20.0
 """For the driver's last words, which draw a curve, after the run's own."""
 LOST = 3
-ENDS = {f"run.{word.lower()}": word for word in RunWord}
+ENDS = {f"run.{word.lower()}": word for word in TerminalStatus}
 
 Line = Mapping[str, object]
 
@@ -76,7 +76,7 @@ class Attached:
                 return code if isinstance(code, int) else EXIT_CODES[word]
         return None
 
-    def _say_end(self, word: RunWord, reason: str) -> None:
+    def _say_end(self, word: TerminalStatus, reason: str) -> None:
         give_up_at = time.monotonic() + SUMMARY_S
         began = time.time() - SUMMARY_S
         while time.monotonic() < give_up_at:
@@ -87,7 +87,7 @@ class Attached:
             time.sleep(POLL_S)
         self._display.line(f"{word}: {reason}")
 
-    def _show(self, now: Now | None) -> None:
+    def _show(self, now: CurrentStatus | None) -> None:
         if now is None or (now.attempt, now.beat) == self._beat:
             return
         if self._progress is None or now.attempt != self._beat[0]:
@@ -114,7 +114,7 @@ def last_end(paths: RunPaths) -> Line | None:
     return last if last.get("event") in ENDS else None
 
 
-def progress_of(paths: RunPaths, now: Now) -> Progress:
+def progress_of(paths: RunPaths, now: CurrentStatus) -> Progress:
     """As its driver began it, without any step yet."""
     return Progress(
         experiment_name=paths.experiment_name,
@@ -125,7 +125,7 @@ def progress_of(paths: RunPaths, now: Now) -> Progress:
     )
 
 
-def epochs_of(now: Now) -> int:
+def epochs_of(now: CurrentStatus) -> int:
     status = now.status
     return 1 if status is None else max(1, -(-status.total_steps // max(1, status.steps_per_epoch)))
 

@@ -27,7 +27,7 @@ from actors.cluster.ray_cluster import ray_cluster
 from actors.cluster.raylet_lifetime import die_with_raylet
 from actors.reward.data_check import check_data
 from launcher.base.errors import LauncherError, ResourceError, StorageError
-from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.base.messages import EXIT_CODES, TerminalStatus
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
 from launcher.cli.attach import attach, last_end
@@ -63,7 +63,7 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
     with RunLock(paths):  # nobody else runs it; the keeper takes it next
         if finished := already_finished(config, paths):
             print(finished, flush=True)
-            return EXIT_CODES[RunWord.FINISHED]
+            return EXIT_CODES[TerminalStatus.FINISHED]
         if remote_of(config) is None:  # else the keeper may have to fetch what there is first
             resume_point(config, paths)
         ServerKeys.make(paths.keys)
@@ -72,7 +72,9 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
         make_ready(paths, lambda text: print(text, flush=True), keeper="")
         options = {"name": KEEPER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
         keeper = (
-            cast(Any, Keeper).options(**options).remote(config, drive, same_command(), str(Path.cwd()), server_entry)
+            cast(Any, DetachedDriver)
+            .options(**options)
+            .remote(config, drive, same_command(), str(Path.cwd()), server_entry)
         )
         _wait_started(keeper)
     print(f"detached: the run goes on without this command; {control(paths)}", flush=True)
@@ -95,7 +97,7 @@ def _wait_started(keeper: Any) -> None:
 
 
 @ray.remote
-class Keeper:
+class DetachedDriver:
     """The driver as an actor. It drives on a thread of its own: one that Ray starts anew is asked by nobody."""
 
     def __init__(
@@ -140,7 +142,7 @@ class Keeper:
                     lambda: self._drive_run(self._config, server_entry=self._server_entry, unattended=unattended)
                 )
         except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
-            code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[RunWord.ERRORED]
+            code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[TerminalStatus.ERRORED]
             Journal(paths.events, 0, time.time).record("run.errored", reason=str(error), exit_code=code)
         finally:
             ray.kill(ray.get_actor(KEEPER))

@@ -11,7 +11,7 @@ from typing import Self, TextIO
 import yaml
 
 from launcher.base.durable import replace_file
-from launcher.base.messages import EvalReport, Outcome, ServerInfo, StepReport, TrainerStatus
+from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, StepReport, TrainerStatus
 from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
@@ -101,7 +101,7 @@ class Screen:
         self._evals = evals
         self._display.update(self._progress.view(status, servers=servers, evals=evals, now=time.monotonic()))
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """The last panel stays; below it the summary, which also goes into the run's folder with the curve."""
         self._display.close()
         if self._wandb is not None:

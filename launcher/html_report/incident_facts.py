@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.html_report.run_reader import Line, StepLine, Story, figure, moment, whole
+from launcher.html_report.run_reader import Line, RunData, StepLine, figure, moment, whole
 
 HANGS = frozenset({"server_hang", "trainer_hang"})
 SILENCES = (
@@ -56,7 +56,7 @@ class IncidentFacts:
 
 
 def incidents_of(
-    story: Story, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]
+    story: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]
 ) -> tuple[IncidentFacts, ...]:
     """By number; the first beginning and the last end of each count."""
     began: dict[int, Line] = {}

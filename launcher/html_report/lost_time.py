@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.html_report.incident_facts import IncidentFacts
-from launcher.html_report.run_clock import Attempt
+from launcher.html_report.run_clock import AttemptSpan
 from launcher.html_report.run_reader import StepLine
 
 
@@ -38,7 +38,7 @@ def losses_of(
     steps: Sequence[StepLine],
     lines: Sequence[StepLine],
     incidents: Sequence[IncidentFacts],
-    attempts: Sequence[Attempt],
+    attempts: Sequence[AttemptSpan],
     until: float,
 ) -> Losses:
     """`steps` stand, `lines` are all that were committed, in order."""

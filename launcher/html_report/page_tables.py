@@ -9,7 +9,7 @@ from statistics import median
 
 from launcher.html_report.incident_facts import IncidentFacts
 from launcher.html_report.markup import Markup, join, tag, text
-from launcher.html_report.run_facts import CheckpointFacts, RunFacts
+from launcher.html_report.run_facts import CheckpointSummary, RunFacts
 
 MOST_INCIDENTS = 200
 MOST_PROBLEMS = 20
@@ -153,7 +153,7 @@ def audit_section(facts: RunFacts) -> Markup:
     )
 
 
-def checkpoints_section(checkpoints: Sequence[CheckpointFacts]) -> Markup:
+def checkpoints_section(checkpoints: Sequence[CheckpointSummary]) -> Markup:
     if not checkpoints:
         return tag("p", "No checkpoint so far.", class_="none")
     kept = [one for one in checkpoints if not one.fate]

@@ -16,7 +16,7 @@ from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
 from launcher.html_report.page import page
 from launcher.html_report.run_facts import RunFacts, facts_of
-from launcher.html_report.run_reader import StoryReader, incident_folders
+from launcher.html_report.run_reader import RunReader, incident_folders
 from launcher.run_files.run_paths import RunPaths
 
 PERIOD_S = 10.0
@@ -76,7 +76,7 @@ class ReportWriter:
 class _Maker:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        self._reader = StoryReader(paths)
+        self._reader = RunReader(paths)
         self._wrote_s = 0.0
 
     def read(self, *, has_ended: bool) -> int:

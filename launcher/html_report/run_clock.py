@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.html_report.run_reader import Story, moment, whole
+from launcher.html_report.run_reader import RunData, moment, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class AttemptSpan:
     """From its `run.started` to the last that is known of it, in unix seconds."""
 
     number: int
@@ -26,7 +26,7 @@ class Attempt:
 class RunClock:
     """Seconds of all attempts, laid end to end; where one ends the next begins."""
 
-    def __init__(self, attempts: Sequence[Attempt]) -> None:
+    def __init__(self, attempts: Sequence[AttemptSpan]) -> None:
         self._starts = [attempt.start for attempt in attempts]
         self._attempts = attempts
         self._before = [sum(one.seconds for one in attempts[:index]) for index in range(len(attempts))]
@@ -56,7 +56,7 @@ class RunClock:
         return self._before[index] + min(max(time - attempt.start, 0.0), attempt.seconds)
 
 
-def attempts_of(story: Story) -> tuple[Attempt, ...]:
+def attempts_of(story: RunData) -> tuple[AttemptSpan, ...]:
     """By number. One whose beginning was lost begins with the first that is known of it."""
     spans: dict[int, tuple[float, float]] = {}
 
@@ -72,8 +72,8 @@ def attempts_of(story: Story) -> tuple[Attempt, ...]:
     for line in story.steps:
         extend(line.attempt, line.time, line.time)
         first_steps.setdefault(line.attempt, line.step)
-    found: list[Attempt] = []
+    found: list[AttemptSpan] = []
     for number, (start, end) in sorted(spans.items()):
         begins = max(start, found[-1].end) if found else start  # a clock that was set back between two
-        found.append(Attempt(number=number, start=begins, end=max(end, begins), first_step=first_steps.get(number)))
+        found.append(AttemptSpan(number=number, start=begins, end=max(end, begins), first_step=first_steps.get(number)))
     return tuple(found)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from launcher.base.messages import EvalReport
 from launcher.html_report.incident_facts import IncidentFacts, incidents_of
 from launcher.html_report.lost_time import Losses, losses_of
-from launcher.html_report.run_clock import Attempt, RunClock, attempts_of
-from launcher.html_report.run_reader import Line, MemoryReading, StepLine, Story, figure, moment, whole
+from launcher.html_report.run_clock import AttemptSpan, RunClock, attempts_of
+from launcher.html_report.run_reader import Line, MemoryReading, RunData, StepLine, figure, moment, whole
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.ledger_audit import Audit, audit
 
@@ -37,7 +37,7 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFacts:
+class CheckpointSummary:
     """`fate` is "" while it lies where it was committed."""
 
     step: int
@@ -58,14 +58,14 @@ class RunFacts:
     word: str
     reason: str
     clock: RunClock
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptSpan, ...]
     steps: tuple[StepLine, ...]
     taken_back: tuple[tuple[StepLine, ...], ...]
     total_steps: int | None
     evals: tuple[EvalReport, ...]
     incidents: tuple[IncidentFacts, ...]
     restores: tuple[Restore, ...]
-    checkpoints: tuple[CheckpointFacts, ...]
+    checkpoints: tuple[CheckpointSummary, ...]
     states: tuple[tuple[float, str, str], ...]
     memory: tuple[MemoryReading, ...]
     rejected: int
@@ -76,7 +76,7 @@ class RunFacts:
 
 
 def facts_of(
-    story: Story, *, experiment_name: str, trial_name: str, staleness: int = 0, folders: frozenset[int] = frozenset()
+    story: RunData, *, experiment_name: str, trial_name: str, staleness: int = 0, folders: frozenset[int] = frozenset()
 ) -> RunFacts:
     """`staleness`: rollout.max_head_offpolicyness. `folders`: incidents of which evidence was kept."""
     attempts = attempts_of(story)
@@ -110,7 +110,7 @@ def facts_of(
     )
 
 
-def _last_word(events: Sequence[Line], attempts: Sequence[Attempt]) -> tuple[str, str]:
+def _last_word(events: Sequence[Line], attempts: Sequence[AttemptSpan]) -> tuple[str, str]:
     """Of the last attempt; ("", "") while it has none."""
     for event in reversed(events):
         name = str(event.get("event"))
@@ -119,11 +119,11 @@ def _last_word(events: Sequence[Line], attempts: Sequence[Attempt]) -> tuple[str
     return "", ""
 
 
-def _is_of(event: Line, attempt: Attempt) -> bool:
+def _is_of(event: Line, attempt: AttemptSpan) -> bool:
     return whole(event.get("attempt")) == attempt.number
 
 
-def _restores(story: Story) -> tuple[Restore, ...]:
+def _restores(story: RunData) -> tuple[Restore, ...]:
     """Each that found steps to stand behind; a run's first look for something to restore is none."""
     found: list[Restore] = []
     at, head = 0, -1
@@ -181,14 +181,14 @@ FATES = {
 }
 
 
-def _checkpoints(events: Sequence[Line]) -> tuple[CheckpointFacts, ...]:
+def _checkpoints(events: Sequence[Line]) -> tuple[CheckpointSummary, ...]:
     """Each commit; of a step that was saved twice, what became of one is told of the last before it."""
-    found: list[CheckpointFacts] = []
+    found: list[CheckpointSummary] = []
     for event in events:
         name, step = str(event.get("event")), whole(event.get("global_step"))
         if name == "checkpoint.committed" and step is not None:
             seconds = figure(event.get("seconds"))
-            found.append(CheckpointFacts(step=step, time=moment(event.get("time")), seconds=seconds))
+            found.append(CheckpointSummary(step=step, time=moment(event.get("time")), seconds=seconds))
         elif name in FATES:
             for gone in _steps_named(event):
                 _mark(found, gone, FATES[name])
@@ -203,11 +203,11 @@ def _steps_named(event: Line) -> set[int]:
     return steps or ({step} if step is not None and event.get("event") != "checkpoint.condemned" else set())
 
 
-def _mark(found: list[CheckpointFacts], step: int, fate: str) -> None:
+def _mark(found: list[CheckpointSummary], step: int, fate: str) -> None:
     for index in range(len(found) - 1, -1, -1):
         one = found[index]
         if one.step == step and not one.fate:
-            found[index] = CheckpointFacts(step=step, time=one.time, seconds=one.seconds, fate=fate)
+            found[index] = CheckpointSummary(step=step, time=one.time, seconds=one.seconds, fate=fate)
             return
 
 
@@ -226,7 +226,7 @@ def _states(events: Sequence[Line]) -> tuple[tuple[float, str, str], ...]:
     return tuple(found)
 
 
-def _audit(story: Story, staleness: int, *, has_ended: bool) -> Audit | None:
+def _audit(story: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
     """Of a run that goes on, the step that is being written down at this moment is left out."""
     prompts = _last_fact(story.events, "trainer.started", "prompts")
     if not prompts or not story.ledger:

@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.reporting.ledger_audit import DISTANCE
 from launcher.reporting.run_progress import REWARD, STEP_SECONDS, TOKENS_PER_S
 from launcher.run_files.journal import number_of
-from launcher.run_files.line_tail import Tail
+from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
 Line = Mapping[str, object]
@@ -57,7 +57,7 @@ class MemoryReading:
     in_use: Mapping[str, tuple[float, float]]
 
 
-class Story:
+class RunData:
     """All attempts of a run. Lines come in the order in which they stand in their files."""
 
     def __init__(self) -> None:
@@ -131,17 +131,17 @@ class Story:
         self._since_memory = 0
 
 
-class StoryReader:
+class RunReader:
     """`refresh` reads what is new in a run's files into `story`."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self.story = Story()
+        self.story = RunData()
         # The ledger before the metrics, which are written after it: each step of the ledger then has its metrics.
         self._files = (
-            (Tail(paths.events), self.story.take_event),
-            (Tail(paths.ledger), self.story.take_ledger),
-            (Tail(paths.metrics), self.story.take_step),
-            (Tail(paths.memory), self.story.take_memory),
+            (LineTail(paths.events), self.story.take_event),
+            (LineTail(paths.ledger), self.story.take_ledger),
+            (LineTail(paths.metrics), self.story.take_step),
+            (LineTail(paths.memory), self.story.take_memory),
         )
 
     def refresh(self, *, has_ended: bool = False) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.base.messages import Overrides, RunWord
+from launcher.base.messages import Overrides, TerminalStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Halt:
     """End the run: stop everything in reverse order. After ERRORED what is sound is saved and the way on is said."""
 
     reason: str
-    word: RunWord = RunWord.ERRORED
+    word: TerminalStatus = TerminalStatus.ERRORED
 
 
 Action = (

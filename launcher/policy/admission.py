@@ -120,7 +120,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usual:
+class UsualValues:
     """The last steps of the run, as medians; `reward_range`: from the least to the greatest single reward in them;
     `reward_noise`: standard deviation of one step's mean reward. `distance` is None before the first step whose
     distance is known."""
@@ -140,7 +140,7 @@ class Usual:
         truncated: Sequence[float],
         blank: Sequence[float],
         distances: Sequence[float],
-    ) -> Usual:
+    ) -> UsualValues:
         """Of the same steps, one entry each; NaN where it isn't known. At least one step."""
         known_distances = [by for by in distances if math.isfinite(by)]
         known_truncated = [share for share in truncated if math.isfinite(share)]
@@ -167,14 +167,14 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class BatchFault:
     reason: str
     cause: Cause
     subjects: tuple[str, ...] = ()
 
 
 def admit(
-    report: BatchReport, gate: Gate | None = None, *, usual: Usual | None = None, compared_in_a_row: int = 0
+    report: BatchReport, gate: Gate | None = None, *, usual: UsualValues | None = None, compared_in_a_row: int = 0
 ) -> Admission:
     """Admit a batch only if every completion is whole, scored, and from the weights being trained.
 
@@ -193,7 +193,7 @@ def admit(
     return Admission(admitted=True, reason="whole, scored and current")
 
 
-def _reject(faults: Sequence[Fault], *, is_compared: bool = False) -> Admission:
+def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admission:
     return Admission(
         admitted=False,
         reason="; ".join(fault.reason for fault in faults),
@@ -203,7 +203,7 @@ def _reject(faults: Sequence[Fault], *, is_compared: bool = False) -> Admission:
     )
 
 
-def _not_whole(report: BatchReport) -> list[Fault]:
+def _not_whole(report: BatchReport) -> list[BatchFault]:
     unscored = sum(score.got is None for score in report.canaries)
     faults = (
         ("no completions", report.completions == 0, Cause.SERVER_CRASH),
@@ -217,28 +217,28 @@ def _not_whole(report: BatchReport) -> list[Fault]:
         (f"{report.uneven_groups} groups that are not whole", report.uneven_groups > 0, Cause.SERVER_CRASH),
         (f"{unscored} known answers without a reward", unscored > 0, Cause.VERIFIER_BROKEN),
     )
-    return [Fault(reason=reason, cause=cause) for reason, found, cause in faults if found]
+    return [BatchFault(reason=reason, cause=cause) for reason, found, cause in faults if found]
 
 
-def _wrong_weights(report: BatchReport, allowed_behind: int) -> list[Fault]:
+def _wrong_weights(report: BatchReport, allowed_behind: int) -> list[BatchFault]:
     """A version ahead of the trainer's is as wrong as an old one: it is from before a restore."""
     behind = [report.policy_version - version for version in report.weight_versions]
     if all(0 <= by <= allowed_behind for by in behind):
         return []
     wanted = f"{report.policy_version}" if allowed_behind == 0 else f"{allowed_behind} behind {report.policy_version}"
     reason = f"weight versions {list(report.weight_versions)}, not {wanted}"
-    return [Fault(reason=reason, cause=Cause.SERVER_STALE)]
+    return [BatchFault(reason=reason, cause=Cause.SERVER_STALE)]
 
 
-def _too_many(report: BatchReport, settings: GateConfig) -> list[Fault]:
+def _too_many(report: BatchReport, settings: GateConfig) -> list[BatchFault]:
     """Where most requests fail, those that come through are no sample of the policy: the short ones come through."""
     if settings.max_failed_share is None or report.failed_share <= settings.max_failed_share:
         return []
     reason = f"{report.failed_share:.0%} of the requests failed (gate.max_failed_share)"
-    return [Fault(reason=reason, cause=Cause.SERVER_CRASH)]
+    return [BatchFault(reason=reason, cause=Cause.SERVER_CRASH)]
 
 
-def _distant(report: BatchReport, gate: Gate, usual: Usual | None) -> list[Fault]:
+def _distant(report: BatchReport, gate: Gate, usual: UsualValues | None) -> list[BatchFault]:
     """Another model than the trainer's made these tokens, whatever version it says. Written so that NaN is distant."""
     limit = _distance_limit(report, gate, usual)
     if report.logprob_distance is None or limit is None:
@@ -252,7 +252,7 @@ def _distant(report: BatchReport, gate: Gate, usual: Usual | None) -> list[Fault
         f"log-probs of {' and '.join(far) or 'the server'} are {worst:.2g} from the trainer's, more than {limit:.2g} "
         f"(gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'})"
     )
-    return [Fault(reason=reason, cause=_cause_of_distance(worst, report, gate.settings), subjects=tuple(far))]
+    return [BatchFault(reason=reason, cause=_cause_of_distance(worst, report, gate.settings), subjects=tuple(far))]
 
 
 def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfig) -> Cause:
@@ -262,7 +262,7 @@ def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfi
     return Cause.SERVER_CORRUPT if is_labelled and not distance <= oldest else Cause.SERVER_STALE
 
 
-def _distance_limit(report: BatchReport, gate: Gate, usual: Usual | None) -> float | None:
+def _distance_limit(report: BatchReport, gate: Gate, usual: UsualValues | None) -> float | None:
     """None: switched off. Rounding grows with the model, so in bfloat16 the run's own distance widens the limit."""
     settings = gate.settings
     limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
@@ -276,14 +276,14 @@ def _distance_limit(report: BatchReport, gate: Gate, usual: Usual | None) -> flo
     return max(limit, settings.distance_unknown if known is None else settings.distance_factor * known)
 
 
-def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fault]:
+def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> list[BatchFault]:
     faults = []
     if report.mean_reward is not None and settings.max_reward_jump is not None:
         jump = abs(report.mean_reward - usual.mean_reward)
         chance = settings.reward_jump_noise * usual.reward_noise  # of 8 rollouts, all fail by chance now and then
         if jump > max(settings.max_reward_jump * (usual.reward_range or 1.0), chance):
             reason = f"mean reward {report.mean_reward:.3g}, usually {usual.mean_reward:.3g} (gate.max_reward_jump)"
-            faults.append(Fault(reason=reason, cause=Cause.REWARD_COLLAPSE))
+            faults.append(BatchFault(reason=reason, cause=Cause.REWARD_COLLAPSE))
     shares = (
         ("cut at the token limit", report.truncated_share, usual.truncated_share),
         ("blank", report.blank_share, usual.blank_share),
@@ -291,7 +291,7 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: Usual) -> list[Fa
     for name, share, before in shares:
         if settings.max_share_jump is not None and share - before > settings.max_share_jump:
             reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
-            faults.append(Fault(reason=reason, cause=Cause.SERVER_CORRUPT))
+            faults.append(BatchFault(reason=reason, cause=Cause.SERVER_CORRUPT))
     return faults
 
 

@@ -24,7 +24,7 @@ BELOW_BASELINE = 0.5  # standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fall:
+class RewardDrop:
     """A fall of the mean from `before` to `after`, `score` standard errors deep. `onset` indexes the series given."""
 
     onset: int
@@ -36,7 +36,7 @@ class Fall:
 
 def find_fall(
     means: Sequence[float], settings: RewardHealthConfig, *, reward_range: float, threshold: float
-) -> Fall | None:
+) -> RewardDrop | None:
     """The most likely fall that lasts until the end of `means`, or None.
 
     `means`: of the last `window_steps + baseline_steps` steps or fewer, oldest first; more would only be slower.
@@ -49,7 +49,9 @@ def find_fall(
     if not likely:
         return None
     best = max(likely, key=lambda fall: fall.score)
-    return Fall(onset=_walk_back(means, best), before=best.before, after=best.after, noise=noise, score=best.score)
+    return RewardDrop(
+        onset=_walk_back(means, best), before=best.before, after=best.after, noise=noise, score=best.score
+    )
 
 
 def estimate_noise(means: Sequence[float], floor: float = 0.0) -> float:
@@ -67,7 +69,7 @@ def _fall(
     noise: float,
     settings: RewardHealthConfig,
     threshold: float,
-) -> Fall | None:
+) -> RewardDrop | None:
     """The fall that began at `onset`, where it is deep enough. `sums[i]` is the sum of the first i means."""
     n_after, n_before = len(means) - onset, min(settings.baseline_steps, onset)
     before = (sums[onset] - sums[onset - n_before]) / n_before
@@ -77,10 +79,10 @@ def _fall(
         return None  # clipping only lessens the score: most onsets end here
     clipped = sum(min(before - mean, settings.outlier_clip * noise) for mean in means[onset:])
     score = clipped / n_after / error
-    return Fall(onset=onset, before=before, after=after, noise=noise, score=score) if score > threshold else None
+    return RewardDrop(onset=onset, before=before, after=after, noise=noise, score=score) if score > threshold else None
 
 
-def _walk_back(means: Sequence[float], fall: Fall) -> int:
+def _walk_back(means: Sequence[float], fall: RewardDrop) -> int:
     """The likeliest step of a slope is in its middle: go back to where the steps before were still at the baseline."""
     onset = fall.onset
     while onset > SMOOTHED_OVER:

@@ -14,7 +14,7 @@ from launcher.config.supervision import RestoreConfig
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify
 
 
-class Standing(enum.StrEnum):
+class CheckpointStatus(enum.StrEnum):
     GOOD = "good"
     CANDIDATE = "candidate"
     CONDEMNED = "condemned"
@@ -36,8 +36,8 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    standing: Standing
+class JudgedCheckpoint:
+    standing: CheckpointStatus
     reason: str
 
 
@@ -50,32 +50,34 @@ def judge(
     damage: Damage | None,
     last_step: int,
     settings: RestoreConfig,
-) -> Judged:
+) -> JudgedCheckpoint:
     """`is_vouched`: a manifest, or a look at all of it, says what it holds. `problem`: why it is not whole, or "".
     `set_aside_as`: why the run took it out of its list, or "". `last_step`: the last step that stands.
     """
     if set_aside_as == "condemned":
-        return Judged(standing=Standing.CONDEMNED, reason="the run set it aside: it holds damage")
+        return JudgedCheckpoint(standing=CheckpointStatus.CONDEMNED, reason="the run set it aside: it holds damage")
     if damage is not None and global_step >= damage.first_step:
-        return Judged(
-            standing=Standing.CONDEMNED, reason=f"checkpoints from step {damage.first_step} on hold the damage"
+        return JudgedCheckpoint(
+            standing=CheckpointStatus.CONDEMNED, reason=f"checkpoints from step {damage.first_step} on hold the damage"
         )
     if problem:
-        return Judged(standing=Standing.UNVERIFIED, reason="it is not complete")
+        return JudgedCheckpoint(standing=CheckpointStatus.UNVERIFIED, reason="it is not complete")
     if not is_vouched:
-        return Judged(standing=Standing.UNVERIFIED, reason="nothing vouches for its content; --verify looks")
+        return JudgedCheckpoint(
+            standing=CheckpointStatus.UNVERIFIED, reason="nothing vouches for its content; --verify looks"
+        )
     if set_aside_as:
-        return Judged(
-            standing=Standing.UNVERIFIED, reason=f"set aside ({set_aside_as}): what followed it was taken back"
+        return JudgedCheckpoint(
+            standing=CheckpointStatus.UNVERIFIED, reason=f"set aside ({set_aside_as}): what followed it was taken back"
         )
     return _certify(global_step, damage, last_step, settings)
 
 
-def _certify(global_step: int, damage: Damage | None, last_step: int, settings: RestoreConfig) -> Judged:
+def _certify(global_step: int, damage: Damage | None, last_step: int, settings: RestoreConfig) -> JudgedCheckpoint:
     healthy_until = last_step if damage is None else min(last_step, damage.first_step - 1)
     facts = CheckpointFacts(global_step=global_step, policy_version=global_step + 1, health=CheckpointHealth.CANDIDATE)
     after = max(0, healthy_until - global_step)
     if certify(facts, healthy_until, settings) is CheckpointHealth.GOOD:
-        return Judged(standing=Standing.GOOD, reason=f"{after} healthy steps after it")
+        return JudgedCheckpoint(standing=CheckpointStatus.GOOD, reason=f"{after} healthy steps after it")
     reason = f"{after} healthy steps after it, {settings.good_after_steps} are asked"
-    return Judged(standing=Standing.CANDIDATE, reason=reason)
+    return JudgedCheckpoint(standing=CheckpointStatus.CANDIDATE, reason=reason)

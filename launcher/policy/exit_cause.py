@@ -33,7 +33,7 @@ class RanOut(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ExitFinding:
     """Why a process ended. `line` is the line of its log that says so, "" where only the exit does."""
 
     cause: Cause
@@ -85,7 +85,7 @@ OF_THE_TRAINER: Words = (
 """In this order: an allocator's message explains the exception that follows it, not the other way round."""
 
 
-def find_server_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> Finding:
+def find_server_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> ExitFinding:
     """Why a server ended. `log_tail`: lines of this life only. `oom_kills`: processes that the kernel has killed for
     memory in its lifetime."""
     return _first_match(OF_A_SERVER, log_tail) or _by_exit(
@@ -93,27 +93,27 @@ def find_server_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kil
     )
 
 
-def find_trainer_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> Finding:
+def find_trainer_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> ExitFinding:
     """Why the trainer ended; arguments as above."""
     return _first_match(OF_THE_TRAINER, log_tail) or _by_exit(
         exit_code, oom_kills, oom=(Cause.TRAINER_OOM, RanOut.TRAINER_HOST), else_cause=Cause.TRAINER_CRASH
     )
 
 
-def _first_match(words: Words, log_tail: Sequence[str]) -> Finding | None:
+def _first_match(words: Words, log_tail: Sequence[str]) -> ExitFinding | None:
     for pattern, cause, reason, ran_out in words:
         for line in log_tail:
             if pattern.search(line):
-                return Finding(cause=cause, reason=reason, line=line.strip(), ran_out=ran_out)
+                return ExitFinding(cause=cause, reason=reason, line=line.strip(), ran_out=ran_out)
     return None
 
 
-def _by_exit(exit_code: int | None, oom_kills: int, *, oom: tuple[Cause, RanOut], else_cause: Cause) -> Finding:
+def _by_exit(exit_code: int | None, oom_kills: int, *, oom: tuple[Cause, RanOut], else_cause: Cause) -> ExitFinding:
     if oom_kills > 0 and _was_killed(exit_code):
         cause, ran_out = oom
         reason = f"{_say_exit(exit_code)}, and the kernel has killed for memory (oom_kill {oom_kills})"
-        return Finding(cause=cause, reason=reason, ran_out=ran_out)
-    return Finding(cause=else_cause, reason=_say_exit(exit_code))
+        return ExitFinding(cause=cause, reason=reason, ran_out=ran_out)
+    return ExitFinding(cause=else_cause, reason=_say_exit(exit_code))
 
 
 def _was_killed(exit_code: int | None) -> bool:

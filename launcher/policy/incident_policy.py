@@ -17,7 +17,7 @@ from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeight
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead
 from launcher.policy.reconcile_trainer import TRAINER, damage_stands
-from launcher.policy.restart_budget import Attempt
+from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 
 REWARD, POLICY, BATCH = "reward", "policy", "batch"
@@ -60,7 +60,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BookChange:
+class IncidentChange:
     begins: tuple[Trouble, ...] = ()
     ends: tuple[Ending, ...] = ()
 
@@ -69,22 +69,22 @@ def keep_book(
     open_: Sequence[OpenIncident],
     seen: Observed,
     *,
-    attempts: Sequence[Attempt] = (),
+    attempts: Sequence[RepairAttempt] = (),
     rejections: Sequence[Rejection] = (),
     damaged: Collection[int] = (),
-) -> BookChange:
+) -> IncidentChange:
     """What changes with this look. `attempts`: repairs that its plan begins. `rejections`: batches turned away since
     the last step. `damaged`: steps of checkpoints found damaged that had no incident yet."""
     if seen.state in ENDS or seen.is_stopped:
-        return BookChange(ends=close_book(open_, "the run was over first"))
+        return IncidentChange(ends=close_book(open_, "the run was over first"))
     found = _troubles(seen, attempts, rejections, damaged, {one.subject for one in open_})
     troubled = {trouble.subject for trouble in found}
     ends = tuple(ending for one in open_ if one.subject not in troubled and (ending := _ending(one, seen)) is not None)
     if seen.ending is not None or seen.abort_reason or seen.state is RunState.SHUTTING_DOWN:
-        return BookChange(ends=ends)
+        return IncidentChange(ends=ends)
     known = {one.subject for one in open_}
     begins = {trouble.subject: trouble for trouble in reversed(found) if trouble.subject not in known}
-    return BookChange(begins=tuple(reversed(begins.values())), ends=ends)
+    return IncidentChange(begins=tuple(reversed(begins.values())), ends=ends)
 
 
 def close_book(open_: Sequence[OpenIncident], reason: str) -> tuple[Ending, ...]:
@@ -99,7 +99,7 @@ def subjects_of(rejection: Rejection) -> tuple[str, ...]:
 
 def _troubles(
     seen: Observed,
-    attempts: Sequence[Attempt],
+    attempts: Sequence[RepairAttempt],
     rejections: Sequence[Rejection],
     damaged: Collection[int],
     known: Collection[str],
@@ -155,7 +155,7 @@ def _of_trainer(seen: Observed) -> list[Trouble]:
     return [Trouble(cause=verdict.cause or Cause.TRAINER_CRASH, subject=TRAINER, reason=verdict.reason)]
 
 
-def _of_weights(seen: Observed, attempts: Sequence[Attempt]) -> list[Trouble]:
+def _of_weights(seen: Observed, attempts: Sequence[RepairAttempt]) -> list[Trouble]:
     """A server that has lost its weights, though nobody restored the trainer: the pool or the publisher found it."""
     names = {server.name for server in seen.servers if not is_dead(server)} - seen.newcomers
     return [

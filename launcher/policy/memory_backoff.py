@@ -125,7 +125,7 @@ class MemorySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TriedSettings:
     """Settings under which memory ran out, and where."""
 
     ran_out: RanOut
@@ -143,9 +143,11 @@ class MemoryRung:
 Changes = Iterator[tuple[str, float | int | bool]]
 
 
-def next_rung(ran_out: RanOut, in_force: MemorySettings, tried: Sequence[Tried], config: MemoryConfig) -> MemoryRung:
+def next_rung(
+    ran_out: RanOut, in_force: MemorySettings, tried: Sequence[TriedSettings], config: MemoryConfig
+) -> MemoryRung:
     """The next change of the settings in force. `tried`: the failures of this host so far, also of earlier attempts."""
-    known = [*tried, Tried(ran_out=ran_out, settings=in_force)]
+    known = [*tried, TriedSettings(ran_out=ran_out, settings=in_force)]
     changes = [*_LADDERS[ran_out](in_force, known, config)]
     if config.change_learning and ran_out is not RanOut.SERVER_POOL_TOO_SMALL:
         changes += _learning(in_force, config)
@@ -155,38 +157,38 @@ def next_rung(ran_out: RanOut, in_force: MemorySettings, tried: Sequence[Tried],
     return MemoryRung(overrides={}, reason=f"{ran_out}: no setting is left that could give way")
 
 
-def _when_device(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _when_device(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     yield from _fraction_down(m, known, config)
     yield from _concurrency_down(m, config)
 
 
-def _when_pool(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _when_pool(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     yield from _concurrency_down(m, config)
     yield from _when_pool_too_small(m, known, config)
 
 
-def _when_pool_too_small(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _when_pool_too_small(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     yield from _fraction_up(m, known, config)
     yield from _tokens_up(m, known)
 
 
-def _when_host(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _when_host(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     yield from _tokens_down(m, known)
     yield from _concurrency_down(m, config)
 
 
-def _when_trainer_device(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _when_trainer_device(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     yield from _trainer_down(m)
     if m.shares_gpu:
         yield from _fraction_down(m, known, config)
 
 
-def _when_trainer_host(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _when_trainer_host(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     yield from _trainer_down(m)
     yield from _tokens_down(m, known)
 
 
-Ladder = Callable[[MemorySettings, Sequence[Tried], MemoryConfig], Changes]
+Ladder = Callable[[MemorySettings, Sequence[TriedSettings], MemoryConfig], Changes]
 
 _LADDERS: Mapping[RanOut, Ladder] = {
     RanOut.SERVER_POOL_TOO_SMALL: _when_pool_too_small,
@@ -200,14 +202,14 @@ _LADDERS: Mapping[RanOut, Ladder] = {
 _TOO_SMALL = (RanOut.SERVER_POOL_TOO_SMALL, RanOut.SERVER_POOL)
 
 
-def _fraction_down(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _fraction_down(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     too_small = [t.settings.mem_fraction_static for t in known if t.ran_out is RanOut.SERVER_POOL_TOO_SMALL]
     lower = [f for f in config.mem_fraction_static if max(too_small, default=0.0) < f < m.mem_fraction_static]
     if m.on_gpu and lower:
         yield MEM_FRACTION, max(lower)
 
 
-def _fraction_up(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig) -> Changes:
+def _fraction_up(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
     too_large = [
         t.settings.mem_fraction_static for t in known if t.ran_out in (RanOut.SERVER_DEVICE, RanOut.TRAINER_DEVICE)
     ]
@@ -216,7 +218,7 @@ def _fraction_up(m: MemorySettings, known: Sequence[Tried], config: MemoryConfig
         yield MEM_FRACTION, min(higher)
 
 
-def _tokens_down(m: MemorySettings, known: Sequence[Tried]) -> Changes:
+def _tokens_down(m: MemorySettings, known: Sequence[TriedSettings]) -> Changes:
     if m.max_total_tokens is None:
         return
     too_small = [t.settings.max_total_tokens or 0 for t in known if t.ran_out in _TOO_SMALL]
@@ -225,7 +227,7 @@ def _tokens_down(m: MemorySettings, known: Sequence[Tried]) -> Changes:
         yield POOL_TOKENS, half
 
 
-def _tokens_up(m: MemorySettings, known: Sequence[Tried]) -> Changes:
+def _tokens_up(m: MemorySettings, known: Sequence[TriedSettings]) -> Changes:
     if m.max_total_tokens is None:
         return
     too_large = [t.settings.max_total_tokens for t in known if t.ran_out in (RanOut.SERVER_HOST, RanOut.TRAINER_HOST)]

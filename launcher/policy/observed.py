@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.base.messages import Incident, RunWord, ServerState, Verdict
+from launcher.base.messages import Incident, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Action
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import MemorySettings, Tried
-from launcher.policy.restart_budget import Attempt
+from launcher.policy.memory_backoff import MemorySettings, TriedSettings
+from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import CheckpointFacts
 from launcher.policy.run_state import RunState
 
@@ -84,11 +84,11 @@ class Observed:
     memory: MemorySettings
     incident: Incident | None = None
     under_way: tuple[Action, ...] = ()
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedSettings, ...] = ()
     progress_at: float | None = None
     hold_reason: str = ""
     abort_reason: str = ""
-    ending: RunWord | None = None
+    ending: TerminalStatus | None = None
     is_stopped: bool = False
     monitor_silent_s: float = 0.0
     joining: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RecoveryPlan:
     """What to do now, in order, and the state that follows.
 
     `attempts` go into the history when the actions are begun. `wake_at`: when to look again at the latest, where
@@ -107,5 +107,5 @@ class Plan:
     actions: tuple[Action, ...]
     state: RunState
     reason: str
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[RepairAttempt, ...] = ()
     wake_at: float | None = None

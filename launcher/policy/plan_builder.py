@@ -11,28 +11,28 @@ from launcher.policy.actions import Action
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import next_rung
 from launcher.policy.observed import Observed
-from launcher.policy.restart_budget import Attempt, Repair, Rung, next_repair
+from launcher.policy.restart_budget import Repair, RepairAttempt, Rung, next_repair
 
 NO_OVERRIDES: Overrides = {}
 KEPT = "and nothing may give way (memory.give_way=false)"
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
+class PlanBuilder:
     """`halt_reason`, once set, is the whole plan. `restore_reason`: why servers need the trainer to go back."""
 
     seen: Observed
-    history: Sequence[Attempt]
+    history: Sequence[RepairAttempt]
     config: RunConfig
     now: float
     actions: list[Action] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[RepairAttempt] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     wake_at: list[float] = field(default_factory=list)
     halt_reason: str = ""
     restore_reason: str = ""
 
-    def order(self, action: Action, *, reason: str = "", attempt: Attempt | None = None) -> None:
+    def order(self, action: Action, *, reason: str = "", attempt: RepairAttempt | None = None) -> None:
         """Once: neither while the same is under way for the same subject, nor twice in a plan."""
         if self.does(type(action), getattr(action, "name", "")):
             return
@@ -85,7 +85,7 @@ class Draft:
 
     def attempt(
         self, cause: Cause, subject: str, rung: Rung, *, onset_step: int | None = None, restored_step: int | None = None
-    ) -> Attempt:
-        return Attempt(
+    ) -> RepairAttempt:
+        return RepairAttempt(
             at=self.now, cause=cause, subject=subject, rung=rung, onset_step=onset_step, restored_step=restored_step
         )

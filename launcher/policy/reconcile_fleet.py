@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from launcher.base.messages import ServerState
 from launcher.policy.actions import JoinServer, LeaveServer
-from launcher.policy.plan_builder import Draft
+from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.reconcile_servers import is_current, is_dead
 
 
@@ -31,7 +31,7 @@ def change_to(servers: int, staying: Sequence[str], *, without: Collection[str] 
     return FleetChange(joins=max(0, servers - len(kept)), leaves=leaves)
 
 
-def mend_fleet(draft: Draft) -> None:
+def mend_fleet(draft: PlanBuilder) -> None:
     seen = draft.seen
     known = {server.name: server for server in seen.servers}
     for name in seen.joining:
@@ -45,7 +45,7 @@ def mend_fleet(draft: Draft) -> None:
             draft.reasons.append(f"{name} leaves when another one serves")
 
 
-def _another_serves(draft: Draft) -> bool:
+def _another_serves(draft: PlanBuilder) -> bool:
     seen = draft.seen
     return any(
         server.state is ServerState.READY

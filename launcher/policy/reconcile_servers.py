@@ -15,7 +15,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
 )
 from launcher.policy.observed import ServerFacts, TrainerFacts
-from launcher.policy.plan_builder import KEPT, NO_OVERRIDES, Draft
+from launcher.policy.plan_builder import KEPT, NO_OVERRIDES, PlanBuilder
 from launcher.policy.reconcile_trainer import damage_stands, restore
 from launcher.policy.restart_budget import Repair, Rung
 
@@ -38,7 +38,7 @@ def is_homeless(server: ServerFacts) -> bool:
     return is_dead(server) and server.homeless_since is not None
 
 
-def mend_servers(draft: Draft) -> None:
+def mend_servers(draft: PlanBuilder) -> None:
     for server in draft.seen.servers:
         if draft.halt_reason or draft.does(RestartServer, server.name) or server.state is ServerState.STOPPED:
             continue
@@ -56,7 +56,7 @@ def mend_servers(draft: Draft) -> None:
             _bring_up_to_date(draft, server)
 
 
-def _weights_can_be_had(draft: Draft) -> bool:
+def _weights_can_be_had(draft: PlanBuilder) -> bool:
     """The trainer holds weights that servers should have, and isn't handing them out itself."""
     trainer = draft.seen.trainer
     return (
@@ -69,14 +69,14 @@ def _weights_can_be_had(draft: Draft) -> bool:
     )
 
 
-def _bring_up_to_date(draft: Draft, server: ServerFacts) -> None:
+def _bring_up_to_date(draft: PlanBuilder, server: ServerFacts) -> None:
     if not is_current(server, draft.seen.trainer):
         _repair(draft, server, Cause.SERVER_STALE)
     elif server.state is ServerState.STALE:
         draft.order(AdmitServer(name=server.name), reason=f"{server.name} holds the current weights")
 
 
-def _repair(draft: Draft, server: ServerFacts, cause: Cause) -> None:
+def _repair(draft: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     """One rung for one server. What concerns all is no rung while another one may yet do the work."""
     if draft.must_keep_its_settings(server.ran_out):
         draft.halt(f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}")
@@ -94,7 +94,7 @@ def _repair(draft: Draft, server: ServerFacts, cause: Cause) -> None:
         _perform(draft, server, cause, repair)
 
 
-def _wait_for_a_node(draft: Draft, server: ServerFacts) -> None:
+def _wait_for_a_node(draft: PlanBuilder, server: ServerFacts) -> None:
     """No restart makes room. The others go on without it; where there is none, the run waits for a node, and halts."""
     assert server.homeless_since is not None
     if any(not is_homeless(other) and _may_work(draft, other) for other in draft.seen.servers):
@@ -112,7 +112,7 @@ def _cause_of_death(server: ServerFacts) -> Cause:
     return server.verdict.cause or Cause.SERVER_CRASH
 
 
-def _may_work(draft: Draft, server: ServerFacts) -> bool:
+def _may_work(draft: PlanBuilder, server: ServerFacts) -> bool:
     """It lives, is being restarted, or has restarts of its own left."""
     if server.name in draft.seen.leaving:
         return False
@@ -122,7 +122,7 @@ def _may_work(draft: Draft, server: ServerFacts) -> bool:
     return own.rung is not Rung.HALT
 
 
-def _give_up(draft: Draft, server: ServerFacts, reason: str, others: Sequence[ServerFacts]) -> None:
+def _give_up(draft: PlanBuilder, server: ServerFacts, reason: str, others: Sequence[ServerFacts]) -> None:
     """The run goes on with the others; while none of them is ready yet, it waits for how they fare."""
     if not others:
         draft.halt(reason)
@@ -130,7 +130,7 @@ def _give_up(draft: Draft, server: ServerFacts, reason: str, others: Sequence[Se
         draft.order(AbandonServer(name=server.name, reason=reason))
 
 
-def _perform(draft: Draft, server: ServerFacts, cause: Cause, repair: Repair) -> None:
+def _perform(draft: PlanBuilder, server: ServerFacts, cause: Cause, repair: Repair) -> None:
     match repair.rung:
         case Rung.RETRY:
             _load_weights(draft, server, cause)
@@ -143,7 +143,7 @@ def _perform(draft: Draft, server: ServerFacts, cause: Cause, repair: Repair) ->
             _restore_and_restart_all(draft, server, cause, repair.reason)
 
 
-def _load_weights(draft: Draft, server: ServerFacts, cause: Cause) -> None:
+def _load_weights(draft: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     if not _weights_can_be_had(draft):
         return
     trainer = draft.seen.trainer
@@ -154,7 +154,7 @@ def _load_weights(draft: Draft, server: ServerFacts, cause: Cause) -> None:
     )
 
 
-def _restart(draft: Draft, server: ServerFacts, cause: Cause, reason: str) -> None:
+def _restart(draft: PlanBuilder, server: ServerFacts, cause: Cause, reason: str) -> None:
     overrides, _ = draft.give_way(server.ran_out)
     draft.order(
         RestartServer(name=server.name, reason=reason, overrides=overrides),
@@ -162,14 +162,14 @@ def _restart(draft: Draft, server: ServerFacts, cause: Cause, reason: str) -> No
     )
 
 
-def _restart_all(draft: Draft, because_of: ServerFacts, cause: Cause, reason: str) -> None:
+def _restart_all(draft: PlanBuilder, because_of: ServerFacts, cause: Cause, reason: str) -> None:
     for server in draft.seen.servers:
         draft.order(
             RestartServer(name=server.name, reason=f"{cause} of {because_of.name}: {reason}", overrides=NO_OVERRIDES)
         )
 
 
-def _restore_and_restart_all(draft: Draft, server: ServerFacts, cause: Cause, reason: str) -> None:
+def _restore_and_restart_all(draft: PlanBuilder, server: ServerFacts, cause: Cause, reason: str) -> None:
     """Servers that die with fresh processes may die of the weights: go back to ones that are certified good."""
     trainer = draft.seen.trainer
     draft.restore_reason = reason

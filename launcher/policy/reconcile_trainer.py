@@ -6,7 +6,7 @@ from launcher.base.messages import Cause, Health, Incident
 from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.memory_backoff import AT_ITS_START
 from launcher.policy.observed import TrainerFacts
-from launcher.policy.plan_builder import KEPT, Draft
+from launcher.policy.plan_builder import KEPT, PlanBuilder
 from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import CheckpointHealth, choose, first_damaged
 
@@ -20,7 +20,7 @@ def damage_stands(incident: Incident | None, trainer: TrainerFacts) -> bool:
     return damaged is not None and trainer.is_loaded and trainer.next_step - 1 >= damaged
 
 
-def mend_trainer(draft: Draft) -> None:
+def mend_trainer(draft: PlanBuilder) -> None:
     """Orders what the trainer needs first, if anything."""
     seen, trainer = draft.seen, draft.seen.trainer
     if draft.does(RestartTrainer) or draft.does(RestoreTrainer):
@@ -37,7 +37,7 @@ def mend_trainer(draft: Draft) -> None:
         _wait_for_the_verifier(draft, seen.incident)
 
 
-def _wait_for_a_node(draft: Draft, since: float) -> None:
+def _wait_for_a_node(draft: PlanBuilder, since: float) -> None:
     """It ended with its node, and no other has room for it: no restart makes any."""
     give_up_at = since + draft.config.cluster.node_wait_s
     if draft.now < give_up_at:
@@ -48,7 +48,7 @@ def _wait_for_a_node(draft: Draft, since: float) -> None:
         draft.halt(f"{draft.seen.trainer.verdict.reason}; no node has had room for the trainer {waited}")
 
 
-def _restart(draft: Draft) -> None:
+def _restart(draft: PlanBuilder) -> None:
     trainer = draft.seen.trainer
     cause = trainer.verdict.cause or Cause.TRAINER_CRASH
     if draft.must_keep_its_settings(trainer.ran_out):
@@ -69,7 +69,7 @@ def _restart(draft: Draft) -> None:
                 draft.order(RestartServer(name=server.name, reason=f"it makes room for the trainer: {rung_reason}"))
 
 
-def _load(draft: Draft) -> None:
+def _load(draft: PlanBuilder) -> None:
     """A fresh trainer: the newest checkpoint that stands, or where there is damage the one from before it."""
     incident = draft.seen.incident
     if draft.seen.trainer.verdict.health is not Health.HEALTHY:
@@ -91,7 +91,7 @@ def _load(draft: Draft) -> None:
         draft.order(RestartTrainer(reason=repair.reason), attempt=attempt)
 
 
-def _pause_then_restore(draft: Draft) -> None:
+def _pause_then_restore(draft: PlanBuilder) -> None:
     incident = draft.seen.incident
     if incident is None:
         return
@@ -101,7 +101,7 @@ def _pause_then_restore(draft: Draft) -> None:
         restore(draft, incident)
 
 
-def restore(draft: Draft, incident: Incident) -> None:
+def restore(draft: PlanBuilder, incident: Incident) -> None:
     """Go back to before `incident`, and condemn what came after. Halts where that can't help."""
     choice = choose(draft.seen.checkpoints, incident, draft.history, draft.config.restore)
     repair = draft.next_repair(incident.cause, TRAINER, progress_at=draft.seen.progress_at, without=NOT_OF_THE_TRAINER)
@@ -121,7 +121,7 @@ def restore(draft: Draft, incident: Incident) -> None:
         )
 
 
-def _condemn(draft: Draft, incident: Incident) -> None:
+def _condemn(draft: PlanBuilder, incident: Incident) -> None:
     damaged = first_damaged(incident)
     if damaged is None:
         return
@@ -130,7 +130,7 @@ def _condemn(draft: Draft, incident: Incident) -> None:
         draft.order(CondemnCheckpoints(after_step=damaged - 1, reason=incident.reason))
 
 
-def _wait_for_the_verifier(draft: Draft, incident: Incident) -> None:
+def _wait_for_the_verifier(draft: PlanBuilder, incident: Incident) -> None:
     """No restart mends a reward function; a person may, while nothing is lost. After the patience the run says so."""
     give_up_at = incident.since + draft.config.reward_health.verifier_patience_s
     if not draft.seen.trainer.is_paused:

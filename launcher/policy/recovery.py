@@ -15,38 +15,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.base.messages import Cause, Health, RunWord, ServerState
+from launcher.base.messages import Cause, Health, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
-from launcher.policy.observed import Observed, Plan
-from launcher.policy.plan_builder import Draft
+from launcher.policy.observed import Observed, RecoveryPlan
+from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.reconcile_fleet import mend_fleet
 from launcher.policy.reconcile_servers import is_current, is_dead, is_homeless, mend_servers
 from launcher.policy.reconcile_trainer import damage_stands, mend_trainer
-from launcher.policy.restart_budget import Attempt
+from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
 
 
-def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: float) -> Plan:
+def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, now: float) -> RecoveryPlan:
     """The plan for one look. `history`: attempts so far, oldest first, on the same clock as `now`."""
     if seen.state in ENDS:
-        return Plan(actions=(), state=seen.state, reason="the run has ended")
+        return RecoveryPlan(actions=(), state=seen.state, reason="the run has ended")
     if seen.state is RunState.SHUTTING_DOWN or seen.ending is not None:
         return _shut_down(seen)
     if seen.abort_reason or seen.trainer.is_finished:
-        word = RunWord.FINISHED if seen.trainer.is_finished else RunWord.ABORTED
+        word = TerminalStatus.FINISHED if seen.trainer.is_finished else TerminalStatus.ABORTED
         reason = "all steps are done" if seen.trainer.is_finished else seen.abort_reason
         return _end(seen, Halt(reason=reason, word=word))
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         return _end(seen, Halt(reason=_no_monitor(seen.monitor_silent_s)))
-    draft = Draft(seen=seen, history=history, config=config, now=now)
+    draft = PlanBuilder(seen=seen, history=history, config=config, now=now)
     mend_trainer(draft)
     mend_servers(draft)
     mend_fleet(draft)
     _hold_or_resume(draft)
     if draft.halt_reason:
         return _end(seen, Halt(reason=draft.halt_reason))
-    return Plan(
+    return RecoveryPlan(
         actions=tuple(draft.actions),
         state=transition(seen.state, _next_state(draft)),
         reason="; ".join(draft.reasons) or seen.hold_reason or "nothing to do",
@@ -55,9 +55,9 @@ def plan(seen: Observed, history: Sequence[Attempt], config: RunConfig, now: flo
     )
 
 
-def _end(seen: Observed, halt: Halt) -> Plan:
+def _end(seen: Observed, halt: Halt) -> RecoveryPlan:
     state = transition(seen.state, RunState.SHUTTING_DOWN)
-    return Plan(actions=(halt,), state=state, reason=f"{halt.word}: {halt.reason}")
+    return RecoveryPlan(actions=(halt,), state=state, reason=f"{halt.word}: {halt.reason}")
 
 
 def _no_monitor(silent_s: float) -> str:
@@ -68,18 +68,20 @@ def _no_monitor(silent_s: float) -> str:
     )
 
 
-def _shut_down(seen: Observed) -> Plan:
+def _shut_down(seen: Observed) -> RecoveryPlan:
     """Go on with it, also where whoever began it was killed; its word stands."""
-    word = seen.ending or RunWord.ERRORED
+    word = seen.ending or TerminalStatus.ERRORED
     if seen.is_stopped:
         shutting_down = transition(seen.state, RunState.SHUTTING_DOWN)
-        return Plan(actions=(), state=transition(shutting_down, RunState(word)), reason="everything has stopped")
+        return RecoveryPlan(
+            actions=(), state=transition(shutting_down, RunState(word)), reason="everything has stopped"
+        )
     halt = Halt(reason="the run was being shut down", word=word)
     under_way = any(isinstance(action, Halt) for action in seen.under_way)
-    return Plan(actions=() if under_way else (halt,), state=RunState.SHUTTING_DOWN, reason=halt.reason)
+    return RecoveryPlan(actions=() if under_way else (halt,), state=RunState.SHUTTING_DOWN, reason=halt.reason)
 
 
-def _hold_or_resume(draft: Draft) -> None:
+def _hold_or_resume(draft: PlanBuilder) -> None:
     trainer, hold = draft.seen.trainer, draft.seen.hold_reason
     if trainer.verdict.health is Health.DEAD or not trainer.is_loaded or _is_restoring(draft):
         return
@@ -89,7 +91,7 @@ def _hold_or_resume(draft: Draft) -> None:
         draft.order(ResumeTrainer(), reason="the trainer can go on")
 
 
-def _why_paused(draft: Draft) -> str:
+def _why_paused(draft: PlanBuilder) -> str:
     """Why the trainer must not step now, beyond the want of a server; "" if it may."""
     incident = draft.seen.incident
     if draft.seen.hold_reason:
@@ -101,18 +103,18 @@ def _why_paused(draft: Draft) -> str:
     return draft.restore_reason
 
 
-def _can_serve(draft: Draft) -> bool:
+def _can_serve(draft: PlanBuilder) -> bool:
     return any(
         server.state is ServerState.READY and not is_dead(server) and is_current(server, draft.seen.trainer)
         for server in draft.seen.servers
     )
 
 
-def _is_restoring(draft: Draft) -> bool:
+def _is_restoring(draft: PlanBuilder) -> bool:
     return draft.does(RestartTrainer) or draft.does(RestoreTrainer)
 
 
-def _next_state(draft: Draft) -> RunState:
+def _next_state(draft: PlanBuilder) -> RunState:
     """The state that says what is being done; until the trainer steps, or is held where it could, INITIALIZING."""
     seen, trainer = draft.seen, draft.seen.trainer
     steps = trainer.is_loaded and not trainer.is_paused and trainer.verdict.health is not Health.DEAD
@@ -133,7 +135,7 @@ def _next_state(draft: Draft) -> RunState:
     return RunState.INITIALIZING if seen.state is RunState.INITIALIZING and state is not RunState.RUNNING else state
 
 
-def _is_repairing(draft: Draft) -> bool:
+def _is_repairing(draft: PlanBuilder) -> bool:
     settled = {ServerState.READY, ServerState.SUSPECT, ServerState.STOPPED, ServerState.FAILED}
     return draft.does(RestartServer) or any(
         server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)

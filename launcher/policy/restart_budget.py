@@ -29,7 +29,7 @@ class Rung(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class RepairAttempt:
     """One repair that was begun. `onset_step` and `restored_step` where it was a restore of the trainer."""
 
     at: float
@@ -77,7 +77,7 @@ class Repair:
 def next_repair(
     cause: Cause,
     subject: str,
-    history: Sequence[Attempt],
+    history: Sequence[RepairAttempt],
     settings: RestartConfig,
     *,
     now: float,
@@ -119,10 +119,10 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
 
 
 def _since_quiet(
-    history: Sequence[Attempt], settings: RestartConfig, now: float, progress_at: float | None
-) -> list[Attempt]:
+    history: Sequence[RepairAttempt], settings: RestartConfig, now: float, progress_at: float | None
+) -> list[RepairAttempt]:
     """The attempts that belong to the present trouble: since the last progress, no quiet window between any two."""
-    recent: list[Attempt] = []
+    recent: list[RepairAttempt] = []
     later_at = now
     for attempt in reversed(history):
         if later_at - attempt.at > settings.window_s or (progress_at is not None and attempt.at < progress_at):
@@ -132,7 +132,7 @@ def _since_quiet(
     return recent
 
 
-def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[Attempt]) -> int:
+def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttempt]) -> int:
     """Attempts at a rung. Retries begin anew after each larger repair, of whatever cause: it made a new situation."""
     if rung is Rung.RETRY:
         small = itertools.takewhile(
@@ -142,7 +142,7 @@ def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[Attempt]) ->
     return sum(a.rung is rung and a.cause is cause and touches(a, subject) for a in recent)
 
 
-def touches(attempt: Attempt, subject: str) -> bool:
+def touches(attempt: RepairAttempt, subject: str) -> bool:
     """What is done for one at a shared rung is done for all."""
     return attempt.subject == subject or attempt.rung in SHARED_RUNGS
 

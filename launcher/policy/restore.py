@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.restart_budget import RepairAttempt, Rung
 
 FIRST_WEIGHTS = -1
 """The step of the weights that the run began with: always whole, always from before any onset."""
@@ -58,7 +58,7 @@ class CheckpointFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RestoreChoice:
     """The step to restore (FIRST_WEIGHTS: begin anew), or None where the run must halt."""
 
     global_step: int | None
@@ -103,9 +103,9 @@ def first_damaged(incident: Incident) -> int | None:
 def choose(
     checkpoints: Sequence[CheckpointFacts],
     incident: Incident | None,
-    history: Sequence[Attempt],
+    history: Sequence[RepairAttempt],
     settings: RestoreConfig,
-) -> Choice:
+) -> RestoreChoice:
     """The checkpoint to restore. Without an incident (the trainer merely died) the newest that stands.
 
     `history`: earlier attempts; restores from a collapse at the same place make the choice more careful, and the
@@ -116,12 +116,12 @@ def choose(
     if incident is None or damaged is None:
         newest = max(standing, key=lambda c: c.global_step, default=None)
         step = FIRST_WEIGHTS if newest is None else newest.global_step
-        return Choice(global_step=step, reason=f"{_say(newest)} is the newest that stands")
+        return RestoreChoice(global_step=step, reason=f"{_say(newest)} is the newest that stands")
     restored_before = _restored_at_the_same_place(incident, history, settings)
     times = len(restored_before) + 1
     if times >= settings.same_place_collapses:
         reason = f"{incident.cause} at about step {incident.onset_step}, {times} times: restoring does not help"
-        return Choice(global_step=None, reason=reason)
+        return RestoreChoice(global_step=None, reason=reason)
     is_suspected = bool(restored_before) and incident.cause in SEEN_IN_THE_NEXT_STEP
     if incident.cause in ONSET_IS_EXACT and not is_suspected:
         return _newest(standing, until=damaged - 1, settings=settings)
@@ -131,7 +131,9 @@ def choose(
     return _newest(good or standing, until=trusted_until, settings=settings)
 
 
-def _restored_at_the_same_place(incident: Incident, history: Sequence[Attempt], settings: RestoreConfig) -> list[int]:
+def _restored_at_the_same_place(
+    incident: Incident, history: Sequence[RepairAttempt], settings: RestoreConfig
+) -> list[int]:
     """The steps to which earlier incidents of this cause, at this place, were restored."""
     return [
         attempt.restored_step
@@ -145,15 +147,17 @@ def _restored_at_the_same_place(incident: Incident, history: Sequence[Attempt], 
     ]
 
 
-def _newest(checkpoints: Sequence[CheckpointFacts], *, until: int, settings: RestoreConfig) -> Choice:
+def _newest(checkpoints: Sequence[CheckpointFacts], *, until: int, settings: RestoreConfig) -> RestoreChoice:
     trusted = [checkpoint for checkpoint in checkpoints if checkpoint.global_step <= until]
     if trusted:
         best = max(trusted, key=lambda checkpoint: checkpoint.global_step)
         reason = f"{_say(best)} ({best.health}) is the newest that is trusted, up to step {until}"
-        return Choice(global_step=best.global_step, reason=reason)
+        return RestoreChoice(global_step=best.global_step, reason=reason)
     if settings.begin_anew:
-        return Choice(global_step=FIRST_WEIGHTS, reason=f"no checkpoint stands up to step {until}")
-    return Choice(global_step=None, reason=f"no checkpoint stands up to step {until}, and restore.begin_anew is off")
+        return RestoreChoice(global_step=FIRST_WEIGHTS, reason=f"no checkpoint stands up to step {until}")
+    return RestoreChoice(
+        global_step=None, reason=f"no checkpoint stands up to step {until}, and restore.begin_anew is off"
+    )
 
 
 def _say(checkpoint: CheckpointFacts | None) -> str:

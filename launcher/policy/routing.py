@@ -20,7 +20,7 @@ prompt goes elsewhere: what a warm prefix saves is at most the prefill of one pr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RoutingCandidate:
     """One server that may answer. `samples` in flight there; `is_warm`, `is_home`: see the module.
 
     `is_avoided`: it has just failed at this very request.
@@ -40,7 +40,7 @@ class Route:
     reason: str
 
 
-def route(candidates: Sequence[Candidate], *, samples: int) -> Route | None:
+def route(candidates: Sequence[RoutingCandidate], *, samples: int) -> Route | None:
     """Where a request of so many `samples` goes; None where nobody may answer."""
     if not candidates:
         return None

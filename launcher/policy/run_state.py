@@ -15,7 +15,7 @@ import enum
 from collections.abc import Mapping
 
 from launcher.base.errors import StateError
-from launcher.base.messages import RunWord
+from launcher.base.messages import TerminalStatus
 
 
 class RunState(enum.StrEnum):
@@ -30,7 +30,7 @@ class RunState(enum.StrEnum):
     ABORTED = "ABORTED"
 
 
-ENDS = frozenset(RunState(word) for word in RunWord)
+ENDS = frozenset(RunState(word) for word in TerminalStatus)
 LIVING = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.REPAIRING, RunState.RESTORING})
 
 TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {

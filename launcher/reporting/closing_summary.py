@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError, LauncherError
-from launcher.base.messages import EvalReport, Outcome, RunWord
+from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.reporting.reward_curve import curve_of, draw_curve
 from launcher.reporting.run_progress import MEAN_OVER_STEPS, STEP_SECONDS
@@ -41,7 +41,7 @@ class Summary:
     are counted over everything that was tried.
     """
 
-    word: RunWord
+    word: TerminalStatus
     reason: str
     steps: int
     steps_taken_back: int
@@ -60,7 +60,7 @@ class Summary:
     next_command: str
 
 
-def summarize(records: RunRecords, outcome: Outcome, store: CheckpointStore) -> Summary:
+def summarize(records: RunRecords, outcome: RunOutcome, store: CheckpointStore) -> Summary:
     """The summary of a run that ended with `outcome`, from what it wrote."""
     rewards = [step.reward for step in records.steps if math.isfinite(step.reward)]
     seconds = _column(records.steps, STEP_SECONDS)
@@ -218,7 +218,7 @@ def _files_text(paths: RunPaths) -> str:
     return f"{paths.logs}: {' '.join(names)}" if names else str(paths.logs)
 
 
-def write_summary(paths: RunPaths, outcome: Outcome) -> str:
+def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:
     """Draw the curve, write the summary beside it, and return the summary's text.
 
     What can't be read, drawn or written is said in the text: a picture that fails must not turn a run that FINISHED
@@ -240,7 +240,7 @@ def write_summary(paths: RunPaths, outcome: Outcome) -> str:
     return render_summary(summary, paths) + missing
 
 
-def _head(word: RunWord, paths: RunPaths, reason: str) -> str:
+def _head(word: TerminalStatus, paths: RunPaths, reason: str) -> str:
     return f"{word}  {_title(paths)}: {reason}"
 
 

@@ -25,7 +25,7 @@ EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
+class CurrentStatus:
     """`elapsed_s`: since the attempt began. `status` is None until the trainer has been heard of."""
 
     attempt: int
@@ -40,14 +40,14 @@ class Now:
     evals: tuple[EvalReport, ...] = ()
 
 
-class NowFile:
+class CurrentStatusFile:
     """The driver's side. What can't be written is not worth a word: the next one may be."""
 
     def __init__(self, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> None:
         self._paths = paths
         self._began = time.monotonic()
         self._written_at = float("-inf")
-        self._now = Now(
+        self._now = CurrentStatus(
             attempt=attempt,
             beat=0,
             host=socket.gethostname(),
@@ -74,14 +74,16 @@ class NowFile:
             return
 
 
-def read_now(paths: RunPaths) -> Now | None:
+def read_now(paths: RunPaths) -> CurrentStatus | None:
     """None where there is none, or none that can be read."""
     try:
         data: dict[str, Any] = json.loads(paths.now.read_bytes())
         status = data.pop("status")
         servers = tuple(_server(one) for one in data.pop("servers"))
         evals = tuple(EvalReport(**one) for one in data.pop("evals"))
-        return Now(**data, status=None if status is None else TrainerStatus(**status), servers=servers, evals=evals)
+        return CurrentStatus(
+            **data, status=None if status is None else TrainerStatus(**status), servers=servers, evals=evals
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

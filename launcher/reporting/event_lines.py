@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.run_files.line_tail import Tail
+from launcher.run_files.line_tail import LineTail
 
 Event = Mapping[str, object]
 
@@ -89,7 +89,7 @@ class EventTail:
 
     def __init__(self, path: Path, attempt: int | None = None) -> None:
         """`attempt` None: those of every attempt."""
-        self._tail = Tail(path, since=path.stat().st_size if path.exists() else 0)
+        self._tail = LineTail(path, since=path.stat().st_size if path.exists() else 0)
         self._attempt = attempt
 
     def new_events(self) -> list[Event]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from launcher.resources.capacity import RANK, Seat
+from launcher.resources.capacity import RANK, ProcessPlacement
 
 EMPTY = 0.001
 """CPUs of a bundle for seats that book none: Ray knows no empty one."""
@@ -32,15 +32,15 @@ class Bundle:
         return {kind: amount for kind, amount in amounts.items() if amount > 0} or {"CPU": EMPTY}
 
 
-def bundles(seats: Sequence[Seat], *, strategy: str) -> tuple[Bundle, ...]:
+def bundles(seats: Sequence[ProcessPlacement], *, strategy: str) -> tuple[Bundle, ...]:
     """Every seat in exactly one bundle."""
-    together: dict[Hashable, list[Seat]] = {}
+    together: dict[Hashable, list[ProcessPlacement]] = {}
     for seat in seats:
         together.setdefault(_with_whom(seat, strategy), []).append(seat)
     return tuple(_bundle(group) for group in together.values())
 
 
-def _with_whom(seat: Seat, strategy: str) -> Hashable:
+def _with_whom(seat: ProcessPlacement, strategy: str) -> Hashable:
     if seat.gpus and seat.share < 1:
         return ("gpu", seat.node, seat.gpus[0])
     if seat.kind == RANK and strategy == "PACK":
@@ -48,7 +48,7 @@ def _with_whom(seat: Seat, strategy: str) -> Hashable:
     return seat.name
 
 
-def _bundle(group: Sequence[Seat]) -> Bundle:
+def _bundle(group: Sequence[ProcessPlacement]) -> Bundle:
     gpus = {gpu for seat in group for gpu in seat.gpus}
     return Bundle(
         seats=tuple(seat.name for seat in group),

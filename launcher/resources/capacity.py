@@ -15,7 +15,7 @@ NAMED_NODES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeResources:
     """One machine of the cluster, as far as it can be booked."""
 
     name: str
@@ -29,7 +29,7 @@ def node_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ProcessPlacement:
     """One process tree of the run: a server, the part of a server that one node holds, or a trainer rank.
 
     `gpus` are numbers on its node, empty on the CPU, and `share` is of each of them. `index` is the server's, or the
@@ -48,10 +48,10 @@ class Seat:
     n_nodes: int = 1
 
 
-class Room:
+class FreeCapacity:
     """What is left of one node."""
 
-    def __init__(self, number: int, node: Node) -> None:
+    def __init__(self, number: int, node: NodeResources) -> None:
         self.number = number
         self.node = node
         self.cpus = node.cpus
@@ -59,21 +59,21 @@ class Room:
         self._used: dict[int, float] = {}
         self._of_ranks: set[int] = set()
 
-    def find(self, seat: Seat) -> tuple[int, ...] | None:
+    def find(self, seat: ProcessPlacement) -> tuple[int, ...] | None:
         """GPUs for `seat`, the first ones with room; None where it does not fit."""
         if seat.cpus > self.cpus + ROUNDING:
             return None
         found = tuple(islice(self._open_to(seat), seat.n_gpus))
         return found if len(found) == seat.n_gpus else None
 
-    def holds(self, seat: Seat, at_most: int) -> int:
+    def holds(self, seat: ProcessPlacement, at_most: int) -> int:
         """How many like `seat` fit."""
         by_cpus = at_most if seat.cpus == 0 else int(min(self.cpus / seat.cpus + ROUNDING, at_most))
         if seat.n_gpus == 0:
             return by_cpus
         return min(by_cpus, len(tuple(islice(self._open_to(seat), at_most * seat.n_gpus))) // seat.n_gpus)
 
-    def take(self, seat: Seat, gpus: tuple[int, ...]) -> Seat:
+    def take(self, seat: ProcessPlacement, gpus: tuple[int, ...]) -> ProcessPlacement:
         for gpu in gpus:
             self._used[gpu] = self._used.get(gpu, 0.0) + seat.share
         if seat.kind == RANK:
@@ -82,32 +82,32 @@ class Room:
         self.seats += 1
         return replace(seat, node=self.number, gpus=gpus)
 
-    def free_gpus(self, seat: Seat) -> int:
+    def free_gpus(self, seat: ProcessPlacement) -> int:
         return sum(1 for _ in self._open_to(seat))
 
-    def left(self, seat: Seat, *, by_gpu: bool) -> str:
+    def left(self, seat: ProcessPlacement, *, by_gpu: bool) -> str:
         if not by_gpu:
             return f"{self.node.name} has {self.cpus:g} of {self.node.cpus:g} CPUs free"
         room = "free" if seat.share == 1 else f"with room for a share of {seat.share:g}"
         return f"{self.node.name} has {self.free_gpus(seat)} of {self.node.gpus} GPUs {room}"
 
-    def _open_to(self, seat: Seat) -> Iterator[int]:
+    def _open_to(self, seat: ProcessPlacement) -> Iterator[int]:
         barred = self._of_ranks if seat.kind == RANK else ()
         for gpu in range(self.node.gpus):
             if gpu not in barred and self._used.get(gpu, 0.0) + seat.share <= 1 + ROUNDING:
                 yield gpu
 
 
-class NoRoom(Exception):
+class NoCapacity(Exception):
     """No node has room for this seat, beside those that were placed before it."""
 
-    def __init__(self, seat: Seat, rooms: Sequence[Room]) -> None:
+    def __init__(self, seat: ProcessPlacement, rooms: Sequence[FreeCapacity]) -> None:
         super().__init__(seat.name)
         self.seat = seat
         self.rooms = rooms
 
 
-def say(no_room: NoRoom, *, gpus_booked: int, cpus_booked: float, nodes: Sequence[Node]) -> ResourceError:
+def say(no_room: NoCapacity, *, gpus_booked: int, cpus_booked: float, nodes: Sequence[NodeResources]) -> ResourceError:
     """Which resource is short, by how much, on which node, and what to change. `…_booked`: by the whole run."""
     seat = no_room.seat
     with_gpus = [room for room in no_room.rooms if room.free_gpus(seat) >= seat.n_gpus]
@@ -131,11 +131,11 @@ def say(no_room: NoRoom, *, gpus_booked: int, cpus_booked: float, nodes: Sequenc
     )
 
 
-def _cpus(nodes: Sequence[Node]) -> float:
+def _cpus(nodes: Sequence[NodeResources]) -> float:
     return sum(node.cpus for node in nodes)
 
 
-def _asked(seat: Seat) -> str:
+def _asked(seat: ProcessPlacement) -> str:
     part = f" (part {seat.node_rank + 1} of {seat.n_nodes}, each on a node of its own)" if seat.n_nodes > 1 else ""
     alone = " without another rank" if seat.kind == RANK else ""
     if seat.share < 1:
@@ -143,7 +143,7 @@ def _asked(seat: Seat) -> str:
     return f"{_amount(seat.n_gpus, 'GPU')}{' on one node' if seat.n_gpus > 1 else ''}{part}"
 
 
-def _hint(seat: Seat, *, by_gpu: bool) -> str:
+def _hint(seat: ProcessPlacement, *, by_gpu: bool) -> str:
     more = "or add nodes (cluster.n_nodes)"
     match seat.kind, by_gpu:
         case "server", True:

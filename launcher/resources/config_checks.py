@@ -31,7 +31,7 @@ KEYS = frozenset({"api_key", "admin_api_key", "ssl_keyfile_password"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ConfigProblem:
     """One thing that can't be: the key, the value it was given, and what would be allowed."""
 
     key: str
@@ -53,7 +53,7 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"{len(problems)} settings can't be used:{listed}", "change the key that begins each line")
 
 
-def find_problems(config: RunConfig) -> list[Problem]:
+def find_problems(config: RunConfig) -> list[ConfigProblem]:
     """Everything that `check` refuses. Contradictions are looked for only among values that are in their range."""
     return list(_out_of_range(config)) or [
         *_what_this_version_cannot(config),
@@ -66,7 +66,7 @@ def find_problems(config: RunConfig) -> list[Problem]:
         *_url(config),
         *_evaluation(config),
         *(
-            Problem(key=key, given=given, allowed=allowed)
+            ConfigProblem(key=key, given=given, allowed=allowed)
             for key, given, allowed in (*find_misplaced(config), *find_contradictions(config))
         ),
     ]
@@ -77,59 +77,59 @@ def find_notes(config: RunConfig) -> list[str]:
     return [*_no_checkpoints(config), *_never_due(config), *_rounding(config)]
 
 
-def _out_of_range(config: RunConfig) -> Iterator[Problem]:
+def _out_of_range(config: RunConfig) -> Iterator[ConfigProblem]:
     for setting in settings_of(RunConfig):
         value = value_of(config, setting.key)
         if setting.allowed is not None and value is not None and not setting.allowed.allows(value):
-            yield Problem(key=setting.key, given=value, allowed=f"allowed: {setting.allowed} ({setting.meaning})")
+            yield ConfigProblem(key=setting.key, given=value, allowed=f"allowed: {setting.allowed} ({setting.meaning})")
 
 
-def _what_this_version_cannot(config: RunConfig) -> Iterator[Problem]:
+def _what_this_version_cannot(config: RunConfig) -> Iterator[ConfigProblem]:
     staleness = config.rollout.max_head_offpolicyness
     if staleness != 0:
-        yield Problem(
+        yield ConfigProblem(
             key="rollout.max_head_offpolicyness",
             given=staleness,
             allowed="allowed: 0 (this version generates on the current weights only)",
         )
     actor = config.actor
     if actor.weight_update_mode == "tensor" and config.cluster.n_nodes > 1:
-        yield Problem(
+        yield ConfigProblem(
             key="actor.weight_update_mode",
             given="tensor",
             allowed=f"allowed with cluster.n_nodes={config.cluster.n_nodes}: disk (tensors travel within one machine)",
         )
     if config.cluster.n_nodes > 1 and config.cluster.address == "local":
-        yield Problem(
+        yield ConfigProblem(
             key="cluster.n_nodes",
             given=config.cluster.n_nodes,
             allowed="allowed with cluster.address=local: 1 (for more, give the ip:port of a running Ray cluster)",
         )
     if config.cluster.detached and config.cluster.address == "local":
-        yield Problem(
+        yield ConfigProblem(
             key="cluster.detached",
             given=True,
             allowed="false with cluster.address=local, a cluster that ends with the command that started it; for more "
             "start one (docs/clusters.md) and give its ip:port",
         )
     if actor.kl_ctl > 0 and not config.ref.path:
-        yield Problem(
+        yield ConfigProblem(
             key="ref.path", given=repr(config.ref.path), allowed=f"a model is needed, as actor.kl_ctl={actor.kl_ctl}"
         )
 
 
-def _lengths(config: RunConfig) -> Iterator[Problem]:
+def _lengths(config: RunConfig) -> Iterator[ConfigProblem]:
     """A prompt of at least one token and a whole completion must fit into each of the things that hold them."""
     generation, sglang = config.gconfig, config.sglang
     if generation.min_new_tokens > generation.max_new_tokens:
-        yield Problem(
+        yield ConfigProblem(
             key="gconfig.min_new_tokens",
             given=generation.min_new_tokens,
             allowed=f"at most gconfig.max_new_tokens={generation.max_new_tokens}",
         )
     if generation.min_new_tokens > 0 and not config.actor.recompute_logprob:
         # SGLang masks the end token until then, so its log-probs are those of another distribution (measured: 1e-2).
-        yield Problem(
+        yield ConfigProblem(
             key="gconfig.min_new_tokens",
             given=generation.min_new_tokens,
             allowed="0, or with actor.recompute_logprob=true (the server's log-probs are not the model's then)",
@@ -140,74 +140,74 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
     for key in ("sglang.context_length", "sglang.max_total_tokens", "actor.mb_spec.max_tokens_per_mb"):
         room = value_of(config, key)
         if room is not None and room < needed:
-            yield Problem(key=key, given=room, allowed=f"at least {needed} ({parts})")
+            yield ConfigProblem(key=key, given=room, allowed=f"at least {needed} ({parts})")
     context, pool = sglang.context_length, sglang.max_total_tokens
     if context is not None and pool is not None and context > pool:
-        yield Problem(
+        yield ConfigProblem(
             key="sglang.context_length",
             given=context,
             allowed=f"at most sglang.max_total_tokens={pool}: no longer request fits the pool",
         )
 
 
-def _data(dataset: DatasetConfig | None, key: str) -> Iterator[Problem]:
+def _data(dataset: DatasetConfig | None, key: str) -> Iterator[ConfigProblem]:
     if dataset is None:
         return
     if not dataset.path.strip():
-        yield Problem(key=f"{key}.path", given=repr(dataset.path), allowed="a hub name, a file or a folder")
+        yield ConfigProblem(key=f"{key}.path", given=repr(dataset.path), allowed="a hub name, a file or a folder")
     if key == "train_dataset" and dataset.max_items is not None and dataset.max_items < dataset.batch_size:
-        yield Problem(
+        yield ConfigProblem(
             key=f"{key}.max_items",
             given=dataset.max_items,
             allowed=f"at least {key}.batch_size={dataset.batch_size}, or not one batch is whole",
         )
 
 
-def _doors(config: RunConfig) -> Iterator[Problem]:
+def _doors(config: RunConfig) -> Iterator[ConfigProblem]:
     """What would have a server listen to everybody, or show its keys. Their entry looks again, at what SGLang made of
     its arguments."""
     if is_everywhere(config.sglang.host):
-        yield Problem(
+        yield ConfigProblem(
             key="sglang.host",
             given=repr(config.sglang.host),
             allowed="127.0.0.1, or this machine's address in the cluster's own network (this is every interface)",
         )
     for key, value in config.sglang.extra_args.items():
         if len(key) > 1 and "host".startswith(key) and is_everywhere(str(value)):
-            yield Problem(key=f"sglang.extra_args.{key}", given=value, allowed="one address, not every interface")
+            yield ConfigProblem(key=f"sglang.extra_args.{key}", given=value, allowed="one address, not every interface")
         if key.replace("-", "_") in KEYS:
-            yield Problem(
+            yield ConfigProblem(
                 key=f"sglang.extra_args.{key}",
                 given="(not shown)",
                 allowed="nothing: each run makes its own keys, and arguments stand in the process list",
             )
 
 
-def _url(config: RunConfig) -> Iterator[Problem]:
+def _url(config: RunConfig) -> Iterator[ConfigProblem]:
     url = config.recover.url
     if url is not None and (allowed := problem_of(url)):
-        yield Problem(key="recover.url", given="(not shown)", allowed=allowed)
+        yield ConfigProblem(key="recover.url", given="(not shown)", allowed=allowed)
 
 
-def _timeouts(config: RunConfig) -> Iterator[Problem]:
+def _timeouts(config: RunConfig) -> Iterator[ConfigProblem]:
     rollout = config.rollout
     if rollout.retry_wait_initial > rollout.retry_wait_max:
-        yield Problem(
+        yield ConfigProblem(
             key="rollout.retry_wait_initial",
             given=rollout.retry_wait_initial,
             allowed=f"at most rollout.retry_wait_max={rollout.retry_wait_max}, which could never be waited else",
         )
 
 
-def _servers(config: RunConfig) -> Iterator[Problem]:
+def _servers(config: RunConfig) -> Iterator[ConfigProblem]:
     sglang = config.sglang
     if sglang.device == "cpu":
         yield from token_pool_on_cpu(config)
     for key in ("tp_size", "dp_size"):
         if sglang.device == "cpu" and (size := getattr(sglang, key)) > 1:
-            yield Problem(key=f"sglang.{key}", given=size, allowed="1 with sglang.device=cpu")
+            yield ConfigProblem(key=f"sglang.{key}", given=size, allowed="1 with sglang.device=cpu")
     if sglang.port is not None and sglang.port + sglang.n_servers - 1 > 65535:
-        yield Problem(
+        yield ConfigProblem(
             key="sglang.port",
             given=sglang.port,
             allowed=f"at most {65536 - sglang.n_servers}, as {sglang.n_servers} servers take ports from it on",
@@ -216,25 +216,25 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         plain = name.replace("-", "_").strip("_")
         if plain in ARGUMENTS_OF_OURS:
             instead = f"set sglang.{plain} instead" if hasattr(sglang, plain) else "the launcher sets it itself"
-            yield Problem(key=f"sglang.extra_args.{name}", given=value, allowed=instead)
+            yield ConfigProblem(key=f"sglang.extra_args.{name}", given=value, allowed=instead)
 
 
-def token_pool_on_cpu(config: RunConfig) -> Iterator[Problem]:
+def token_pool_on_cpu(config: RunConfig) -> Iterator[ConfigProblem]:
     """On the CPU SGLang sizes its token pool by the whole host's memory where nobody says how large."""
     if config.sglang.max_total_tokens is None:
         needed = (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
-        yield Problem(
+        yield ConfigProblem(
             key="sglang.max_total_tokens",
             given=None,
             allowed=f"a number of tokens is needed for a server on the CPU, at least {needed} (e.g. 20000)",
         )
 
 
-def _evaluation(config: RunConfig) -> Iterator[Problem]:
+def _evaluation(config: RunConfig) -> Iterator[ConfigProblem]:
     if config.valid_dataset is not None:
         return
     for name in _due_by(config.evaluator):
-        yield Problem(
+        yield ConfigProblem(
             key=f"evaluator.{name}",
             given=getattr(config.evaluator, name),
             allowed="null without held-out data; else set valid_dataset.path",

@@ -16,7 +16,7 @@ import psutil
 import pynvml
 
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import Node, node_name
+from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import gpus_needed
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -49,12 +49,12 @@ class Hardware:
     n_nodes: int = 1
     is_described: bool = False
 
-    def nodes(self, config: RunConfig) -> tuple[Node, ...]:
+    def nodes(self, config: RunConfig) -> tuple[NodeResources, ...]:
         """As seats are placed on them. On a local cluster CPUs are no limit: Ray is told that there are enough."""
         at_most = config.cluster.n_gpus_per_node
         gpus = len(self.gpus) if at_most is None else min(len(self.gpus), at_most)
         cpus = math.inf if config.cluster.address == "local" or not self.is_described else float(self.cpus)
-        return tuple(Node(name=node_name(number), gpus=gpus, cpus=cpus) for number in range(self.n_nodes))
+        return tuple(NodeResources(name=node_name(number), gpus=gpus, cpus=cpus) for number in range(self.n_nodes))
 
 
 def find_hardware() -> Hardware:

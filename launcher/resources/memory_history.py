@@ -18,29 +18,29 @@ from launcher.base.errors import StorageError
 from launcher.base.messages import Overrides
 from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import KINDS, MemorySettings, Tried
+from launcher.policy.memory_backoff import KINDS, MemorySettings, TriedSettings
 from launcher.resources.hardware import Hardware
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
+class RememberedSettings:
     """`overrides`: settings that gave way. `tried`: under which ones memory ran out, and where."""
 
     overrides: Overrides
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedSettings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBook:
+class MemoryHistory:
     """The file of one host and configuration; `about` is what it is for, and written into it for people."""
 
     path: Path
     about: Mapping[str, object]
 
     @classmethod
-    def of(cls, config: RunConfig, fileroot: Path, hardware: Hardware) -> MemoryBook:
+    def of(cls, config: RunConfig, fileroot: Path, hardware: Hardware) -> MemoryHistory:
         host = socket.gethostname()
         about: dict[str, object] = {
             "host": host,
@@ -51,7 +51,7 @@ class MemoryBook:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         return cls(path=fileroot / "memory" / f"{host}-{digest}.json", about=about)
 
-    def read(self) -> Remembered | None:
+    def read(self) -> RememberedSettings | None:
         """None where there is nothing. Raises StorageError where it is damaged or can't be read."""
         try:
             return _understood(json.loads(self.path.read_bytes()))
@@ -62,7 +62,7 @@ class MemoryBook:
                 f"{self.path} can't be used: {error!r}", "it is ignored, and written anew when memory runs out"
             ) from error
 
-    def keep(self, remembered: Remembered, *, by: str) -> None:
+    def keep(self, remembered: RememberedSettings, *, by: str) -> None:
         """`by`: the run that learnt it. Raises StorageError."""
         tried = [{"ran_out": one.ran_out, "settings": asdict(one.settings)} for one in remembered.tried]
         content = {"format": FORMAT, **self.about, "by": by, "overrides": dict(remembered.overrides), "tried": tried}
@@ -109,16 +109,18 @@ def memory_settings(config: RunConfig) -> dict[str, object]:
     }
 
 
-def _understood(content: Mapping[str, object]) -> Remembered:
+def _understood(content: Mapping[str, object]) -> RememberedSettings:
     """Raises ValueError, KeyError, TypeError."""
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']!r} is not {FORMAT}")
     overrides, tried = content["overrides"], content["tried"]
     if not isinstance(overrides, Mapping) or not isinstance(tried, Sequence):
         raise TypeError("overrides or tried is missing")
-    return Remembered(
+    return RememberedSettings(
         overrides={str(key): checked(str(key), value) for key, value in overrides.items()},
-        tried=tuple(Tried(ran_out=RanOut(one["ran_out"]), settings=MemorySettings(**one["settings"])) for one in tried),
+        tried=tuple(
+            TriedSettings(ran_out=RanOut(one["ran_out"]), settings=MemorySettings(**one["settings"])) for one in tried
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class MemoryPlace:
     """One GPU or a node's host memory, in bytes: what it has, and what the plan puts there."""
 
     name: str
@@ -21,16 +21,16 @@ class Place:
         return self.capacity - self.planned
 
 
-def places_alike(places: Sequence[Place]) -> list[tuple[str, Place]]:
+def places_alike(places: Sequence[MemoryPlace]) -> list[tuple[str, MemoryPlace]]:
     """Neighbours on one node with the same memory and the same plan for it, under one name."""
-    groups: dict[Hashable, list[Place]] = {}
+    groups: dict[Hashable, list[MemoryPlace]] = {}
     for place in places:
         kind = place.name.rpartition("(")[2] if place.gpu is not None else ""
         groups.setdefault((place.node, place.gpu is None, kind, place.capacity, place.planned), []).append(place)
     return [(_name(group), group[0]) for group in groups.values()]
 
 
-def _name(group: Sequence[Place]) -> str:
+def _name(group: Sequence[MemoryPlace]) -> str:
     first = group[0]
     if first.gpu is None or len(group) == 1:
         return first.name

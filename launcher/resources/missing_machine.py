@@ -17,7 +17,7 @@ from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
-from launcher.resources.run_plan import Plan, lacks, smallest_gpu_gib
+from launcher.resources.run_plan import RunPlan, lacks, smallest_gpu_gib
 
 CHECKPOINTS_ROOM = 2
 """The newest one, and the one being written before an older one may go."""
@@ -26,7 +26,7 @@ LEAST_ROOM = 64 * MIB
 MEMORY_BACKED = Path("/dev/shm")
 
 
-def missing_gpus(config: RunConfig, hardware: Hardware, plan: Plan) -> Iterator[UsageError]:
+def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan) -> Iterator[UsageError]:
     """GPUs that are asked for by name and not there, or seats without room; on the CPU the size of the token pool."""
     devices = {"sglang.device": config.sglang.device, "actor.device": config.actor.device}
     asking = [f"{key}=cuda" for key, device in devices.items() if device == "cuda"]
@@ -42,12 +42,12 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: Plan) -> Iterator[
             yield ConfigError(str(problem), "no GPU was found for sglang.device=auto")
 
 
-def _of_size(config: RunConfig, hardware: Hardware, plan: Plan) -> str:
+def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:
     gib = None if plan.shape is None else smallest_gpu_gib(config, hardware, plan.shape)
     return "" if gib is None else f" with {gib} GiB of memory"
 
 
-def missing_memory(plan: Plan) -> Iterator[UsageError]:
+def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
     """GPU or host memory that the plan needs and the machine has not."""
     for problem in lacks(plan):
         yield ResourceError(
@@ -57,7 +57,7 @@ def missing_memory(plan: Plan) -> Iterator[UsageError]:
         )
 
 
-def missing_room(config: RunConfig, plan: Plan) -> Iterator[UsageError]:
+def missing_room(config: RunConfig, plan: RunPlan) -> Iterator[UsageError]:
     """A fileroot that can be written, with room for checkpoints; memory-backed storage for weights on their way."""
     fileroot = Path(config.cluster.fileroot)
     parent = nearest_existing(fileroot)

@@ -16,35 +16,37 @@ from collections.abc import Iterator, Sequence
 
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import RANK, SERVER, Node, NoRoom, Room, Seat, say
+from launcher.resources.capacity import RANK, SERVER, FreeCapacity, NoCapacity, NodeResources, ProcessPlacement, say
 
 ENDLESS = 2**20
-ANYWHERE = (Node(name="node 0", gpus=ENDLESS, cpus=math.inf),)
+ANYWHERE = (NodeResources(name="node 0", gpus=ENDLESS, cpus=math.inf),)
 """For the question what a run needs, before anybody says what there is."""
 
 
-def place(config: RunConfig, *, servers_on: str, trainer_on: str, nodes: Sequence[Node] = ANYWHERE) -> tuple[Seat, ...]:
+def place(
+    config: RunConfig, *, servers_on: str, trainer_on: str, nodes: Sequence[NodeResources] = ANYWHERE
+) -> tuple[ProcessPlacement, ...]:
     """Every seat on its node, servers first. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
 
     The group that books most comes first: a server over several GPUs, or all ranks together. Each of its seats takes
     the first node with room (`cluster.placement=PACK`), or the one with the fewest seats (SPREAD); ranks stay on one
     node where one can hold them all, and no two of them share a GPU. Raises ResourceError: what is short, and where.
     """
-    nodes = nodes or (Node(name="no node", gpus=0, cpus=0),)
+    nodes = nodes or (NodeResources(name="no node", gpus=0, cpus=0),)
     groups = [*_servers(config, servers_on, nodes), _ranks(config, trainer_on)]
-    rooms = [Room(number, node) for number, node in enumerate(nodes)]
-    placed: dict[str, Seat] = {}
+    rooms = [FreeCapacity(number, node) for number, node in enumerate(nodes)]
+    placed: dict[str, ProcessPlacement] = {}
     try:
         for group in sorted(groups, key=_booked, reverse=True):
             placed |= {seat.name: seat for seat in _place_group(config, group, rooms)}
-    except NoRoom as no_room:
+    except NoCapacity as no_room:
         gpus = gpus_needed(config, servers_on=servers_on, trainer_on=trainer_on)
         cpus = sum(seat.cpus for group in groups for seat in group)
         raise say(no_room, gpus_booked=gpus, cpus_booked=cpus, nodes=nodes) from no_room
     return tuple(placed[seat.name] for group in groups for seat in group)
 
 
-def _servers(config: RunConfig, device: str, nodes: Sequence[Node]) -> list[list[Seat]]:
+def _servers(config: RunConfig, device: str, nodes: Sequence[NodeResources]) -> list[list[ProcessPlacement]]:
     sglang = config.sglang
     gpus = 0 if device == "cpu" else sglang.tp_size * sglang.dp_size
     over = nodes_of_a_server(gpus, max(node.gpus for node in nodes), sglang.tp_size)
@@ -56,7 +58,7 @@ def _servers(config: RunConfig, device: str, nodes: Sequence[Node]) -> list[list
         )
     return [
         [
-            Seat(
+            ProcessPlacement(
                 name=f"server-{index}" if node_rank == 0 else f"server-{index}.{node_rank}",
                 kind=SERVER,
                 index=index,
@@ -79,10 +81,10 @@ def nodes_of_a_server(gpus: int, per_node: int, tp_size: int) -> int:
     return next((n for n in range(1, tp_size + 1) if tp_size % n == 0 and gpus // n <= per_node), 1)
 
 
-def _ranks(config: RunConfig, device: str) -> list[Seat]:
+def _ranks(config: RunConfig, device: str) -> list[ProcessPlacement]:
     actor = config.actor
     return [
-        Seat(
+        ProcessPlacement(
             name=rank_name(rank),
             kind=RANK,
             index=rank,
@@ -99,12 +101,14 @@ def rank_name(rank: int) -> str:
     return "trainer" if rank == 0 else f"trainer-{rank}"
 
 
-def _booked(group: Sequence[Seat]) -> tuple[int, float, float]:
+def _booked(group: Sequence[ProcessPlacement]) -> tuple[int, float, float]:
     gpus = sum(seat.n_gpus for seat in group)
     return gpus, group[0].share if gpus else 0.0, sum(seat.cpus for seat in group)
 
 
-def _place_group(config: RunConfig, group: Sequence[Seat], rooms: Sequence[Room]) -> Iterator[Seat]:
+def _place_group(
+    config: RunConfig, group: Sequence[ProcessPlacement], rooms: Sequence[FreeCapacity]
+) -> Iterator[ProcessPlacement]:
     spread = config.cluster.placement == "SPREAD"
     order = sorted(rooms, key=lambda room: -room.holds(group[0], len(group))) if group[0].kind == RANK else rooms
     taken: set[int] = set()
@@ -118,7 +122,7 @@ def _place_group(config: RunConfig, group: Sequence[Seat], rooms: Sequence[Room]
                 yield room.take(seat, gpus)
                 break
         else:
-            raise NoRoom(seat, elsewhere or rooms)
+            raise NoCapacity(seat, elsewhere or rooms)
 
 
 def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str = "cuda") -> int:
@@ -126,7 +130,7 @@ def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str 
     return gpus_of(place(config, servers_on=servers_on, trainer_on=trainer_on))
 
 
-def gpus_of(seats: Sequence[Seat]) -> int:
+def gpus_of(seats: Sequence[ProcessPlacement]) -> int:
     """Different GPUs that are booked."""
     return len({(seat.node, gpu) for seat in seats for gpu in seat.gpus})
 

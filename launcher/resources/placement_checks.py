@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import Node, node_name
+from launcher.resources.capacity import NodeResources, node_name
 from launcher.resources.placement import ENDLESS, describe_booking, gpus_needed, place
 
 Misplaced: TypeAlias = tuple[str, object, str]
@@ -53,7 +53,7 @@ def _without_room(config: RunConfig, devices: tuple[str, str], per_node: int) ->
     cluster = config.cluster
     described = config.hardware.n_cpus_per_node if cluster.address != "local" else None
     cpus = math.inf if described is None else float(described)
-    nodes = [Node(name=node_name(number), gpus=per_node, cpus=cpus) for number in range(cluster.n_nodes)]
+    nodes = [NodeResources(name=node_name(number), gpus=per_node, cpus=cpus) for number in range(cluster.n_nodes)]
     try:
         place(config, servers_on=devices[0], trainer_on=devices[1], nodes=nodes)
     except ResourceError as error:

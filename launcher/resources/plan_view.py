@@ -12,7 +12,7 @@ from rich.table import Table
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_places import places_alike
 from launcher.resources.plan_wording import alike, amount, names, who
-from launcher.resources.run_plan import Plan, lacks
+from launcher.resources.run_plan import RunPlan, lacks
 
 WIDTH = 100
 """Where the output is no terminal."""
@@ -22,7 +22,7 @@ def plan_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
-def show(config: RunConfig, plan: Plan, console: Console) -> None:
+def show(config: RunConfig, plan: RunPlan, console: Console) -> None:
     """Print what runs where, its memory, and the notes."""
     for line in (*headline(config, plan), *(who(group, plan) for group in alike(plan))):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -34,7 +34,7 @@ def show(config: RunConfig, plan: Plan, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def headline(config: RunConfig, plan: Plan) -> Iterator[str]:
+def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
     """The run, its model and its batch."""
     size = f", {plan.shape.parameters / 1e6:,.1f} M parameters" if plan.shape is not None else ""
     yield f"plan of {config.experiment_name}/{config.trial_name}, in {config.cluster.fileroot}"
@@ -51,7 +51,7 @@ def headline(config: RunConfig, plan: Plan) -> Iterator[str]:
         yield f"each checkpoint takes about {amount(plan.checkpoint_bytes)}"
 
 
-def _memory(plan: Plan) -> Table:
+def _memory(plan: RunPlan) -> Table:
     """By part, for each GPU of a process; on the CPU for the process."""
     table = _table("memory of each", "for", "size", "how")
     for group in alike(plan):
@@ -62,7 +62,7 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _places(plan: Plan) -> Table:
+def _places(plan: RunPlan) -> Table:
     table = _table("memory of", "there", "planned", "headroom")
     for name, place in places_alike(plan.places):
         short = place.headroom < 0

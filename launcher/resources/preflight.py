@@ -16,10 +16,10 @@ from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import missing_data, missing_models
 from launcher.resources.missing_machine import missing_gpus, missing_login, missing_memory, missing_ports, missing_room
 from launcher.resources.reward_import import missing_reward
-from launcher.resources.run_plan import Plan
+from launcher.resources.run_plan import RunPlan
 
 
-def preflight(config: RunConfig, hardware: Hardware, plan: Plan) -> None:
+def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan) -> None:
     """Raises the one UsageError there is, or a UsageError that lists all."""
     missing = find_missing(config, hardware, plan)
     if len(missing) == 1:
@@ -32,7 +32,7 @@ def preflight(config: RunConfig, hardware: Hardware, plan: Plan) -> None:
         )
 
 
-def find_missing(config: RunConfig, hardware: Hardware, plan: Plan) -> list[UsageError]:
+def find_missing(config: RunConfig, hardware: Hardware, plan: RunPlan) -> list[UsageError]:
     """Everything that keeps this run from starting here, each with what to change. `plan` is of this hardware."""
     here = config.cluster.address == "local"  # else servers and trainer run on machines that can't be seen from here
     known = here or plan.is_described

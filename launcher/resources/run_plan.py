@@ -15,10 +15,10 @@ from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.schema import RunConfig
 from launcher.resources import memory_estimate
 from launcher.resources.bundles import Bundle, bundles
-from launcher.resources.capacity import RANK, Seat, node_name
+from launcher.resources.capacity import RANK, ProcessPlacement, node_name
 from launcher.resources.hardware import Gpu, Hardware, device_for
 from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item
-from launcher.resources.memory_places import Place, places_alike
+from launcher.resources.memory_places import MemoryPlace, places_alike
 from launcher.resources.placement import gpus_needed, gpus_of, place
 
 WEIGHT_FOLDERS = 3
@@ -32,10 +32,10 @@ ANY_MEMORY = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class PlannedProcess:
     """One seat of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
 
-    seat: Seat
+    seat: ProcessPlacement
     items: tuple[Item, ...]
 
     @property
@@ -56,7 +56,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool.
 
     `shortage`: what can't be placed on this hardware; the plan is then of what it would take. `is_described`: of nodes
@@ -65,9 +65,9 @@ class Plan:
 
     devices: tuple[str, str]
     shape: ModelShape | None
-    processes: tuple[Process, ...]
+    processes: tuple[PlannedProcess, ...]
     bundles: tuple[Bundle, ...]
-    places: tuple[Place, ...]
+    places: tuple[MemoryPlace, ...]
     n_nodes: int
     kv_tokens: int | None
     weight_files_bytes: int
@@ -81,13 +81,13 @@ class Plan:
         return gpus_of([process.seat for process in self.processes])
 
 
-def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> Plan:
+def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
     """The plan of a configuration that passed its checks, on this hardware."""
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
     seats, shortage = _seats(config, hardware, devices)
     processes = tuple(_process(config, hardware, shape, seat) for seat in seats)
     files = _weight_files(config, shape)
-    return Plan(
+    return RunPlan(
         devices=devices,
         shape=shape,
         processes=processes,
@@ -105,7 +105,7 @@ def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -
 
 def _seats(
     config: RunConfig, hardware: Hardware, devices: tuple[str, str]
-) -> tuple[tuple[Seat, ...], UsageError | None]:
+) -> tuple[tuple[ProcessPlacement, ...], UsageError | None]:
     servers_on, trainer_on = devices
     try:
         return place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=hardware.nodes(config)), None
@@ -113,11 +113,11 @@ def _seats(
         return place(config, servers_on=servers_on, trainer_on=trainer_on), shortage
 
 
-def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, seat: Seat) -> Process:
-    return Process(seat=seat, items=() if shape is None else _items(config, hardware, shape, seat))
+def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, seat: ProcessPlacement) -> PlannedProcess:
+    return PlannedProcess(seat=seat, items=() if shape is None else _items(config, hardware, shape, seat))
 
 
-def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, seat: Seat) -> tuple[Item, ...]:
+def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, seat: ProcessPlacement) -> tuple[Item, ...]:
     if seat.kind == RANK:
         return memory_estimate.trainer(config, shape, on_gpu=bool(seat.gpus))
     if seat.gpus:
@@ -125,7 +125,7 @@ def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, seat: Seat)
     return memory_estimate.server_on_cpu(config, shape)
 
 
-def _places(hardware: Hardware, processes: tuple[Process, ...], weight_files: int) -> Iterator[Place]:
+def _places(hardware: Hardware, processes: tuple[PlannedProcess, ...], weight_files: int) -> Iterator[MemoryPlace]:
     """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
     first = next(process.seat.node for process in processes if process.seat.kind == RANK)
     for node in range(hardware.n_nodes):
@@ -135,12 +135,14 @@ def _places(hardware: Hardware, processes: tuple[Process, ...], weight_files: in
             planned = [process.bytes for process in here if number in process.gpus]
             if planned:
                 name = f"{where}GPU {number} ({gpu.name})"
-                yield Place(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
+                yield MemoryPlace(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
         planned_here = RAY_HOST_BYTES + sum(map(_host_bytes, here)) + (weight_files if node == first else 0)
-        yield Place(name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here)
+        yield MemoryPlace(
+            name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here
+        )
 
 
-def _host_bytes(process: Process) -> int:
+def _host_bytes(process: PlannedProcess) -> int:
     """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
     if not process.gpus:
         return process.bytes
@@ -207,7 +209,7 @@ def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -
     return None
 
 
-def lacks(plan: Plan) -> list[str]:
+def lacks(plan: RunPlan) -> list[str]:
     """Memory that the plan needs and its hardware has not, one sentence each; empty where it fits."""
     problems = []
     if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:

@@ -24,19 +24,19 @@ from launcher.run_files.run_paths import RunPaths
 FILE = "request.json"
 
 
-class Wish(enum.StrEnum):
+class ControlRequest(enum.StrEnum):
     RUN = "run"
     PAUSE = "pause"
     STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RequestEntry:
     """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
     `leaves`: which of them are not to be among those.
     """
 
-    wish: Wish
+    wish: ControlRequest
     by: str
     reason: str = ""
     servers: int | None = None
@@ -48,7 +48,7 @@ class Request:
         return f"asked by {self.by}{said}"
 
 
-def ask(paths: RunPaths, request: Request) -> None:
+def ask(paths: RunPaths, request: RequestEntry) -> None:
     """Raises StorageError where the run's folder of keys is not there, or not this user's."""
     content = json.dumps(dataclasses.asdict(request)).encode()
     try:
@@ -60,7 +60,7 @@ def ask(paths: RunPaths, request: Request) -> None:
         ) from error
 
 
-def wanted(paths: RunPaths) -> Request | None:
+def wanted(paths: RunPaths) -> RequestEntry | None:
     """None where nothing was asked, or not by this user."""
     try:
         descriptor = os.open(paths.keys / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,9 +69,9 @@ def wanted(paths: RunPaths) -> Request | None:
             if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & OTHERS & ~0o044:
                 return None
             data = json.load(file)
-        wish, by, reason = Wish(data["wish"]), str(data["by"]), str(data["reason"])
+        wish, by, reason = ControlRequest(data["wish"]), str(data["by"]), str(data["reason"])
         servers = data.get("servers")
-        return Request(
+        return RequestEntry(
             wish=wish,
             by=by,
             reason=reason,

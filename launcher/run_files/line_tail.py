@@ -12,7 +12,7 @@ WINDOW = 256 * 1024
 """Bytes at the end of a file that are looked through first."""
 
 
-class Tail:
+class LineTail:
     """The whole lines that were appended to a file since the last `read`. What is torn or no object is passed over."""
 
     def __init__(self, path: Path, *, since: int = 0) -> None:
@@ -42,7 +42,7 @@ def standing_line(path: Path, step: int) -> Mapping[str, object] | None:
     that is restored asks for one of the last, and a run of 100,000 steps would be 0.3 GB in its memory."""
     size, window = path.stat().st_size if path.exists() else 0, WINDOW
     while True:
-        for line in reversed(list(Tail(path, since=max(0, size - window)).read(has_ended=True))):
+        for line in reversed(list(LineTail(path, since=max(0, size - window)).read(has_ended=True))):
             known = line.get("global_step")
             if isinstance(known, int) and known <= step:
                 return line if known == step else None

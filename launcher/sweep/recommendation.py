@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.sweep.trial_results import TrialResult, TrialWord
+from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 HEADROOM = 0.1
 CLOSE = 0.05
@@ -28,7 +28,7 @@ class Advice:
 
 def advise(results: Sequence[TrialResult], *, host_bytes: int | None, gpu_bytes: int | None) -> Advice:
     """`host_bytes`, `gpu_bytes`: what there is for one trial, as far as it is known."""
-    finished = [result for result in results if result.word is TrialWord.FINISHED and result.step_s is not None]
+    finished = [result for result in results if result.word is TrialStatus.FINISHED and result.step_s is not None]
     held = [result for result in finished if not result.ran_out_of_memory]
     roomy = [result for result in held if _fits(result, host_bytes, gpu_bytes)]
     unexplored = tuple(_unexplored(results, roomy))
@@ -83,10 +83,10 @@ def _why(
 
 def _unexplored(results: Sequence[TrialResult], roomy: Sequence[TrialResult]) -> Iterator[str]:
     """Trials without an answer, and ends of the swept ranges that looked good: beyond them may be better ones."""
-    unknown = [r for r in results if r.word in (TrialWord.CUT_OFF, TrialWord.NOT_RUN, TrialWord.REFUSED)]
+    unknown = [r for r in results if r.word in (TrialStatus.CUT_OFF, TrialStatus.NOT_RUN, TrialStatus.REFUSED)]
     if unknown:
         yield "no answer from " + ", ".join(f"{result.trial} ({result.word})" for result in unknown)
-    halted = [r for r in results if r.word is TrialWord.ERRORED and not r.ran_out_of_memory]
+    halted = [r for r in results if r.word is TrialStatus.ERRORED and not r.ran_out_of_memory]
     if halted:
         yield "halted for another reason than memory: " + ", ".join(str(result.trial) for result in halted)
     if not roomy:

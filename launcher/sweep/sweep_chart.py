@@ -13,7 +13,7 @@ from launcher.reporting.reward_curve import FAINT_INK, GRID, INK, REWARD_COLOUR,
 from launcher.resources.memory_estimate import MIB
 from launcher.sweep.recommendation import Advice
 from launcher.sweep.sweep_report import ended, incidents
-from launcher.sweep.trial_results import TrialResult, TrialWord
+from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 BEST_COLOUR, OTHER_COLOUR = REWARD_COLOUR, "#93b4f5"
 ROW_INCHES, LEAST_INCHES = 0.42, 2.6
@@ -52,7 +52,7 @@ def _draw(figure: Any, title: str, results: Sequence[TrialResult], advice: Advic
     axes[0].set_yticks(range(len(results)), [_label(result) for result in results], fontsize=8, parse_math=False)
     axes[0].set_ylim(len(results) - 0.4, -0.6)  # the first trial on top
     for label, result in zip(axes[0].get_yticklabels(), results, strict=True):
-        label.set_color(INK if result.word is TrialWord.FINISHED else TROUBLE_COLOUR)
+        label.set_color(INK if result.word is TrialStatus.FINISHED else TROUBLE_COLOUR)
         label.set_fontweight("bold" if result.trial.name == best else "normal")
 
 
@@ -72,7 +72,7 @@ def _incidents(axis: Any, results: Sequence[TrialResult]) -> None:
     axis.set_xlim(0, 1)
     for row, result in enumerate(results):
         said = [incidents(result)] if result.incidents else []
-        said += [ended(result)] if result.word is not TrialWord.FINISHED else []
+        said += [ended(result)] if result.word is not TrialStatus.FINISHED else []
         colour = TROUBLE_COLOUR if said else FAINT_INK
         axis.text(0.02, row, "\n".join(said) or "none", va="center", fontsize=8, color=colour)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
-from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.base.messages import EXIT_CODES, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import Hardware, find_hardware
 from launcher.resources.missing_files import find_shape
@@ -26,10 +26,10 @@ from launcher.run_files.run_paths import login_name
 from launcher.sweep.recommendation import Advice, advise
 from launcher.sweep.sweep_chart import draw
 from launcher.sweep.sweep_report import advice_lines, as_csv, show
-from launcher.sweep.sweep_run import Candidate, SweepRun
+from launcher.sweep.sweep_run import SweepRun, TrialCandidate
 from launcher.sweep.sweep_trials import Sweep, plan_sweep
-from launcher.sweep.trial_capacity import Room, make_room
-from launcher.sweep.trial_results import TrialResult, TrialWord
+from launcher.sweep.trial_capacity import TrialCapacity, make_room
+from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 ReadTrial = Callable[[Sequence[str]], RunConfig]
 """Overrides → checked settings. Raises LauncherError."""
@@ -38,11 +38,11 @@ FILE_WIDTH = 160
 """Of a table that goes into a file, which has no edge to keep to."""
 
 CODES = {
-    TrialWord.FINISHED: EXIT_CODES[RunWord.FINISHED],
-    TrialWord.ERRORED: EXIT_CODES[RunWord.ERRORED],
-    TrialWord.REFUSED: UsageError.exit_code,
-    TrialWord.CUT_OFF: 1,
-    TrialWord.NOT_RUN: 1,
+    TrialStatus.FINISHED: EXIT_CODES[TerminalStatus.FINISHED],
+    TrialStatus.ERRORED: EXIT_CODES[TerminalStatus.ERRORED],
+    TrialStatus.REFUSED: UsageError.exit_code,
+    TrialStatus.CUT_OFF: 1,
+    TrialStatus.NOT_RUN: 1,
 }
 
 
@@ -64,18 +64,18 @@ def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: S
         advice = advise(results, host_bytes=hardware.memory, gpu_bytes=_gpu_bytes(hardware))
         show(results, advice, _console())
         _keep(configs[0], sweep, results, advice, folder)
-    return EXIT_CODES[RunWord.ABORTED] if run.was_interrupted else exit_code(results)
+    return EXIT_CODES[TerminalStatus.ABORTED] if run.was_interrupted else exit_code(results)
 
 
-def candidates_of(combinations: Sequence[Sequence[str]], read: ReadTrial) -> tuple[Sweep, list[Candidate]]:
+def candidates_of(combinations: Sequence[Sequence[str]], read: ReadTrial) -> tuple[Sweep, list[TrialCandidate]]:
     """Each trial with its settings, or with what is wrong with them: found before anything is started."""
     sweep = plan_sweep(combinations)
     found = []
     for trial in sweep.trials:
         try:
-            found.append(Candidate(trial=trial, config=read(trial.overrides)))
+            found.append(TrialCandidate(trial=trial, config=read(trial.overrides)))
         except LauncherError as error:
-            found.append(Candidate(trial=trial, config=None, refusal=error))
+            found.append(TrialCandidate(trial=trial, config=None, refusal=error))
     return sweep, found
 
 
@@ -89,7 +89,7 @@ def exit_code(results: Sequence[TrialResult]) -> int:
     return 0 if 0 in codes else codes[0]
 
 
-def _room(configs: Sequence[RunConfig], hardware: Hardware) -> Room:
+def _room(configs: Sequence[RunConfig], hardware: Hardware) -> TrialCapacity:
     plans = [make_plan(config, hardware, find_shape(config)) for config in configs]
     return make_room(configs, plans, hardware)
 
@@ -98,10 +98,10 @@ def _gpu_bytes(hardware: Hardware) -> int | None:
     return min((gpu.memory for gpu in hardware.gpus), default=None)
 
 
-def _refuse_all(candidates: Sequence[Candidate]) -> int:
+def _refuse_all(candidates: Sequence[TrialCandidate]) -> int:
     for candidate in candidates:
         print(f"error: {candidate.trial}: {candidate.refusal}", file=sys.stderr)
-    return CODES[TrialWord.REFUSED]
+    return CODES[TrialStatus.REFUSED]
 
 
 def _keep(config: RunConfig, sweep: Sweep, results: Sequence[TrialResult], advice: Advice, folder: Path) -> None:

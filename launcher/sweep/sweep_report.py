@@ -13,11 +13,11 @@ from rich.text import Text
 
 from launcher.resources.memory_estimate import MIB
 from launcher.sweep.recommendation import Advice
-from launcher.sweep.trial_results import TrialResult, TrialWord
+from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 NONE = "–"
 FIGURES = ("steps", "reward", "tokens/s", "step s", "peak MiB", "servers MiB", "GPU MiB")
-STYLES = {TrialWord.FINISHED: "green", TrialWord.ERRORED: "red", TrialWord.REFUSED: "red"}
+STYLES = {TrialStatus.FINISHED: "green", TrialStatus.ERRORED: "red", TrialStatus.REFUSED: "red"}
 
 
 def show(results: Sequence[TrialResult], advice: Advice, console: Console) -> None:

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import LauncherError, UsageError
-from launcher.base.messages import EXIT_CODES, RunWord
+from launcher.base.messages import EXIT_CODES, TerminalStatus
 from launcher.cli.interrupts import Interrupts
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 from launcher.sweep.memory_peaks import Peaks, look_at
-from launcher.sweep.sweep_trials import Trial
-from launcher.sweep.trial_capacity import Room
+from launcher.sweep.sweep_trials import SweepTrial
+from launcher.sweep.trial_capacity import TrialCapacity
 from launcher.sweep.trial_process import TrialProcess
-from launcher.sweep.trial_results import TrialResult, TrialWord, result_of, settled
+from launcher.sweep.trial_results import TrialResult, TrialStatus, result_of, settled
 
 POLL_S = 0.1
 LOOK_AT_MEMORY_S = 5.0
@@ -37,10 +37,10 @@ END_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TrialCandidate:
     """A trial and its settings, or why they can't be."""
 
-    trial: Trial
+    trial: SweepTrial
     config: RunConfig | None
     refusal: LauncherError | None = None
 
@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    candidate: Candidate
+    candidate: TrialCandidate
     process: TrialProcess
     slot: int
     began: float
@@ -63,10 +63,10 @@ class SweepRun:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[TrialCandidate],
         command: Sequence[str],
         folder: Path,
-        room: Room,
+        room: TrialCapacity,
         say: Callable[[str], None],
         *,
         retry: bool,
@@ -80,7 +80,7 @@ class SweepRun:
         self._interrupts = Interrupts()
         self._peaks = Peaks(folder / "peaks.json")
         self._results: dict[str, TrialResult] = {}
-        self._waiting: list[Candidate] = []
+        self._waiting: list[TrialCandidate] = []
         self._running: list[Running] = []
         self._told_held: set[str] = set()
         self._looked_at = 0.0
@@ -102,13 +102,13 @@ class SweepRun:
                 for one in self._running:  # only where the sweep itself broke: nobody is left to end them
                     one.process.interrupt()
         for candidate in self._waiting:
-            self._results[candidate.trial.name] = TrialResult(trial=candidate.trial, word=TrialWord.NOT_RUN)
+            self._results[candidate.trial.name] = TrialResult(trial=candidate.trial, word=TrialStatus.NOT_RUN)
         return [self._results[candidate.trial.name] for candidate in self._candidates]
 
-    def _take_stock(self, candidate: Candidate) -> None:
+    def _take_stock(self, candidate: TrialCandidate) -> None:
         trial = candidate.trial
         if candidate.config is None:
-            self._end(TrialResult(trial=trial, word=TrialWord.REFUSED, reason=_one_line(candidate.refusal)))
+            self._end(TrialResult(trial=trial, word=TrialStatus.REFUSED, reason=_one_line(candidate.refusal)))
         elif not is_held(candidate.paths) and settled(trial, candidate.config, candidate.paths, retry=self._retry):
             self._end(result_of(trial, candidate.paths, self._peaks.of(trial.name)), was="already ")
         else:
@@ -140,7 +140,7 @@ class SweepRun:
         self._running.append(Running(candidate=candidate, process=process, slot=slot, began=time.monotonic()))
         self._say(f"{self._number(candidate)} {candidate.trial}: started (pid {process.pid})")
 
-    def _is_free(self, candidate: Candidate) -> bool:
+    def _is_free(self, candidate: TrialCandidate) -> bool:
         """Not while an earlier sweep's run of it is still ending."""
         if not is_held(candidate.paths):
             return True
@@ -162,21 +162,21 @@ class SweepRun:
 
     def _result(self, one: Running, code: int) -> TrialResult:
         trial, paths = one.candidate.trial, one.candidate.paths
-        if code == EXIT_CODES[RunWord.FINISHED] or settled(trial, _config(one.candidate), paths, retry=False):
+        if code == EXIT_CODES[TerminalStatus.FINISHED] or settled(trial, _config(one.candidate), paths, retry=False):
             return result_of(trial, paths, self._peaks.of(trial.name))
         if code == UsageError.exit_code:
-            return TrialResult(trial=trial, word=TrialWord.REFUSED, reason=one.process.refusal())
+            return TrialResult(trial=trial, word=TrialStatus.REFUSED, reason=one.process.refusal())
         said = f"exit code {code}: {one.process.last_lines()}"
         return result_of(trial, paths, self._peaks.of(trial.name), said=said)
 
     def _end(self, result: TrialResult, after: str = "", was: str = "") -> None:
         self._results[result.trial.name] = result
         figure = f", {result.step_s:.2f} s a step" if result.step_s is not None else ""
-        why = f": {result.reason}" if result.word is not TrialWord.FINISHED else ""
+        why = f": {result.reason}" if result.word is not TrialStatus.FINISHED else ""
         number = next(n for n, c in enumerate(self._candidates, 1) if c.trial.name == result.trial.name)
         self._say(f"[{number}/{len(self._candidates)}] {result.trial}: {was}{result.word}{after}{figure}{why}")
 
-    def _number(self, candidate: Candidate) -> str:
+    def _number(self, candidate: TrialCandidate) -> str:
         return f"[{self._candidates.index(candidate) + 1}/{len(self._candidates)}]"
 
     def _look_at_memory(self) -> None:
@@ -224,7 +224,7 @@ def visible_gpus(slot: Sequence[int]) -> list[str]:
     return [names[gpu].strip() if gpu < len(names) else str(gpu) for gpu in slot]
 
 
-def _config(candidate: Candidate) -> RunConfig:
+def _config(candidate: TrialCandidate) -> RunConfig:
     assert candidate.config is not None
     return candidate.config
 

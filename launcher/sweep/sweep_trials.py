@@ -31,7 +31,7 @@ DIGEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class SweepTrial:
     """`settings`: the swept keys with this trial's values. `overrides`: all that its run is given."""
 
     name: str
@@ -47,7 +47,7 @@ class Sweep:
     """`name` stays the same when values are added to the swept keys."""
 
     name: str
-    trials: tuple[Trial, ...]
+    trials: tuple[SweepTrial, ...]
     keys: tuple[str, ...]
 
     @property
@@ -60,10 +60,10 @@ def plan_sweep(combinations: Sequence[Overrides]) -> Sweep:
     given = [dict(map(_split, overrides)) for overrides in combinations]
     keys = tuple(key for key in given[0] if len({one.get(key) for one in given}) > 1)
     kept = KEEP_MEMORY if MEMORY_KEYS & set(keys) else {}
-    trials: dict[str, Trial] = {}
+    trials: dict[str, SweepTrial] = {}
     for overrides, values in zip(combinations, given, strict=True):
         name = trial_name(values, keys)
-        trials[name] = Trial(
+        trials[name] = SweepTrial(
             name=name,
             settings={key: values[key] for key in keys},
             overrides=(

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import Hardware
-from launcher.resources.run_plan import Plan
+from launcher.resources.run_plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class TrialCapacity:
     """One entry in `slots` for each trial at a time: numbers of the GPUs that it has for itself."""
 
     slots: tuple[tuple[int, ...], ...]
     reason: str
 
 
-def make_room(configs: Sequence[RunConfig], plans: Sequence[Plan], hardware: Hardware) -> Room:
+def make_room(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: Hardware) -> TrialCapacity:
     """By the trial that needs most of each. `sweep.parallel` is taken as it is; GPUs bound it all the same."""
     gpus = max(plan.gpus_needed for plan in plans)
     wanted = configs[0].sweep.parallel
@@ -31,11 +31,13 @@ def make_room(configs: Sequence[RunConfig], plans: Sequence[Plan], hardware: Har
         most, reason = (wanted, f"sweep.parallel={wanted}") if wanted <= by_gpus else (by_gpus, f"{gpus} GPUs each")
     count = max(1, min(most, len(configs)))
     if not is_here:
-        return Room(slots=((),) * count, reason=reason)
-    return Room(slots=tuple(tuple(range(slot * gpus, (slot + 1) * gpus)) for slot in range(count)), reason=reason)
+        return TrialCapacity(slots=((),) * count, reason=reason)
+    return TrialCapacity(
+        slots=tuple(tuple(range(slot * gpus, (slot + 1) * gpus)) for slot in range(count)), reason=reason
+    )
 
 
-def _fitting(configs: Sequence[RunConfig], plans: Sequence[Plan], hardware: Hardware, gpus: int) -> tuple[int, str]:
+def _fitting(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: Hardware, gpus: int) -> tuple[int, str]:
     if any(config.sglang.port is not None for config in configs):
         return 1, "sglang.port is one trial's at a time"
     cpus = max(sum(process.cpus for process in plan.processes) for plan in plans)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.base.messages import Cause, Outcome, RunWord
+from launcher.base.messages import Cause, RunOutcome, TerminalStatus
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.schema import RunConfig
@@ -17,13 +17,13 @@ from launcher.reporting.run_records import read_records
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from launcher.sweep.memory_peaks import Peak
-from launcher.sweep.sweep_trials import Trial
+from launcher.sweep.sweep_trials import SweepTrial
 
 OUT_OF_MEMORY = frozenset({Cause.SERVER_OOM, Cause.TRAINER_OOM})
 CAUSES = re.compile("|".join(rf"\b{cause}\b" for cause in Cause))
 
 
-class TrialWord(enum.StrEnum):
+class TrialStatus(enum.StrEnum):
     """How a trial stands. FINISHED and ERRORED are its run's own words, and stay when the sweep is started again."""
 
     FINISHED = "FINISHED"
@@ -39,8 +39,8 @@ class TrialWord(enum.StrEnum):
 class TrialResult:
     """Figures are None where there is nothing to take them from. `cause`: of the end, where it is a known one."""
 
-    trial: Trial
-    word: TrialWord
+    trial: SweepTrial
+    word: TrialStatus
     reason: str = ""
     cause: Cause | None = None
     steps: int = 0
@@ -55,7 +55,7 @@ class TrialResult:
         return self.cause in OUT_OF_MEMORY or any(self.incidents.get(cause) for cause in OUT_OF_MEMORY)
 
 
-def settled(trial: Trial, config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
+def settled(trial: SweepTrial, config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
     """Has this trial its word already? `retry`: a halt is none, unless memory ran out: that would again."""
     if already_finished(config, paths):
         return True
@@ -63,19 +63,19 @@ def settled(trial: Trial, config: RunConfig, paths: RunPaths, *, retry: bool) ->
     return word == "run.errored" and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
 
 
-def result_of(trial: Trial, paths: RunPaths, peak: Peak, *, said: str = "") -> TrialResult:
+def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, said: str = "") -> TrialResult:
     """The result of a trial that was run, now or by an earlier sweep. `said`: its last lines, where it has no word."""
     event, reason = last_word(paths)
-    word = {"run.finished": TrialWord.FINISHED, "run.errored": TrialWord.ERRORED}.get(event, TrialWord.CUT_OFF)
+    word = {"run.finished": TrialStatus.FINISHED, "run.errored": TrialStatus.ERRORED}.get(event, TrialStatus.CUT_OFF)
     records = read_records(paths)
-    outcome = Outcome(word=RunWord.ABORTED, reason=reason)
+    outcome = RunOutcome(word=TerminalStatus.ABORTED, reason=reason)
     summary = summarize(records, outcome, CheckpointStore(paths.default_checkpoints))
     incidents = Counter(incident.cause for incident in summary.incidents)
     return TrialResult(
         trial=trial,
         word=word,
         reason=said if event in ("", "run.started") else reason,
-        cause=cause_in(reason) if word is TrialWord.ERRORED else None,
+        cause=cause_in(reason) if word is TrialStatus.ERRORED else None,
         steps=summary.steps,
         step_s=summary.step_s,
         tokens_per_s=summary.tokens_per_s,

@@ -115,9 +115,9 @@ def measure_publish(arguments: argparse.Namespace) -> dict[str, object]:
 
 def measure_supervision(arguments: argparse.Namespace) -> dict[str, object]:
     from scripts.benchmark.supervision import WARM_UP, measure, report
-    from scripts.benchmark.switched_run import Schedule
+    from scripts.benchmark.switched_run import SwitchSchedule
 
-    schedule = Schedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
+    schedule = SwitchSchedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
     return report(measure(arguments.overrides, schedule))
 
 

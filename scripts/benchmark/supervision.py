@@ -17,7 +17,7 @@ from statistics import fmean, median
 from launcher.run_files.journal import read_lines
 from scripts.benchmark.experiment import run_experiment
 from scripts.benchmark.ratios import CONFIDENCE, DRAWS, Ratio, quantile, spread
-from scripts.benchmark.switched_run import DONE, Schedule, environment
+from scripts.benchmark.switched_run import DONE, SwitchSchedule, environment
 
 WARM_UP = 20
 """Steps before the first block."""
@@ -30,7 +30,7 @@ Line = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class StepBlock:
     """Seconds of each step; `cpu_s` of each process and `gate_s` of the trainer, per step."""
 
     is_on: bool
@@ -43,10 +43,10 @@ class Block:
 class Measured:
     """Pairs of (on, off)."""
 
-    pairs: Sequence[tuple[Block, Block]]
+    pairs: Sequence[tuple[StepBlock, StepBlock]]
 
 
-def measure(overrides: Sequence[str], schedule: Schedule) -> Measured:
+def measure(overrides: Sequence[str], schedule: SwitchSchedule) -> Measured:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         run = run_experiment(
             Path(folder),
@@ -57,7 +57,7 @@ def measure(overrides: Sequence[str], schedule: Schedule) -> Measured:
         return pair_up(read_lines(run.paths.metrics), read_lines(run.paths.logs / DONE), schedule)
 
 
-def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: Schedule) -> Measured:
+def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: SwitchSchedule) -> Measured:
     """`metrics` are lines of metrics.jsonl, `switched` those that the switch wrote, one where each block begins and
     one where the last ends. Raises ValueError where a block is not whole."""
     lasted = {
@@ -70,7 +70,7 @@ def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: Schedul
         if begun["step"] != first or ended["step"] != first + schedule.block:
             raise ValueError(f"block {number} goes from step {begun['step']} to {ended['step']}: steps were repeated")
         blocks.append(
-            Block(
+            StepBlock(
                 is_on=bool(begun["on"]),
                 step_s=tuple(lasted[step] for step in range(first + 1, first + schedule.block)),
                 gate_s=float(str(ended["gate_s"])) / schedule.block,

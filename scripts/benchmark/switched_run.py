@@ -40,7 +40,7 @@ DONE = "supervision.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class SwitchSchedule:
     """Steps before `first` and after the last pair are supervised; each pair is a block on and a block off, in an
     order drawn by `seed`."""
 
@@ -75,7 +75,7 @@ def processor_seconds(processes: Mapping[str, psutil.Process]) -> dict[str, floa
 class Switch:
     """Wraps what a loop asks and writes; lives in the trainer's process."""
 
-    def __init__(self, loop: GrpoLoop, paths: RunPaths, schedule: Schedule) -> None:
+    def __init__(self, loop: GrpoLoop, paths: RunPaths, schedule: SwitchSchedule) -> None:
         self._gate, self._record = loop._gate, loop._record
         loop._gate, loop._record = self.ask, self.write
         self._loop = loop
@@ -119,13 +119,13 @@ class Switch:
 class SwitchedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
     def start(self, overrides: Overrides) -> TrainerReady:
         ready: TrainerReady = super().start(overrides)
-        Switch(self._training._loop, self._paths, Schedule(**json.loads(os.environ[SCHEDULE])))
+        Switch(self._training._loop, self._paths, SwitchSchedule(**json.loads(os.environ[SCHEDULE])))
         return ready
 
     start.__ray_concurrency_group__ = "train"  # type: ignore[attr-defined]  # as the method that it takes the place of
 
 
-def environment(schedule: Schedule) -> dict[str, str]:
+def environment(schedule: SwitchSchedule) -> dict[str, str]:
     return {SCHEDULE: json.dumps(asdict(schedule))}
 
 

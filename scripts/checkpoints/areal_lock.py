@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.base.errors import StorageError
-from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.trial_folders import TrialFolder
 
 
 @contextlib.contextmanager
-def areal_held(trial: Trial) -> Iterator[None]:
+def areal_held(trial: TrialFolder) -> Iterator[None]:
     """Two set-ups at once would take each other's folders for what a kill left. Raises StorageError."""
     file = trial.root.parent / f".{trial.paths.trial_name}.recovery.lock"
     try:

@@ -29,10 +29,10 @@ from launcher.base.errors import CheckpointError, StorageError
 from launcher.base.folder_swap import copy_file
 from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
 from launcher.checkpoints.areal_rewards import read_steps_per_epoch
-from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName
-from launcher.checkpoints.trial_folders import Trial
-from launcher.policy.checkpoint_status import Standing
+from launcher.checkpoints.trial_folders import TrialFolder
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.journal import encode
 from scripts.checkpoints.dcp import write_dcp
 
@@ -59,19 +59,19 @@ class ArealRecord:
     format: str = FORMAT
 
 
-def stays_as_it_is(shelf: Shelf, *, before_step: int | None, good: bool, than: int) -> bool:
+def stays_as_it_is(shelf: CheckpointCatalog, *, before_step: int | None, good: bool, than: int) -> bool:
     """Does AReaL's own recover folder fit, with its optimizer, and is it no older than step `than`?"""
     info = shelf.recover_info
     if info is None or info.name is None or info.problems or not info.has_optimizer:
         return False
     step = info.name.global_step
     standing = shelf.standing_of(step)
-    if standing is Standing.CONDEMNED or (good and standing is not Standing.GOOD):
+    if standing is CheckpointStatus.CONDEMNED or (good and standing is not CheckpointStatus.GOOD):
         return False
     return step >= than and (before_step is None or step < before_step)
 
 
-def prepare(shelf: Shelf, entry: Entry, *, forced: str = "") -> ArealRecord:
+def prepare(shelf: CheckpointCatalog, entry: CatalogEntry, *, forced: str = "") -> ArealRecord:
     """Raises CheckpointError where AReaL could not resume from it, with all as it was before."""
     trial = shelf.trial
     finish(trial)
@@ -111,14 +111,14 @@ def prepare(shelf: Shelf, entry: Entry, *, forced: str = "") -> ArealRecord:
     return record
 
 
-def _prefix(trial: Trial) -> str:
+def _prefix(trial: TrialFolder) -> str:
     return f".{trial.paths.trial_name}.recovery-"
 
 
 # ── what is written ──
 
 
-def _refuse_other_forms(trial: Trial) -> None:
+def _refuse_other_forms(trial: TrialFolder) -> None:
     """Of what this run's AReaL wrote last is seen what it will read."""
     if (trial.areal_checkpoint / "config.json").exists() and not (trial.areal_checkpoint / METADATA).exists():
         raise CheckpointError(
@@ -132,7 +132,7 @@ def _refuse_other_forms(trial: Trial) -> None:
         )
 
 
-def _data_file(shelf: Shelf) -> Path:
+def _data_file(shelf: CheckpointCatalog) -> Path:
     folder = shelf.trial.recover_info
     if folder is None:
         raise CheckpointError(
@@ -147,7 +147,7 @@ def _data_file(shelf: Shelf) -> Path:
     return folder / DATA_FILE
 
 
-def _data_step(shelf: Shelf) -> int:
+def _data_step(shelf: CheckpointCatalog) -> int:
     """Of the pickle that is there; one that was set up before is of an older set-up's own step."""
     info = shelf.recover_info
     now = -1 if info is None or info.name is None else info.name.global_step
@@ -155,12 +155,12 @@ def _data_step(shelf: Shelf) -> int:
     return max(made, key=lambda record: record.prepared_at).data_step if made else now
 
 
-def _records(trial: Trial) -> list[tuple[Path, ArealRecord]]:
+def _records(trial: TrialFolder) -> list[tuple[Path, ArealRecord]]:
     folders = trial.root.parent.glob(f"{_prefix(trial)}*")
     return [(folder, record) for folder in folders if (record := read_areal_record(folder)) is not None]
 
 
-def _steps_per_epoch(shelf: Shelf, entry: Entry) -> int:
+def _steps_per_epoch(shelf: CheckpointCatalog, entry: CatalogEntry) -> int:
     if shelf.recover_info is not None and shelf.recover_info.steps_per_epoch:
         return shelf.recover_info.steps_per_epoch
     names = [one.checkpoint.name for one in (entry, *shelf.entries)]
@@ -215,7 +215,7 @@ def _write_json(file: Path, content: Mapping[str, object]) -> None:
 # ── into its place, and back ──
 
 
-def finish(trial: Trial) -> None:
+def finish(trial: TrialFolder) -> None:
     """Carry through, or remove, what a kill left half done. Raises CheckpointError."""
     for folder in sorted(trial.root.parent.glob(f"{_prefix(trial)}*")):
         record = read_areal_record(folder)
@@ -243,14 +243,14 @@ def _put_in_place(folder: Path, record: ArealRecord) -> None:
         ) from error
 
 
-def _take_earlier_back(trial: Trial) -> None:
+def _take_earlier_back(trial: TrialFolder) -> None:
     """What was set up before and not gone on from makes way for what AReaL itself wrote, which an undo gives back."""
     for folder, record in _records(trial):
         if record.phase == READY and _step_in_place(record) == record.global_step:
             _begin_taking_back(folder, record)
 
 
-def undo(trial: Trial) -> str:
+def undo(trial: TrialFolder) -> str:
     """Give AReaL back what it had itself; says what is there now. Raises StorageError where there is nothing to."""
     finish(trial)
     records = _records(trial)

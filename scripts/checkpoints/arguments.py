@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from launcher.checkpoints.trial_folders import Trial, find_trial
+from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.run_files.run_paths import login_name
 
 NOTHING_FITS = 1
@@ -57,6 +57,6 @@ def seconds(text: str) -> float:
     return value
 
 
-def trial_of(given: argparse.Namespace) -> Trial:
+def trial_of(given: argparse.Namespace) -> TrialFolder:
     """Raises UsageError naming what is wrong, and what there is instead."""
     return find_trial(given.fileroot, given.user, given.experiment_name, given.trial_name)

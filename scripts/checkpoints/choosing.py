@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, StorageError
-from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
-from launcher.policy.checkpoint_status import Standing
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.run_paths import names_of
 
 
@@ -18,13 +18,18 @@ from launcher.run_files.run_paths import names_of
 class Chosen:
     """`passed_over`: newer ones that fit as well and are not whole, each with why. `forced`: what was overridden."""
 
-    entry: Entry
+    entry: CatalogEntry
     passed_over: tuple[str, ...] = ()
     forced: str = ""
 
 
 def choose(
-    shelf: Shelf, *, before_step: int | None = None, path: Path | None = None, good: bool = False, force: bool = False
+    shelf: CheckpointCatalog,
+    *,
+    before_step: int | None = None,
+    path: Path | None = None,
+    good: bool = False,
+    force: bool = False,
 ) -> Chosen:
     """Exactly one of the three says which. Raises CheckpointError, StorageError: nothing fits, with the reason."""
     if path is not None:
@@ -42,22 +47,22 @@ def choose(
     )
 
 
-def _candidates(shelf: Shelf, before_step: int | None, good: bool, force: bool) -> Iterator[Entry]:
+def _candidates(shelf: CheckpointCatalog, before_step: int | None, good: bool, force: bool) -> Iterator[CatalogEntry]:
     """The newest first; what the run set aside only by its path."""
     for entry in reversed(shelf.entries):
         is_early = before_step is None or entry.global_step < before_step
         standing = shelf.would_be(entry)
-        is_condemned = standing is Standing.CONDEMNED
+        is_condemned = standing is CheckpointStatus.CONDEMNED
         if (
             not entry.set_aside_as
             and is_early
             and (not is_condemned or force)
-            and (not good or standing is Standing.GOOD)
+            and (not good or standing is CheckpointStatus.GOOD)
         ):
             yield entry
 
 
-def _proven(shelf: Shelf, entry: Entry) -> Entry:
+def _proven(shelf: CheckpointCatalog, entry: CatalogEntry) -> CatalogEntry:
     """Whole, and of a kind that its launcher can go on from."""
     proven = shelf.proven(entry)
     if shelf.trial.is_ours and not proven.problem and proven.checkpoint.manifest is None:
@@ -66,7 +71,7 @@ def _proven(shelf: Shelf, entry: Entry) -> Entry:
     return proven
 
 
-def _this_one(shelf: Shelf, path: Path, force: bool) -> Chosen:
+def _this_one(shelf: CheckpointCatalog, path: Path, force: bool) -> Chosen:
     entry = _proven(shelf, _entry_at(shelf, path))
     if entry.problem:
         raise CheckpointError(f"it is not whole: {entry.problem}", "a torn checkpoint is never set up; choose another")
@@ -78,7 +83,7 @@ def _this_one(shelf: Shelf, path: Path, force: bool) -> Chosen:
     return Chosen(entry=entry, forced=forced)
 
 
-def _entry_at(shelf: Shelf, path: Path) -> Entry:
+def _entry_at(shelf: CheckpointCatalog, path: Path) -> CatalogEntry:
     """Raises StorageError where it is no folder of a checkpoint."""
     folder = path.expanduser().absolute()
     for entry in shelf.entries:
@@ -96,9 +101,9 @@ def _entry_at(shelf: Shelf, path: Path) -> Entry:
     return shelf.entry_of(read_checkpoint(folder, name))
 
 
-def _forced(shelf: Shelf, entry: Entry) -> str:
+def _forced(shelf: CheckpointCatalog, entry: CatalogEntry) -> str:
     """What speaks against an entry that is whole; "" where nothing does."""
-    return entry.reason if shelf.would_be(entry) is Standing.CONDEMNED else ""
+    return entry.reason if shelf.would_be(entry) is CheckpointStatus.CONDEMNED else ""
 
 
 def _asked(before_step: int | None, good: bool) -> str:
@@ -106,7 +111,7 @@ def _asked(before_step: int | None, good: bool) -> str:
     return " and ".join([*words, *([f"of a step before {before_step}"] if before_step is not None else [])])
 
 
-def _why_none(shelf: Shelf, before_step: int | None, good: bool, passed_over: list[str]) -> str:
+def _why_none(shelf: CheckpointCatalog, before_step: int | None, good: bool, passed_over: list[str]) -> str:
     if passed_over:
         return "; ".join(passed_over)
     if not shelf.entries:
@@ -119,6 +124,6 @@ def _why_none(shelf: Shelf, before_step: int | None, good: bool, passed_over: li
     return "; ".join(f"step {entry.global_step} is {_told(shelf, entry)}" for entry in fitting[-4:])
 
 
-def _told(shelf: Shelf, entry: Entry) -> str:
+def _told(shelf: CheckpointCatalog, entry: CatalogEntry) -> str:
     judged = shelf.judged(entry)
     return f"{judged.standing} ({entry.problem or judged.reason})"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.checkpoints.trial_folders import Trial
+from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.journal import read_lines
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 
@@ -39,7 +39,7 @@ class Command:
         return f"cd {shlex.quote(self.folder)} && {self}" if self.folder else str(self)
 
 
-def recorded_command(trial: Trial) -> Command | None:
+def recorded_command(trial: TrialFolder) -> Command | None:
     """The last launch's; None where the journal does not tell, as those of earlier versions."""
     found = None
     for event in read_lines(trial.paths.events):
@@ -50,7 +50,7 @@ def recorded_command(trial: Trial) -> Command | None:
     return found
 
 
-def next_command(trial: Trial, *, has_optimizer: bool = True) -> str:
+def next_command(trial: TrialFolder, *, has_optimizer: bool = True) -> str:
     if trial.is_ours:
         command = recorded_command(trial)
         return command.typed if command is not None else "the command that the run was started with, unchanged"

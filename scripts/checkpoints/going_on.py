@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 
 from launcher.base.errors import CheckpointError, ConfigError
-from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
+from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.compose import compose
 from launcher.config.fingerprint import MEANINGS, Difference, Fingerprint, config_fingerprint, fingerprint_differences
 from launcher.config.schema import RunConfig
-from launcher.policy.checkpoint_status import Standing
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.choosing import Chosen, choose
@@ -47,7 +47,7 @@ class Beginning:
     is_finished: str = ""
 
 
-def beginning(shelf: Shelf, *, good: bool, before_step: int | None, command: Command) -> Beginning:
+def beginning(shelf: CheckpointCatalog, *, good: bool, before_step: int | None, command: Command) -> Beginning:
     """Raises CheckpointError: there is nothing to go on from, with the reason; ConfigError."""
     if not shelf.trial.is_ours:
         return _of_areal(shelf, good, before_step)
@@ -63,7 +63,7 @@ def beginning(shelf: Shelf, *, good: bool, before_step: int | None, command: Com
     return _newest(shelf, config)
 
 
-def _check_same_run(config: RunConfig, shelf: Shelf) -> None:
+def _check_same_run(config: RunConfig, shelf: CheckpointCatalog) -> None:
     """Raises ConfigError: the launch looks where its own settings say, below its own user's name."""
     starts, found = RunPaths.of(config).checkpoints, shelf.trial.paths.checkpoints
     if starts.resolve() != found.resolve():
@@ -79,7 +79,7 @@ def composed(command: Command) -> RunConfig:
         return compose(command.settings)
 
 
-def _prepared(config: RunConfig, shelf: Shelf) -> Beginning | None:
+def _prepared(config: RunConfig, shelf: CheckpointCatalog) -> Beginning | None:
     """What is set up, with whatever settings: how they differ is told later."""
     if not shelf.trial.paths.recover_checkpoint.is_dir():
         return None
@@ -94,7 +94,7 @@ def _prepared(config: RunConfig, shelf: Shelf) -> Beginning | None:
     )
 
 
-def _before_damage(shelf: Shelf) -> Beginning:
+def _before_damage(shelf: CheckpointCatalog) -> Beginning:
     """The last good one; where none is certified, the newest whole one from well before the damage."""
     try:
         return _chosen(shelf, True, None)
@@ -102,15 +102,15 @@ def _before_damage(shelf: Shelf) -> Beginning:
         return _chosen(shelf, False, _trusted_before(shelf))
 
 
-def _trusted_before(shelf: Shelf) -> int:
+def _trusted_before(shelf: CheckpointCatalog) -> int:
     """The onset is an estimate: the run itself leaves as many steps between."""
     assert shelf.past.damage is not None
     return shelf.past.damage.first_step - shelf.past.settings.onset_margin_steps
 
 
-def _chosen(shelf: Shelf, good: bool, before_step: int | None) -> Beginning:
+def _chosen(shelf: CheckpointCatalog, good: bool, before_step: int | None) -> Beginning:
     chosen = choose(shelf, good=good, before_step=before_step)
-    what = "the last good one" if chosen.entry.standing is Standing.GOOD else f"a {chosen.entry.standing}"
+    what = "the last good one" if chosen.entry.standing is CheckpointStatus.GOOD else f"a {chosen.entry.standing}"
     assert chosen.entry.checkpoint.manifest is not None  # the store's own: others are not whole
     return Beginning(
         global_step=chosen.entry.global_step,
@@ -129,18 +129,18 @@ def _facts(chosen: Chosen) -> tuple[tuple[str, str], ...]:
     return (("checkpoint", str(entry.path)), ("state", _state(entry)), *passed)
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: CatalogEntry) -> str:
     return f"{entry.standing}: {entry.reason}; reward {reward(entry.reward)}; every file proven"
 
 
-def _newest(shelf: Shelf, config: RunConfig) -> Beginning:
+def _newest(shelf: CheckpointCatalog, config: RunConfig) -> Beginning:
     """What the launch takes by itself."""
     paths = shelf.trial.paths
     store = CheckpointStore(paths.default_checkpoints)
     found = store.latest_whole()
-    memory = MemoryStates(paths).newest_whole(store.list()) if config.recover.memory else None
+    memory = InMemoryCheckpoints(paths).newest_whole(store.list()) if config.recover.memory else None
     passed = tuple(("passed over", skipped.reason) for skipped in found.skipped)
-    good = next((e for e in reversed(shelf.entries) if e.standing is Standing.GOOD), None)
+    good = next((e for e in reversed(shelf.entries) if e.standing is CheckpointStatus.GOOD), None)
     told = ("last good", f"step {good.global_step}: {good.path}" if good else "none yet; no damage is known either")
     finished = already_finished(config, paths)
     if memory is not None and (found.checkpoint is None or memory.global_step > found.checkpoint.global_step):
@@ -169,7 +169,7 @@ def _newest(shelf: Shelf, config: RunConfig) -> Beginning:
 # ── AReaL's ──
 
 
-def _of_areal(shelf: Shelf, good: bool, before_step: int | None) -> Beginning:
+def _of_areal(shelf: CheckpointCatalog, good: bool, before_step: int | None) -> Beginning:
     """Its own recover folder where it fits; else an export, which has no optimizer."""
     if shelf.past.damage is not None and not good and before_step is None:
         try:
@@ -197,7 +197,7 @@ def _of_areal(shelf: Shelf, good: bool, before_step: int | None) -> Beginning:
     )
 
 
-def _areals_own(shelf: Shelf) -> Beginning:
+def _areals_own(shelf: CheckpointCatalog) -> Beginning:
     info = shelf.recover_info
     assert info is not None and info.name is not None
     return Beginning(
@@ -228,7 +228,7 @@ def _value(content: Any, key: str) -> Any:
 # ── settings ──
 
 
-def differences_of(shelf: Shelf, begins: Beginning, command: Command) -> Sequence[Difference]:
+def differences_of(shelf: CheckpointCatalog, begins: Beginning, command: Command) -> Sequence[Difference]:
     """Where the settings are not those that the checkpoint was made with. Raises ConfigError."""
     if begins.made_with is None:
         return ()

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from launcher.checkpoints.checkpoint_catalog import Entry, Shelf
-from launcher.policy.checkpoint_status import Damage, Standing
+from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
+from launcher.policy.checkpoint_status import CheckpointStatus, Damage
 
 COLOURS = {
-    Standing.GOOD: "green",
-    Standing.CANDIDATE: "yellow",
-    Standing.CONDEMNED: "red",
-    Standing.UNVERIFIED: "dim",
+    CheckpointStatus.GOOD: "green",
+    CheckpointStatus.CANDIDATE: "yellow",
+    CheckpointStatus.CONDEMNED: "red",
+    CheckpointStatus.UNVERIFIED: "dim",
 }
 
 
@@ -37,14 +37,14 @@ def reward(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def complete(entry: Entry) -> str:
+def complete(entry: CatalogEntry) -> str:
     """`yes` is what lengths and headers say; `proven` is after everything was read."""
     if entry.problem:
         return entry.problem.replace(f"{entry.path}/", "").replace(str(entry.path), "it")
     return "yes" if entry.proof is None else "proven"
 
 
-def table(entries: Sequence[Entry], now: float) -> Table:
+def table(entries: Sequence[CatalogEntry], now: float) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("step", "epoch", "age", "size", "reward"):
         shown.add_column(name, justify="right", no_wrap=True)
@@ -72,7 +72,7 @@ def say_damage(damage: Damage) -> str:
     )
 
 
-def entry_facts(entry: Entry, now: float) -> dict[str, object]:
+def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
     """One checkpoint as JSON; keys are only ever added."""
     name = entry.checkpoint.name
     proof = entry.proof
@@ -99,7 +99,7 @@ def entry_facts(entry: Entry, now: float) -> dict[str, object]:
     }
 
 
-def shelf_facts(shelf: Shelf) -> dict[str, object]:
+def shelf_facts(shelf: CheckpointCatalog) -> dict[str, object]:
     trial, damage = shelf.trial, shelf.past.damage
     return {
         "format": "grpo-checkpoints/1",

@@ -17,8 +17,8 @@ from scripts.faults.files import whole_checkpoints
 from scripts.faults.find import NotLive, RunProcesses, look
 from scripts.faults.following import Following
 from scripts.faults.hands import HANDS
-from scripts.faults.place import Place
-from scripts.faults.schedule import Choice, Fault, Moment, decide, in_order, is_due
+from scripts.faults.place import FaultPlace
+from scripts.faults.schedule import FaultChoice, FaultMoment, ScheduledFault, decide, in_order, is_due
 from scripts.faults.signals import Missed
 
 LOOK_S = 0.1
@@ -47,23 +47,23 @@ class Campaign:
         self._sleep = sleep
         self._draw = random.Random(rules.seed)
         self._following = Following(paths)
-        self._record = Place.of(paths).record
+        self._record = FaultPlace.of(paths).record
         self._last_fault_at = 0.0
         self._began = time.monotonic()
 
-    def run(self, faults: Sequence[Fault]) -> Counter[Choice]:
+    def run(self, faults: Sequence[ScheduledFault]) -> Counter[FaultChoice]:
         """Each fault's end counted: fired, refused or missed."""
         make_folder(self._record.parent)
         self._began = time.monotonic()
-        ends: Counter[Choice] = Counter()
+        ends: Counter[FaultChoice] = Counter()
         for number, fault in enumerate(in_order(faults)):
             ends[self._bring_about(number, fault)] += 1
         return ends
 
-    def _bring_about(self, number: int, fault: Fault) -> Choice:
+    def _bring_about(self, number: int, fault: ScheduledFault) -> FaultChoice:
         choice, reason, case = self._wait(fault)
         if case is None:
-            self._write(number, fault, choice.value + "d" if choice is Choice.REFUSE else "missed", reason=reason)
+            self._write(number, fault, choice.value + "d" if choice is FaultChoice.REFUSE else "missed", reason=reason)
             return choice
         began = {"began_at": time.time(), "began_monotonic": time.monotonic()}
         self._write(number, fault, "begun", reason=reason, **began)
@@ -71,13 +71,13 @@ class Campaign:
             figures: Figures = HANDS[fault.kind.id](case)
         except Missed as missed:
             self._write(number, fault, "missed", reason=str(missed), **began)
-            return Choice.MISS
+            return FaultChoice.MISS
         finally:
             self._last_fault_at = time.time()
         self._write(number, fault, "fired", reason=reason, **began, **figures)
-        return Choice.FIRE
+        return FaultChoice.FIRE
 
-    def _wait(self, fault: Fault) -> tuple[Choice, str, Case | None]:
+    def _wait(self, fault: ScheduledFault) -> tuple[FaultChoice, str, Case | None]:
         """Until it is to be brought about, or never. The case is there if and only if it is."""
         due_since: float | None = None
         told = ""
@@ -87,29 +87,29 @@ class Campaign:
                 due_since = time.monotonic()
             due_for_s = 0.0 if due_since is None else time.monotonic() - due_since
             choice, reason = decide(fault, moment, due_for_s=due_for_s, within_s=self._rules.within_s)
-            if choice is Choice.FIRE and found is not None:
+            if choice is FaultChoice.FIRE and found is not None:
                 return choice, reason, self._case(fault, found)
-            if choice is not Choice.WAIT:
+            if choice is not FaultChoice.WAIT:
                 return choice, reason, None
             if is_due(fault, moment) and reason != told:
                 told = reason
                 self._say(f"{fault}: waits, {reason}")
             self._sleep(LOOK_S)
 
-    def _look(self, fault: Fault) -> tuple[Moment, RunProcesses | None]:
+    def _look(self, fault: ScheduledFault) -> tuple[FaultMoment, RunProcesses | None]:
         self._following.look()
         elapsed_s, step = time.monotonic() - self._began, self._following.step
         try:
             found = look(self._paths)
         except NotLive:
-            return Moment(elapsed_s=elapsed_s, step=step, run_is_live=False), None
+            return FaultMoment(elapsed_s=elapsed_s, step=step, run_is_live=False), None
         recovering = self._following.recovering(fault.kind.role, found, since=self._last_fault_at)
-        moment = Moment(elapsed_s=elapsed_s, step=step, recovering=recovering)
+        moment = FaultMoment(elapsed_s=elapsed_s, step=step, recovering=recovering)
         if is_due(fault, moment) and not recovering:  # proving checkpoints whole costs their hashes
-            moment = Moment(elapsed_s=elapsed_s, step=step, last_copy=self.last_copy(fault, found))
+            moment = FaultMoment(elapsed_s=elapsed_s, step=step, last_copy=self.last_copy(fault, found))
         return moment, found
 
-    def last_copy(self, fault: Fault, found: RunProcesses) -> str:
+    def last_copy(self, fault: ScheduledFault, found: RunProcesses) -> str:
         """Why it would end a last good copy; empty with --even-the-last."""
         kind = fault.kind.id
         if self._rules.even_the_last or kind not in COUNTED:
@@ -122,7 +122,7 @@ class Campaign:
         )
         return last_copy(kind, copies, keep_one=self._rules.keep_one)
 
-    def _case(self, fault: Fault, found: RunProcesses) -> Case:
+    def _case(self, fault: ScheduledFault, found: RunProcesses) -> Case:
         return Case(
             paths=self._paths,
             found=found,
@@ -133,7 +133,7 @@ class Campaign:
             sleep=self._sleep,
         )
 
-    def _write(self, number: int, fault: Fault, what: str, *, reason: str, **figures: object) -> None:
+    def _write(self, number: int, fault: ScheduledFault, what: str, *, reason: str, **figures: object) -> None:
         head = {
             "time": time.time(),
             "monotonic": time.monotonic(),

@@ -11,7 +11,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import RunProcesses, started_at
 
 
-class Tail:
+class EventTailFollower:
     """The records that were appended to a file since the last look. A line still being written waits for its end."""
 
     def __init__(self, path: Path) -> None:
@@ -41,8 +41,8 @@ class Following:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        self._ledger = Tail(paths.ledger)
-        self._events = Tail(paths.events)
+        self._ledger = EventTailFollower(paths.ledger)
+        self._events = EventTailFollower(paths.events)
         self._ready: dict[str, int] = {}
         self.step: int | None = None
         self.steps = 0

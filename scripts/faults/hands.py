@@ -21,7 +21,7 @@ from scripts.faults.fault_proxy import Spoil
 from scripts.faults.find import Server, title
 from scripts.faults.kinds import ANY
 from scripts.faults.moments import catch
-from scripts.faults.place import Place
+from scripts.faults.place import FaultPlace
 from scripts.faults.signals import Missed
 from scripts.faults.starving import by_cgroup, by_limit, starve_trainer
 from scripts.faults.switch import DEEDS, find_switch, switched_on
@@ -110,7 +110,7 @@ def _just_published(case: Case, server: Server) -> Iterator[str]:
 
 def load_damaged_weights(case: Case) -> Figures:
     server = case.server()
-    folder = Place.of(case.paths).damaged_weights
+    folder = FaultPlace.of(case.paths).damaged_weights
     with _just_published(case, server) as said:
         what = server_api.damaged_weights(case.paths, folder, case.draw.randrange)
         server_api.load_weights(server.url, str(folder), case.keys, version=said)
@@ -136,7 +136,7 @@ def busy_health(case: Case) -> Figures:
 
 def _interposed(case: Case, spoil: Spoil) -> Figures:
     interposer.check_interposed(case.paths)
-    place, seconds = Place.of(case.paths), case.number("seconds")
+    place, seconds = FaultPlace.of(case.paths), case.number("seconds")
     before = interposer.fired(place)
     with interposer.spoiling(place, spoil, case.within_s + seconds):
         _stay_on(case, lambda: interposer.fired(place) > before)

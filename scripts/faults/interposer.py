@@ -29,7 +29,7 @@ from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.fault_proxy import FaultProxy, Spoil
 from scripts.faults.find import Server, find_servers
-from scripts.faults.place import Place
+from scripts.faults.place import FaultPlace
 
 RUN_ASKS, SERVER_LISTENS = "127.0.0.2", "127.0.0.1"
 SETTINGS = f"sglang.host={RUN_ASKS} +sglang.extra_args.hos={SERVER_LISTENS}"
@@ -38,7 +38,7 @@ LOOK_S = 0.2
 
 async def interpose(paths: RunPaths, seed: int) -> None:
     """Follow the lives of the run's servers until cancelled. Raises UsageError where another one does already."""
-    place = Place.of(paths)
+    place = FaultPlace.of(paths)
     make_folder(place.root)
     with _alone(place.proxy_lock):
         place.proxy.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ async def interpose(paths: RunPaths, seed: int) -> None:
 class Interposer:
     """One proxy for each living server, of the same port."""
 
-    def __init__(self, paths: RunPaths, place: Place, seed: int) -> None:
+    def __init__(self, paths: RunPaths, place: FaultPlace, seed: int) -> None:
         self._paths = paths
         self._place = place
         self._seed = seed
@@ -104,7 +104,7 @@ def read_spoil(path: Path) -> Spoil:
 
 
 @contextlib.contextmanager
-def spoiling(place: Place, spoil: Spoil, seconds: float) -> Iterator[None]:
+def spoiling(place: FaultPlace, spoil: Spoil, seconds: float) -> Iterator[None]:
     """The interposer does that within the block, and at most for so long."""
     said = {"spoil": asdict(spoil), "until": time.monotonic() + seconds}
     replace_file(place.proxy, json.dumps(said).encode())
@@ -114,7 +114,7 @@ def spoiling(place: Place, spoil: Spoil, seconds: float) -> Iterator[None]:
         place.proxy.unlink(missing_ok=True)
 
 
-def fired(place: Place) -> int:
+def fired(place: FaultPlace) -> int:
     """How many requests were spoiled or delayed so far."""
     try:
         return sum(json.loads(place.proxy_fired.read_text()).values())
@@ -126,7 +126,7 @@ def check_interposed(paths: RunPaths) -> None:
     """Raises UsageError where no interposer lives, or the run doesn't go through it."""
     how_to = f"start `python -m scripts.inject_fault --interpose …` and then the run, with {SETTINGS}"
     try:
-        fd = os.open(Place.of(paths).proxy_lock, os.O_RDWR)
+        fd = os.open(FaultPlace.of(paths).proxy_lock, os.O_RDWR)
     except FileNotFoundError as error:
         raise UsageError("nothing stands between this run and its servers", how_to) from error
     try:

@@ -36,7 +36,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FaultKind:
     """One kind of fault. `role` is what must not be recovering when it comes; `out_of_reach` says why it can't."""
 
     id: str
@@ -68,17 +68,17 @@ STARVED = {
     "seconds": seconds(60.0, "for so long it may live on"),
 }
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, FaultKind] = {
     kind.id: kind
     for kind in (
-        Kind(id="C1", what="server crashes: SIGKILL", role="server", options={"part": part(), "server": SERVER}),
-        Kind(
+        FaultKind(id="C1", what="server crashes: SIGKILL", role="server", options={"part": part(), "server": SERVER}),
+        FaultKind(
             id="C2",
             what="server hangs: SIGSTOP",
             role="server",
             options={"part": part(), "server": SERVER, "seconds": UNTIL_REPLACED},
         ),
-        Kind(
+        FaultKind(
             id="C3",
             what="server out of memory: RLIMIT_AS of its scheduler, then requests that need more",
             role="server",
@@ -88,7 +88,7 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(60.0, "for so long requests are sent"),
             },
         ),
-        Kind(
+        FaultKind(
             id="C4",
             what="server slower: SIGSTOP and SIGCONT of its scheduler in turn",
             role="server",
@@ -99,7 +99,7 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(20.0, "for so long"),
             },
         ),
-        Kind(
+        FaultKind(
             id="C5",
             what="stale weights: a server is made to load those that the run began with",
             role="server",
@@ -112,14 +112,14 @@ KINDS: Mapping[str, Kind] = {
                 ),
             },
         ),
-        Kind(
+        FaultKind(
             id="C6",
             what="damaged weights: a server is made to load the current ones with one tensor's signs turned",
             role="server",
             options={"server": SERVER},
         ),
-        Kind(id="C7", what="every server dies at once: SIGKILL of all their trees", role="server"),
-        Kind(
+        FaultKind(id="C7", what="every server dies at once: SIGKILL of all their trees", role="server"),
+        FaultKind(
             id="C8",
             what="request errors: a share of the generations is reset, refused, cut or emptied on the way",
             role="server",
@@ -129,7 +129,7 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(60.0, "for so long"),
             },
         ),
-        Kind(
+        FaultKind(
             id="T1",
             what="trainer killed: SIGKILL at a moment that its own stack or files prove",
             role="trainer",
@@ -137,8 +137,8 @@ KINDS: Mapping[str, Kind] = {
                 "moment": Option(default=ANY, meaning="any: a random one; saved: right after a save", choices=MOMENTS)
             },
         ),
-        Kind(id="T2", what="trainer hangs: SIGSTOP", role="trainer", options={"seconds": UNTIL_REPLACED}),
-        Kind(
+        FaultKind(id="T2", what="trainer hangs: SIGSTOP", role="trainer", options={"seconds": UNTIL_REPLACED}),
+        FaultKind(
             id="T3",
             what="poisoned batch: rewards whose sum overflows (a poisoned parameter is out of reach: the trainer "
             "has no call that would write one)",
@@ -149,7 +149,7 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(0.5, "for so long"),
             },
         ),
-        Kind(
+        FaultKind(
             id="T4",
             what="newest checkpoint damaged, then T1",
             role="trainer",
@@ -162,7 +162,7 @@ KINDS: Mapping[str, Kind] = {
                 "then": Option(default="kill", meaning="nothing: leave the trainer alone", choices=("kill", "nothing")),
             },
         ),
-        Kind(
+        FaultKind(
             id="T5",
             what="disk full: a file takes what is free where the checkpoints lie; on a small filesystem alone",
             role="trainer",
@@ -171,20 +171,20 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(60.0, "then it is removed"),
             },
         ),
-        Kind(
+        FaultKind(
             id="T6",
             what="trainer out of memory: RLIMIT_DATA of its process, below what its next step needs",
             role="trainer",
             options=STARVED,
         ),
-        Kind(
+        FaultKind(
             id="T7",
             what="trainer killed for memory: by the kernel, in a cgroup with less room than its next step needs",
             role="trainer",
             options=STARVED,
         ),
-        Kind(id="S1", what="rewards always 0", needs="switch", options={"seconds": seconds(60.0, "for so long")}),
-        Kind(
+        FaultKind(id="S1", what="rewards always 0", needs="switch", options={"seconds": seconds(60.0, "for so long")}),
+        FaultKind(
             id="S2",
             what="a share of the rewards silently 0",
             needs="switch",
@@ -193,7 +193,7 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(60.0, "for so long"),
             },
         ),
-        Kind(
+        FaultKind(
             id="S3",
             what="rewards always 1, or the reward function raises, or never returns",
             needs="switch",
@@ -202,12 +202,12 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(60.0, "for so long"),
             },
         ),
-        Kind(
+        FaultKind(
             id="S4",
             what="policy collapse: learning rate × 20",
             out_of_reach="a run takes no new learning rate from outside; start one with a higher actor.optimizer.lr",
         ),
-        Kind(
+        FaultKind(
             id="M1",
             what="HealthMonitor or Coordinator killed: SIGKILL",
             role="supervisor",
@@ -217,14 +217,14 @@ KINDS: Mapping[str, Kind] = {
                 )
             },
         ),
-        Kind(
+        FaultKind(
             id="M2",
             what="driver killed, interrupted or terminated; this ends the run",
             options={"signal": Option(default="kill", meaning="which", choices=("kill", "int", "term"))},
         ),
-        Kind(id="N1", what="a node is lost: SIGKILL of a raylet"),
-        Kind(id="D1", what="a server is killed while the trainer recovers from a kill", role="trainer"),
-        Kind(
+        FaultKind(id="N1", what="a node is lost: SIGKILL of a raylet"),
+        FaultKind(id="D1", what="a server is killed while the trainer recovers from a kill", role="trainer"),
+        FaultKind(
             id="X-long",
             what="trap: long generations of a stranger keep a server busy",
             role="server",
@@ -235,32 +235,32 @@ KINDS: Mapping[str, Kind] = {
                 "seconds": seconds(20.0, "for so long"),
             },
         ),
-        Kind(
+        FaultKind(
             id="X-reward",
             what="trap: the reward function stalls, once in each of its processes",
             needs="switch",
             options={"stall_s": seconds(5.0, "of one stall"), "seconds": seconds(10.0, "in which it may begin")},
         ),
-        Kind(
+        FaultKind(
             id="X-hard",
             what="trap: a harder batch",
             out_of_reach="a reward function that is made stricter is broken for known answers too, so that an alarm "
             "would be right; start a run on harder records (train_dataset.path) instead",
         ),
-        Kind(
+        FaultKind(
             id="X-load",
             what="trap: loads of weights take longer",
             role="server",
             needs="interposer",
             options={"load_s": seconds(5.0, "of each, more"), "seconds": seconds(30.0, "for so long")},
         ),
-        Kind(
+        FaultKind(
             id="X-gc",
             what="trap: the trainer pauses, as in a garbage collection",
             role="trainer",
             options={"seconds": seconds(1.5, "of the pause")},
         ),
-        Kind(
+        FaultKind(
             id="X-busy",
             what="trap: the server answers 503 to health while it generates",
             role="server",

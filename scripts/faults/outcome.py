@@ -20,7 +20,7 @@ NOTICED: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FaultOutcome:
     """Seconds since the fault; None: never. `died_s`: until the journal said that whom it hit had died.
 
     `taken_back`: committed steps that were trained again for it.
@@ -37,14 +37,16 @@ class Outcome:
     taken_back: int
 
 
-def outcomes(record: Sequence[Line], events: Sequence[Line], commits: Sequence[tuple[float, int]]) -> list[Outcome]:
+def outcomes(
+    record: Sequence[Line], events: Sequence[Line], commits: Sequence[tuple[float, int]]
+) -> list[FaultOutcome]:
     """`commits`: of each committed step the monotonic time and its number, in the order in which they came."""
     fired = [line for line in record if line.get("what") == "fired"]
     ends = [*map(_began, fired[1:]), float("inf")]
     return [_outcome(line, until, events, commits) for line, until in zip(fired, ends, strict=False)]
 
 
-def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence[tuple[float, int]]) -> Outcome:
+def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence[tuple[float, int]]) -> FaultOutcome:
     at, role = _began(line), role_of(str(line.get("kind")))
     target = str(line.get("target", ""))
     after = [event for event in events if _monotonic(event) >= at]
@@ -55,7 +57,7 @@ def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence
     before = max((step for when, step in commits if when <= at), default=-1)
     reached = [step for when, step in later if when < until]
     again = sum(1 for step in reached if step <= before)
-    return Outcome(
+    return FaultOutcome(
         kind=str(line.get("kind")),
         target=target,
         step=before if before >= 0 else None,

@@ -9,13 +9,13 @@ from launcher.run_files.run_paths import RunPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class FaultPlace:
     """`{fileroot}/faults/{user}/{experiment}/{trial}/`. Asking for a path creates nothing."""
 
     root: Path
 
     @classmethod
-    def of(cls, paths: RunPaths) -> Place:
+    def of(cls, paths: RunPaths) -> FaultPlace:
         return cls(root=paths.fileroot / "faults" / paths.user / paths.experiment_name / paths.trial_name)
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.errors import UsageError
-from scripts.faults.kinds import KINDS, Kind, Value
+from scripts.faults.kinds import KINDS, FaultKind, Value
 
 _FAULT = re.compile(
     r"(?P<kind>[A-Z]\d?(?:-[a-z]+)?)(?::(?P<options>[^@]*?))?(?:x(?P<times>\d+))?(?:@(?P<when>\+?[\d.]+))?"
@@ -22,10 +22,10 @@ _FAULT = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ScheduledFault:
     """One fault to come: after step `at_step` was committed, `after_s` seconds from the beginning, or at once."""
 
-    kind: Kind
+    kind: FaultKind
     options: Mapping[str, Value]
     at_step: int | None = None
     after_s: float | None = None
@@ -43,7 +43,7 @@ class Fault:
         return f"{self.kind.id}{':' if options else ''}{options}{when}"
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str) -> ScheduledFault:
     """Raises UsageError naming what in `text` is wrong."""
     fault, times = _parse(text)
     if times is not None:
@@ -51,7 +51,7 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def _parse(text: str) -> tuple[Fault, int | None]:
+def _parse(text: str) -> tuple[ScheduledFault, int | None]:
     match = _FAULT.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not a fault", "write KIND[:option=value,…][@STEP or @+SECONDS], e.g. C1@30")
@@ -66,11 +66,11 @@ def _parse(text: str) -> tuple[Fault, int | None]:
         after_s = float(when) if when and when.startswith("+") else None
     except ValueError as error:
         raise UsageError(f"{text!r}: @{when} is no time", "write @30 for a step, @+60 for seconds") from error
-    fault = Fault(kind=kind, options=_options(kind, match["options"] or ""), at_step=step, after_s=after_s)
+    fault = ScheduledFault(kind=kind, options=_options(kind, match["options"] or ""), at_step=step, after_s=after_s)
     return fault, None if match["times"] is None else int(match["times"])
 
 
-def _options(kind: Kind, text: str) -> dict[str, Value]:
+def _options(kind: FaultKind, text: str) -> dict[str, Value]:
     """The kind's defaults with what is given."""
     options: dict[str, Value] = {name: option.default for name, option in kind.options.items()}
     for word in filter(None, text.split(",")):
@@ -82,13 +82,13 @@ def _options(kind: Kind, text: str) -> dict[str, Value]:
     return options
 
 
-def storm(text: str, *, first_step: int, last_step: int, seed: int) -> tuple[Fault, ...]:
+def storm(text: str, *, first_step: int, last_step: int, seed: int) -> tuple[ScheduledFault, ...]:
     """Faults such as `C1x3 C2x2 C7`, each at a step of its own, drawn by `seed` from first_step to last_step.
 
     The range is cut into as many equal pieces as there are faults, and each gets a step of its piece: so the order
     and the distances are random, and yet none comes before the one before it can be over. Raises UsageError.
     """
-    drawn: list[Fault] = []
+    drawn: list[ScheduledFault] = []
     for word in text.replace("×", "x").split():
         fault, times = _parse(word)
         if fault.is_scheduled:
@@ -108,7 +108,7 @@ def storm(text: str, *, first_step: int, last_step: int, seed: int) -> tuple[Fau
     )
 
 
-def in_order(faults: Sequence[Fault]) -> list[Fault]:
+def in_order(faults: Sequence[ScheduledFault]) -> list[ScheduledFault]:
     """Those at once first, then by seconds, then by step; what was named earlier first."""
     return sorted(
         faults,
@@ -116,7 +116,7 @@ def in_order(faults: Sequence[Fault]) -> list[Fault]:
     )
 
 
-class Choice(enum.StrEnum):
+class FaultChoice(enum.StrEnum):
     WAIT = "wait"
     FIRE = "fire"
     REFUSE = "refuse"
@@ -124,7 +124,7 @@ class Choice(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class FaultMoment:
     """What is known now. `step`: the last committed, None before the first. Empty reasons: nothing is against it."""
 
     elapsed_s: float
@@ -134,27 +134,27 @@ class Moment:
     last_copy: str = ""  # why this would end the last good copy of something
 
 
-def is_due(fault: Fault, moment: Moment) -> bool:
+def is_due(fault: ScheduledFault, moment: FaultMoment) -> bool:
     if fault.at_step is not None:
         return moment.step is not None and moment.step >= fault.at_step
     return fault.after_s is None or moment.elapsed_s >= fault.after_s
 
 
-def decide(fault: Fault, moment: Moment, *, due_for_s: float, within_s: float) -> tuple[Choice, str]:
+def decide(fault: ScheduledFault, moment: FaultMoment, *, due_for_s: float, within_s: float) -> tuple[FaultChoice, str]:
     """Fire, wait, refuse or miss, and why. `due_for_s`: how long it has been due, `within_s`: how long it may be.
 
     What would end a last copy is refused at once where it was asked for at once; a scheduled one waits for a second
     copy as it waits for a recovery.
     """
     if not moment.run_is_live:
-        return Choice.MISS, "the run has ended"
+        return FaultChoice.MISS, "the run has ended"
     if not is_due(fault, moment):
-        return Choice.WAIT, f"step {moment.step}, {moment.elapsed_s:.0f} s: not due yet"
+        return FaultChoice.WAIT, f"step {moment.step}, {moment.elapsed_s:.0f} s: not due yet"
     if moment.last_copy and not fault.is_scheduled:
-        return Choice.REFUSE, moment.last_copy
+        return FaultChoice.REFUSE, moment.last_copy
     against = moment.last_copy or moment.recovering
     if not against:
-        return Choice.FIRE, "due"
+        return FaultChoice.FIRE, "due"
     if due_for_s < within_s:
-        return Choice.WAIT, against
-    return (Choice.REFUSE if moment.last_copy else Choice.MISS), f"{against}, for {due_for_s:.0f} s"
+        return FaultChoice.WAIT, against
+    return (FaultChoice.REFUSE if moment.last_copy else FaultChoice.MISS), f"{against}, for {due_for_s:.0f} s"

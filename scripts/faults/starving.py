@@ -40,7 +40,7 @@ HOW_ON_A_GPU = "a run with actor.device=cpu has its steps' memory on the host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeSpan:
     """What a process held over one step, at the least and at the most, bytes."""
 
     least: int
@@ -96,7 +96,7 @@ def starve_trainer(way: Way) -> Callable[[Case], Figures]:
     return hand
 
 
-def _over_one_step(case: Case, trainer: Process, counts: str) -> Span:
+def _over_one_step(case: Case, trainer: Process, counts: str) -> TimeSpan:
     """From one committed step to the next."""
     following = Following(case.paths)
     following.look()
@@ -110,10 +110,10 @@ def _over_one_step(case: Case, trainer: Process, counts: str) -> Span:
             seen.append(_held(trainer, counts))
         case.sleep(LOOK_S)
         following.look()
-    return Span(least=min(seen), most=max(seen))
+    return TimeSpan(least=min(seen), most=max(seen))
 
 
-def _stand_between_steps(case: Case, trainer: Process, counts: str, span: Span) -> int:
+def _stand_between_steps(case: Case, trainer: Process, counts: str, span: TimeSpan) -> int:
     """Wait until it holds about the least again; how much it holds above that, bytes."""
     deadline = time.monotonic() + case.within_s
     while (above := _held(trainer, counts) - span.least) > NEAR_LEAST * span.taken:

@@ -12,9 +12,9 @@ from launcher.checkpoints.checkpoint_catalog import read_shelf
 from launcher.checkpoints.checkpoint_folder import check_checkpoint_sizes
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.diagnosis.health.judge_machine import GIB, judge_room
-from launcher.policy.checkpoint_status import Standing
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.run_paths import RunPaths
 from scripts.health.look_run import Subject
 
@@ -32,13 +32,13 @@ def check_disk(subject: Subject) -> list[Finding]:
     logs = _existing(paths.logs)
     for folder in (there, logs):
         if os.statvfs(folder).f_flag & os.ST_RDONLY:
-            verdict = Verdict.NOTE if subject.is_live is False else Verdict.BAD
+            verdict = CheckResult.NOTE if subject.is_live is False else CheckResult.BAD
             name = "checkpoints" if folder == there else "logs"
             said = f"{folder} is on a disk that is mounted read-only: nothing can be saved there"
             found.append(Finding(check="disk", subject=name, verdict=verdict, said=said))
     if logs.stat().st_dev != there.stat().st_dev:
         free = shutil.disk_usage(logs).free
-        verdict = Verdict.OK if free >= LOGS_NEED else Verdict.BAD
+        verdict = CheckResult.OK if free >= LOGS_NEED else CheckResult.BAD
         said = f"{free / GIB:.1f} GiB free in {logs}"
         found.append(Finding(check="disk", subject="logs", verdict=verdict, said=said, facts={"free_bytes": free}))
     return found
@@ -67,8 +67,8 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
         "last_good": _last_good(paths),
     }
     if not found:
-        verdict = Verdict.NOTE if subject.is_live is not False else Verdict.BAD
-        said = "none yet" if verdict is Verdict.NOTE else "none: there is nothing to resume from"
+        verdict = CheckResult.NOTE if subject.is_live is not False else CheckResult.BAD
+        said = "none yet" if verdict is CheckResult.NOTE else "none: there is nothing to resume from"
         return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts)]
     findings = [
         Finding(check="checkpoints", subject=one.path.name, verdict=_verdict(one), said=problem)
@@ -79,14 +79,16 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
     good = f", the last good of step {facts['last_good']}" if facts["last_good"] is not None else ""
     said = f"{len(whole)} whole by their sizes{newest}{good}"
     verdict = (
-        Verdict.OK if whole else max(map(_verdict, (one for one, _ in found)), key=[Verdict.NOTE, Verdict.BAD].index)
+        CheckResult.OK
+        if whole
+        else max(map(_verdict, (one for one, _ in found)), key=[CheckResult.NOTE, CheckResult.BAD].index)
     )
     return [Finding(check="checkpoints", subject="checkpoints", verdict=verdict, said=said, facts=facts), *findings]
 
 
-def _verdict(checkpoint: Checkpoint) -> Verdict:
+def _verdict(checkpoint: Checkpoint) -> CheckResult:
     """Of one that isn't whole by its manifest. One without any is another program's, and may be as good as ours."""
-    return Verdict.NOTE if checkpoint.state is CheckpointState.UNVERIFIED else Verdict.BAD
+    return CheckResult.NOTE if checkpoint.state is CheckpointState.UNVERIFIED else CheckResult.BAD
 
 
 def _judge(checkpoint: Checkpoint) -> tuple[Checkpoint, str]:
@@ -113,7 +115,7 @@ def _last_good(paths: RunPaths) -> int | None:
         entries = read_shelf(trial).entries if trial.is_ours else ()
     except LauncherError:
         return None
-    return max((entry.global_step for entry in entries if entry.standing is Standing.GOOD), default=None)
+    return max((entry.global_step for entry in entries if entry.standing is CheckpointStatus.GOOD), default=None)
 
 
 def _staged(paths: RunPaths) -> list[str]:

@@ -13,7 +13,7 @@ import psutil
 import pynvml
 
 from actors.processes.process_tree import descendants
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.diagnosis.health.judge_machine import GIB, KillsSeen, judge_kills, judge_memory
 from launcher.resources.hardware import find_hardware, memory_in_use, oom_kills
 from scripts.health.look_run import Subject
@@ -27,7 +27,7 @@ def check_gpus(subject: Subject) -> list[Finding]:
     hardware = find_hardware()
     if not hardware.gpus:
         wanted = [key for key in ("sglang", "actor") if subject.view.setting(key, "device") == "cuda"]
-        verdict = Verdict.BAD if wanted else Verdict.ABSENT
+        verdict = CheckResult.BAD if wanted else CheckResult.ABSENT
         said = f"{'.device and '.join(wanted)}.device is cuda, and " if wanted else "no GPU here: "
         return [Finding(check="gpu", subject="GPUs", verdict=verdict, said=said + hardware.no_gpu)]
     own = _own_pids(subject)
@@ -35,7 +35,7 @@ def check_gpus(subject: Subject) -> list[Finding]:
     try:
         return [_gpu(index, own) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:  # as of a GPU that has fallen off the bus
-        return [Finding(check="gpu", subject="GPUs", verdict=Verdict.BAD, said=f"NVML can't read them: {error}")]
+        return [Finding(check="gpu", subject="GPUs", verdict=CheckResult.BAD, said=f"NVML can't read them: {error}")]
     finally:
         pynvml.nvmlShutdown()
 
@@ -49,7 +49,7 @@ def _gpu(index: int, own: dict[int, str]) -> Finding:
         holders.append({"pid": process.pid, "of": own.get(process.pid, "another"), "bytes": held})
     finding = judge_memory(f"GPU {index}", float(memory.used), float(memory.total))
     # SGLang takes its share at the start and keeps it: full is how a GPU should be.
-    verdict = Verdict.NOTE if any(holder["of"] == "another" for holder in holders) else Verdict.OK
+    verdict = CheckResult.NOTE if any(holder["of"] == "another" for holder in holders) else CheckResult.OK
     said = finding.said + "".join(f"; {one['of']} ({one['pid']}) {one['bytes'] / GIB:.1f} GiB" for one in holders)
     facts = {**finding.facts, "processes": holders}
     return Finding(check="gpu", subject=f"GPU {index}", verdict=verdict, said=said, facts=facts)

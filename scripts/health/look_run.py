@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.diagnosis.health.judge_run import RunSeen, judge_run
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import NotLive, RunProcesses, find_driver, find_servers, look
-from scripts.health.view import RunView, read_steps
+from scripts.health.view import HealthView, read_steps
 
 SUPERVISORS = ("health_monitor", "coordinator")
 
@@ -19,7 +19,7 @@ class Subject:
     """What is checked. `is_live` None: the driver is on another machine. `processes`: of a live run."""
 
     paths: RunPaths
-    view: RunView
+    view: HealthView
     is_live: bool | None
     processes: RunProcesses | None
     timeout_s: float
@@ -28,7 +28,7 @@ class Subject:
 
 
 def find_subject(
-    paths: RunPaths, view: RunView, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
+    paths: RunPaths, view: HealthView, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
 ) -> Subject:
     is_live: bool | None = True
     processes = None
@@ -52,7 +52,7 @@ def check_run(subject: Subject) -> list[Finding]:
     view, steps = subject.view, read_steps(subject.paths.metrics)
     if subject.is_live is False and not view.has_begun and steps.last_step is None:
         said = f"{subject.paths.logs} has no events.jsonl of a run"
-        return [Finding(check="run", subject="state", verdict=Verdict.UNKNOWN, said=said)]
+        return [Finding(check="run", subject="state", verdict=CheckResult.UNKNOWN, said=said)]
     found = judge_run(
         RunSeen(
             is_live=subject.is_live,
@@ -81,9 +81,9 @@ def _processes(subject: Subject) -> list[Finding]:
     if found.trainer is not None:
         pids["trainer"] = found.trainer.pid
     said = f"no process of {', '.join(missing)}" if missing else ", ".join(f"{n} {pid}" for n, pid in pids.items())
-    verdict = Verdict.OK
+    verdict = CheckResult.OK
     if missing:
-        verdict = Verdict.UNKNOWN if subject.view.state in ("", "INITIALIZING") else Verdict.BAD
+        verdict = CheckResult.UNKNOWN if subject.view.state in ("", "INITIALIZING") else CheckResult.BAD
     return [Finding(check="run", subject="processes", verdict=verdict, said=said, facts={"pids": pids})]
 
 
@@ -92,7 +92,7 @@ def _left_over(subject: Subject) -> list[Finding]:
         return []
     servers = list(find_servers(subject.paths))
     if not servers:
-        return [Finding(check="run", subject="processes", verdict=Verdict.OK, said="none is left, as it should be")]
+        return [Finding(check="run", subject="processes", verdict=CheckResult.OK, said="none is left, as it should be")]
     pids = {server.name: [process.pid for process in server.tree] for server in servers}
     said = f"the run has ended, and these go on: {', '.join(f'{n} {p}' for n, p in pids.items())}"
-    return [Finding(check="run", subject="processes", verdict=Verdict.BAD, said=said, facts={"pids": pids})]
+    return [Finding(check="run", subject="processes", verdict=CheckResult.BAD, said=said, facts={"pids": pids})]

@@ -12,7 +12,7 @@ import time
 from actors.monitoring.generation_probe import PROMPT, SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.diagnosis.health.judge_server import ServerSeen, judge_server
 from launcher.html_report.run_reader import whole
 from launcher.run_files.run_keys import ServerKeys
@@ -33,7 +33,7 @@ def check_servers(subject: Subject) -> list[Finding]:
     servers |= {url: ServerSaid(state="READY", url=url) for url in subject.extra_servers}
     if not servers:
         said = "the run has ended" if subject.is_live is False else "the journal names none yet"
-        verdict = Verdict.ABSENT if subject.is_live is False else Verdict.UNKNOWN
+        verdict = CheckResult.ABSENT if subject.is_live is False else CheckResult.UNKNOWN
         return [Finding(check="servers", subject="servers", verdict=verdict, said=said)]
     return asyncio.run(_all(subject, servers))
 

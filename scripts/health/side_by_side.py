@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from launcher.base.errors import LauncherError
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 
 Check = Callable[[], list[Finding]]
 
@@ -44,4 +44,4 @@ def _guarded(name: str, check: Check) -> list[Finding]:
 
 
 def _unknown(name: str, said: str) -> Finding:
-    return Finding(check=name, subject=name, verdict=Verdict.UNKNOWN, said=said)
+    return Finding(check=name, subject=name, verdict=CheckResult.UNKNOWN, said=said)

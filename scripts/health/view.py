@@ -13,7 +13,7 @@ import yaml
 from launcher.html_report.run_reader import figure, moment, whole
 from launcher.reporting.event_lines import what_happened
 from launcher.run_files.journal import read_lines
-from launcher.run_files.line_tail import Tail
+from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
 TAIL_BYTES = 2 * 2**20
@@ -31,7 +31,7 @@ class ServerSaid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
+class HealthView:
     """Of the last attempt. `ended_at`: the last that is known of it. `deaths`: how many of its processes died. `pids`:
     all that it named."""
 
@@ -59,11 +59,11 @@ class RunView:
         return part.get(key) if isinstance(part, dict) else None
 
 
-def read_view(paths: RunPaths) -> RunView:
+def read_view(paths: RunPaths) -> HealthView:
     events = list(read_lines(paths.events))
     attempts = [number for event in events if (number := whole(event.get("attempt"))) is not None]
     mine = [event for event in events if whole(event.get("attempt")) == max(attempts, default=0)]
-    view = RunView(
+    view = HealthView(
         started_at=0.0, ended_at=0.0, word="", reason="", state="", state_reason="", servers={}, open_incidents=(),
         pids=frozenset(), deaths=0, ran_out=(), total_steps=None, settings=_settings(paths),
     )  # fmt: skip
@@ -75,8 +75,8 @@ def read_view(paths: RunPaths) -> RunView:
 
 
 def _take(
-    view: RunView, event: Mapping[str, object], servers: dict[str, ServerSaid], incidents: dict[int, str]
-) -> RunView:
+    view: HealthView, event: Mapping[str, object], servers: dict[str, ServerSaid], incidents: dict[int, str]
+) -> HealthView:
     name, subject, reason = str(event.get("event")), str(event.get("subject")), str(event.get("reason") or "")
     pid, number = whole(event.get("pid")), whole(event.get("incident"))
     view = replace(view, ended_at=max(view.ended_at, moment(event.get("time"))))
@@ -165,4 +165,4 @@ def last_lines(path: Path) -> list[Mapping[str, object]]:
         size = path.stat().st_size
     except OSError:
         return []
-    return list(Tail(path, since=max(size - TAIL_BYTES, 0)).read())
+    return list(LineTail(path, since=max(size - TAIL_BYTES, 0)).read())

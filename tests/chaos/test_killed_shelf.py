@@ -15,7 +15,7 @@ from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.pending_restore import KEPT_UNDOS, read_record
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.checkpoints.verification import verify
-from launcher.policy.checkpoint_status import Standing
+from launcher.policy.checkpoint_status import CheckpointStatus
 from scripts.checkpoints import areal_setup
 from tests.programs.killed_shelf import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
@@ -51,7 +51,7 @@ def test_save_retention_and_setup(ours, kills):
         shelf = read_shelf(find_trial(root, USER, EXPERIMENT, TRIAL))
         proven = [shelf.proven(entry) for entry in shelf.entries]
         assert all(entry.problem == "" for entry in proven), "what is listed is whole"
-        assert sum(entry.standing is Standing.GOOD for entry in proven) >= 1
+        assert sum(entry.standing is CheckpointStatus.GOOD for entry in proven) >= 1
         assert proven[-1].global_step >= newest
         newest = proven[-1].global_step
         if paths.recover_checkpoint.exists():

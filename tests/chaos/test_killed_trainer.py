@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from tests.programs.killed_trainer import MOMENTS, Trainers
 
 FEW = 12
@@ -44,7 +44,7 @@ def whole(trainers, tmp_path_factory):
 @pytest.fixture
 def root(trainers, tmp_path):
     yield tmp_path
-    MemoryStates(trainers.paths(tmp_path)).remove()
+    InMemoryCheckpoints(trainers.paths(tmp_path)).remove()
 
 
 def step_seconds(trainers, whole):
@@ -75,7 +75,7 @@ def check_nothing_lost(trainers, root, whole):
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
-    assert not MemoryStates(trainers.paths(root)).root.exists(), "a run that is over leaves nothing in memory"
+    assert not InMemoryCheckpoints(trainers.paths(root)).root.exists(), "a run that is over leaves nothing in memory"
 
 
 def check_taken_steps(trainers, root, kills):

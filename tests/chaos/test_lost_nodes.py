@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from launcher.run_files.control_requests import Request, Wish, ask
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask
 from launcher.run_files.journal import read_lines
 from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
 from tests.support.raylets import Raylets
@@ -44,9 +44,12 @@ def test_each_worker_node_is_lost_in_turn_and_the_run_finishes(tmp_path, ranks, 
                 run.wait_until(lambda n=number: len(lost_nodes(run)) == n, "the loss is seen")
                 lost = run.events("node.lost")[-1]
                 print(f"{victim.name} held {lost['held']}, lost after {lost['time'] - killed_at:.1f} s", flush=True)
-                ask(run.paths, Request(wish=Wish.PAUSE, by="the test", reason="a node takes its time to start"))
+                ask(
+                    run.paths,
+                    RequestEntry(wish=ControlRequest.PAUSE, by="the test", reason="a node takes its time to start"),
+                )
                 cluster.add(cpus=ranks, name=f"{victim.name}-again")
-                ask(run.paths, Request(wish=Wish.RUN, by="the test"))
+                ask(run.paths, RequestEntry(wish=ControlRequest.RUN, by="the test"))
                 run.wait_until(lambda: set(run.ready_now()) == {"server-0", "server-1"}, "both servers serve")
                 run.wait_steps(run.steps_done() + 3)
             lives = {name: len(run.events("server.starting", name)) for name in ("server-0", "server-1")}

@@ -23,7 +23,7 @@ from launcher.checkpoints.retention import worth_sparing
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.config.schema import RecoverConfig, RunConfig
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.checkpoint_status import Standing
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.journal import append_line
 from scripts.checkpoints import areal_setup
 from tests.support.trial_names import EXPERIMENT, TRIAL, USER, name_of, trial_paths
@@ -80,7 +80,7 @@ def live_ours(root):
     while True:
         step += 1
         save(root, step)
-        good = [entry for entry in read_shelf(trial).entries if entry.standing is Standing.GOOD]
+        good = [entry for entry in read_shelf(trial).entries if entry.standing is CheckpointStatus.GOOD]
         pending_restore.prepare(paths, good[-1].checkpoint)
         if step % 3 == 0:
             pending_restore.undo(paths)

@@ -27,8 +27,8 @@ from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
-from launcher.checkpoints.restore_candidates import Shelf
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
+from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RefConfig, RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, choose
 from launcher.run_files.journal import Journal, LineLog, append_line, read_lines
@@ -44,9 +44,9 @@ MOMENTS = {
     "backward": (Objective, "run"),
     "optimizer": (torch.optim.AdamW, "step"),
     "position": (PromptQueue, "commit"),
-    "state begun": (MemoryStates, "begin"),
+    "state begun": (InMemoryCheckpoints, "begin"),
     "state half written": (stored_tensors, "_write_at"),
-    "state renamed": (MemoryStates, "commit"),
+    "state renamed": (InMemoryCheckpoints, "commit"),
     "ledger, metrics": (LineLog, "append"),
     "checkpoint renamed": (CheckpointStore, "commit"),
     "checkpoints pruned": (CheckpointStore, "prune"),
@@ -92,7 +92,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
         journal=journal,
         attempt=1,
     )
-    step = choose(Shelf(config, paths).facts({}, healthy_until=-1), None, (), config.restore).global_step
+    step = choose(RestoreCandidates(config, paths).facts({}, healthy_until=-1), None, (), config.restore).global_step
     if step == FIRST_WEIGHTS:
         restored = Restored(position=checkpointer.begin_anew(model, queue, first))
     else:

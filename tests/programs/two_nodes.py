@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from actors.cluster.placement_group import Placed
+from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
 from launcher.base.errors import LauncherError
 from launcher.config.compose import compose
@@ -41,7 +41,7 @@ def run(*overrides):
 def placed(*overrides, ask=()):
     """What came of booking this run; its group is given back."""
     try:
-        booked = Placed.book(run(*overrides))
+        booked = RunPlacement.book(run(*overrides))
     except LauncherError as error:
         return {"said": error.message, "hint": error.hint}
     try:
@@ -71,7 +71,7 @@ def wait(holds):
 
 def killed():
     """An actor that is killed: where it was, and where Ray brings it back."""
-    booked = Placed.book(run())
+    booked = RunPlacement.book(run())
     actor = Who.options(**booked.options("server-3")).remote()
     before = ray.get(actor.is_at.remote(), timeout=120)
     pid = ray.get(actor.pid.remote(), timeout=120)
@@ -85,7 +85,7 @@ def killed():
 
 def held_by_another():
     """Two runs that each would fit alone."""
-    booked = Placed.book(run())
+    booked = RunPlacement.book(run())
     said = placed()
     give_back(booked)
     return said

@@ -3,9 +3,9 @@ whose first life is broken as often as it can be before it is asked to go back."
 
 import pytest
 
-from actors.monitoring.reward_series import RunSeries
+from actors.monitoring.reward_series import RewardSeries
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from scripts import list_checkpoints, setup_recovery
 from tests.programs.supervised_run import SupervisedRun
 
@@ -51,7 +51,7 @@ def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(folder):
         finished.check_ledger()
         assert [line["global_step"] for line in finished.ledger()] == list(range(STEPS)), "no step was taken back"
         assert "taken back" not in finished.paths.summary.read_text()
-        assert not MemoryStates(finished.paths).root.exists()
+        assert not InMemoryCheckpoints(finished.paths).root.exists()
 
 
 def test_a_finished_run_goes_back_and_on(folder, capsys):
@@ -67,7 +67,7 @@ def test_a_finished_run_goes_back_and_on(folder, capsys):
         assert repeated == list(range(BACK_TO + 1, STEPS))
         assert [event["global_step"] for event in again.events("recovery.taken")] == [BACK_TO]
         assert again.events("trainer.restored")[-1]["global_step"] == BACK_TO
-        assert RunSeries(again.paths).next_step == STEPS
+        assert RewardSeries(again.paths).next_step == STEPS
         assert not again.paths.recover_checkpoint.exists()
         newest = CheckpointStore(again.paths.default_checkpoints).latest_whole()
         assert newest.checkpoint.global_step == STEPS - 1 and newest.skipped == ()

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import ray
 
-from actors.serving.server_worker_node import SGLangSeat
+from actors.serving.server_worker_node import ServerWorkerNode
 from actors.serving.sglang_server import SGLangServer
 from launcher.base.messages import ServerState
 from tests.programs.server_driver import run_config
@@ -24,7 +24,7 @@ PART = (sys.executable, "-m", "tests.programs.stand_in_part")
 def spanning(tmp_path):
     config, paths = run_config(tmp_path)
     config.sglang.tp_size = 2
-    seat = SGLangSeat.remote(config, paths, 0, 1, PART)
+    seat = ServerWorkerNode.remote(config, paths, 0, 1, PART)
     server = SGLangServer.remote(config, paths, 0, PART, (seat,))
     yield server, seat, paths.server_log(0).with_name("llm_server-0.1.log")
     ray.kill(server)

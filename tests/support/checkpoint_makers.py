@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
-from actors.training.run_position import Position
+from actors.training.run_position import RunPosition
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.manifest import Manifest, record_files
 from tests.support.tiny_models import actor, make_groups, make_model, reference
@@ -37,7 +37,7 @@ def save(store, model, step, *, reward=0.5, experiment=EXPERIMENT, trial=TRIAL, 
     name = name_of(step)
     model.policy_version = step + 1
     queue = PromptQueue(["p0", "p1", "p2"], seed=1, shuffle=True)
-    position = Position(next_step=step + 1, last_epoch=name.epoch, last_epoch_step=name.epoch_step)
+    position = RunPosition(next_step=step + 1, last_epoch=name.epoch, last_epoch_step=name.epoch_step)
     with store.staging(name) as staged:
         model.save(staged)
         state = {"position": position.to_json(), "queue": queue.state_dict()}

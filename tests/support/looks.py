@@ -13,7 +13,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.memory_backoff import MemorySettings
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
-from launcher.policy.restart_budget import Attempt
+from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth
 from launcher.policy.run_state import RunState
 
@@ -74,7 +74,7 @@ def observed(*servers, state=RunState.RUNNING, trainer=TRAINER, **kwargs):
 
 
 def attempts(*rungs, cause=Cause.SERVER_CRASH, subject="s0"):
-    return [Attempt(at=800.0 + 10 * n, cause=cause, subject=subject, rung=rung) for n, rung in enumerate(rungs)]
+    return [RepairAttempt(at=800.0 + 10 * n, cause=cause, subject=subject, rung=rung) for n, rung in enumerate(rungs)]
 
 
 def kinds(made):

@@ -15,7 +15,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.observed import Observed, Plan
+from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.reconcile_trainer import damage_stands
 from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS, CheckpointHealth
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.recovery_world import World
 
 
-def check_plan(world: World, seen: Observed, made: Plan) -> None:
+def check_plan(world: World, seen: Observed, made: RecoveryPlan) -> None:
     """Raises AssertionError where an action is one that the truth forbids."""
     busy = {(type(action), getattr(action, "name", "")) for action in seen.under_way}
     ordered = [(type(action), getattr(action, "name", "")) for action in made.actions]
@@ -34,7 +34,7 @@ def check_plan(world: World, seen: Observed, made: Plan) -> None:
         _check_action(world, action, seen, made)
 
 
-def _check_action(world: World, action: Action, seen: Observed, made: Plan) -> None:
+def _check_action(world: World, action: Action, seen: Observed, made: RecoveryPlan) -> None:
     damage = damage_stands(seen.incident, seen.trainer)
     match action:
         case RestartServer(name=name):

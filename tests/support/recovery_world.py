@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from launcher.base.messages import Cause, Health, Incident, RunWord, ServerState, Verdict
+from launcher.base.messages import Cause, Health, Incident, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import (
     AbandonServer,
     Action,
@@ -24,10 +24,10 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import MemorySettings, Tried
-from launcher.policy.observed import Observed, Plan, ServerFacts, TrainerFacts
+from launcher.policy.memory_backoff import MemorySettings, TriedSettings
+from launcher.policy.observed import Observed, RecoveryPlan, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
-from launcher.policy.restart_budget import Attempt
+from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify
 from launcher.policy.run_state import ENDS, RunState, transition
 from tests.support.plan_truth import check_plan
@@ -57,8 +57,8 @@ class World:
     damaged_checkpoints: set[int] = field(default_factory=set)
     rewards_fell: dict[int, bool] = field(default_factory=dict)  # of the steps that stand
     doing: list[Doing] = field(default_factory=list)
-    history: list[Attempt] = field(default_factory=list)
-    tried: list[Tried] = field(default_factory=list)
+    history: list[RepairAttempt] = field(default_factory=list)
+    tried: list[TriedSettings] = field(default_factory=list)
     memory: MemorySettings = field(
         default_factory=lambda: MemorySettings.of(CONFIG, longest_sequence=600, on_gpu=True, shares_gpu=True)
     )
@@ -66,13 +66,13 @@ class World:
     progress_at: float | None = None
     verifier_broke_at: tuple[float, int] | None = None
     abort_reason: str = ""
-    ending: RunWord | None = None
+    ending: TerminalStatus | None = None
     is_stopped: bool = False
     fail_next: bool = False
     servers_die_at_start: frozenset[str] = frozenset()
     trainer_dies_at_step: int | None = None
     collapses_at_step: int | None = None
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[RecoveryPlan] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
 
     # ── one second ──
@@ -228,7 +228,7 @@ class World:
         if isinstance(action, RestartServer | RestartTrainer) and action.overrides:
             where = self._ran_out_of(action)
             if where is not None:
-                self.tried.append(Tried(ran_out=where, settings=self.memory))
+                self.tried.append(TriedSettings(ran_out=where, settings=self.memory))
             self.memory = self.memory.changed(action.overrides)
         self.doing.append(Doing(action=action, ends_at=self.now + SECONDS[type(action)], fails=fails))
         if SECONDS[type(action)] == 0:

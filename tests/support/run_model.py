@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from collections import Counter
 
-from actors.supervision.interfaces import Look
+from actors.supervision.interfaces import Observation
 from launcher.base.errors import ServerError
 from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.config.schema import RunConfig
@@ -90,7 +90,7 @@ class ModelHands:
 
     def look(self):
         run = self.run
-        return Look(
+        return Observation(
             servers=tuple(run.servers.values()),
             trainer=run.trainer,
             checkpoints=run.checkpoints,

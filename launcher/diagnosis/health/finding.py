@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
-class Verdict(enum.StrEnum):
+class CheckResult(enum.StrEnum):
     """OK and NOTE are healthy, ABSENT has nothing that could be ill; what could not be seen is UNKNOWN, not healthy."""
 
     OK = "ok"
@@ -17,8 +17,8 @@ class Verdict(enum.StrEnum):
     BAD = "bad"
 
 
-HEALTHY = frozenset({Verdict.OK, Verdict.NOTE, Verdict.ABSENT})
-ORDER = (Verdict.BAD, Verdict.UNKNOWN, Verdict.NOTE, Verdict.OK, Verdict.ABSENT)
+HEALTHY = frozenset({CheckResult.OK, CheckResult.NOTE, CheckResult.ABSENT})
+ORDER = (CheckResult.BAD, CheckResult.UNKNOWN, CheckResult.NOTE, CheckResult.OK, CheckResult.ABSENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Finding:
 
     check: str
     subject: str
-    verdict: Verdict
+    verdict: CheckResult
     said: str
     facts: Mapping[str, object] = field(default_factory=dict)
 

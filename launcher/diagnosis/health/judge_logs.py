@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ def judge_errors(seen: Sequence[ErrorsSeen], *, now: float, recent_s: float, is_
     """Old ones are a note: what was repaired is over. Those of the last moments of a live run are not."""
     if not seen:
         return [
-            Finding(check="logs", subject="connections", verdict=Verdict.OK, said="no connection error in the logs")
+            Finding(check="logs", subject="connections", verdict=CheckResult.OK, said="no connection error in the logs")
         ]
     found = []
     for one in seen:
@@ -33,7 +33,7 @@ def judge_errors(seen: Sequence[ErrorsSeen], *, now: float, recent_s: float, is_
             Finding(
                 check="logs",
                 subject=one.log,
-                verdict=Verdict.BAD if is_recent else Verdict.NOTE,
+                verdict=CheckResult.BAD if is_recent else CheckResult.NOTE,
                 said=f"{one.count:,} × {one.kind}{_when(one, now)}",
                 facts=facts,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,36 +46,36 @@ def judge_server(seen: ServerSeen) -> Finding:
     return Finding(check="servers", subject=seen.name, verdict=verdict, said=said, facts=facts)
 
 
-def _server_verdict(seen: ServerSeen) -> tuple[Verdict, str]:
+def _server_verdict(seen: ServerSeen) -> tuple[CheckResult, str]:
     match seen.said_state:
         case "ABANDONED":
-            return Verdict.BAD, "given up; the run goes on without it"
+            return CheckResult.BAD, "given up; the run goes on without it"
         case "LEAVING":
-            return Verdict.NOTE, "it leaves, as it was asked to"
+            return CheckResult.NOTE, "it leaves, as it was asked to"
         case "STARTING":
-            return Verdict.UNKNOWN, "it is starting"
+            return CheckResult.UNKNOWN, "it is starting"
         case "DEAD":
-            return Verdict.BAD, "it died, and has not been started anew yet"
+            return CheckResult.BAD, "it died, and has not been started anew yet"
     if seen.process == "":
-        return Verdict.BAD, "its process is gone"
+        return CheckResult.BAD, "its process is gone"
     if seen.process in ("T", "t", "Z"):
-        return Verdict.BAD, "a process of it is stopped" if seen.process != "Z" else "a process of it has ended"
+        return CheckResult.BAD, "a process of it is stopped" if seen.process != "Z" else "a process of it has ended"
     if seen.generated_s is None:
         return _silent(seen)
     if seen.expected and seen.weight_version is not None and not _is_current(seen):
         low, high = seen.expected
         wanted = str(low) if low == high else f"{low} or {high}"
-        return Verdict.BAD, f"it holds weight_version {seen.weight_version}, the trainer is at {wanted}"
-    return Verdict.OK, f"a token in {seen.generated_s:.2f} s{_load(seen)}, weight_version {seen.weight_version}"
+        return CheckResult.BAD, f"it holds weight_version {seen.weight_version}, the trainer is at {wanted}"
+    return CheckResult.OK, f"a token in {seen.generated_s:.2f} s{_load(seen)}, weight_version {seen.weight_version}"
 
 
-def _silent(seen: ServerSeen) -> tuple[Verdict, str]:
+def _silent(seen: ServerSeen) -> tuple[CheckResult, str]:
     """A server that is busy with other requests may keep one that asks for a token waiting: nobody knows then."""
     if seen.running:
-        return Verdict.UNKNOWN, f"no token of its own, while it says that it is busy{_load(seen)}: {seen.failure}"
+        return CheckResult.UNKNOWN, f"no token of its own, while it says that it is busy{_load(seen)}: {seen.failure}"
     if seen.weight_version is not None:
-        return Verdict.BAD, f"it answers and generates nothing: {seen.failure}"
-    return Verdict.BAD, seen.failure or "no answer"
+        return CheckResult.BAD, f"it answers and generates nothing: {seen.failure}"
+    return CheckResult.BAD, seen.failure or "no answer"
 
 
 def _is_current(seen: ServerSeen) -> bool:

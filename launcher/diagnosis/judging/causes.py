@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from launcher.diagnosis.judging import learning_evidence, process_evidence
 from launcher.diagnosis.judging.evidence import Evidence
-from launcher.diagnosis.judging.incident_context import Scene
+from launcher.diagnosis.judging.incident_context import IncidentContext
 
 SURE, LEAD = 3, 2
 
@@ -52,7 +52,7 @@ class Causes:
         return self.ranked[0] if self.ranked and self.ranked[0].score > 0 else None
 
 
-Witness = Callable[[Scene], Iterator[Evidence]]
+Witness = Callable[[IncidentContext], Iterator[Evidence]]
 
 WITNESSES: Mapping[Guess, Witness] = {
     Guess.SERVER_CRASH: process_evidence.of_server_crash,
@@ -64,7 +64,7 @@ WITNESSES: Mapping[Guess, Witness] = {
 }
 
 
-def weigh(scene: Scene) -> Causes:
+def weigh(scene: IncidentContext) -> Causes:
     """The causes of what the scene shows. The trainer's crash is named only where something speaks for it."""
     ranked = sorted((_weighed(guess, scene) for guess in Guess), key=lambda one: -one.score)
     kept = [one for one in ranked if one.guess is not Guess.TRAINER_CRASH or one.supporting]
@@ -72,7 +72,7 @@ def weigh(scene: Scene) -> Causes:
     return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(process_evidence.missing_from(scene)))
 
 
-def _weighed(guess: Guess, scene: Scene) -> Weighed:
+def _weighed(guess: Guess, scene: IncidentContext) -> Weighed:
     evidence = sorted(WITNESSES[guess](scene), key=lambda one: -abs(one.weight))
     return Weighed(
         guess=guess,

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.diagnosis.judging.incident_context import Scene
+from launcher.diagnosis.judging.incident_context import IncidentContext
 from launcher.diagnosis.reading.log_patterns import without_head
 from launcher.diagnosis.reading.log_records import Happening, Kind
 
 SHARP_STEPS = 3
 """A fall within fewer steps is a drop."""
-CONNECTION = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+CONNECTION = (
+    Kind.REFUSED,
+    Kind.LOST,
+    Kind.TIMEOUT,
+    Kind.REQUEST_FAILED,
+    Kind.ROLLOUT_FAILED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +29,7 @@ class Evidence:
     where: str = ""
 
 
-def incidents(scene: Scene, *causes: str) -> Iterator[Evidence]:
+def incidents(scene: IncidentContext, *causes: str) -> Iterator[Evidence]:
     """What the run itself found out while it went on."""
     own = [h for h in scene.near(Kind.INCIDENT) if h.facts.get("cause") in causes]
     if own:

@@ -40,7 +40,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class IncidentContext:
     """`onset_step`: None where no step is bad (the run stopped). `since`, `until`: the time around it, seconds."""
 
     contents: Contents
@@ -133,7 +133,7 @@ def _finite(values: Floats) -> Floats:
     return finite
 
 
-def scene_of(contents: Contents, found: FoundFall | None) -> Scene:
+def scene_of(contents: Contents, found: FoundFall | None) -> IncidentContext:
     """The surroundings of a fall; without one, of the end of the log."""
     steps = contents.steps
     if found is None:
@@ -142,7 +142,7 @@ def scene_of(contents: Contents, found: FoundFall | None) -> Scene:
     begin, end = max(0, onset - STEPS_BEFORE), min(len(rows) - 1, onset + STEPS_AFTER)
     numbers, times = steps.steps, steps.times
     since, until = _time(times[rows[max(0, begin - 1)]]), _time(times[rows[end]])
-    return Scene(
+    return IncidentContext(
         contents=contents,
         found=found,
         onset_step=int(numbers[rows[onset]]),
@@ -153,14 +153,14 @@ def scene_of(contents: Contents, found: FoundFall | None) -> Scene:
     )
 
 
-def _end_scene(contents: Contents, steps: Steps) -> Scene:
+def _end_scene(contents: Contents, steps: Steps) -> IncidentContext:
     """From the last step but two; where there is no step, the whole log."""
     if not len(steps):
-        return Scene(contents=contents, found=None, onset_step=None, since=None, until=None, first_step=None,
+        return IncidentContext(contents=contents, found=None, onset_step=None, since=None, until=None, first_step=None,
                      last_step=None)  # fmt: skip
     numbers, times = steps.steps, steps.times
     since = _time(times[max(0, len(steps) - 2)])
-    return Scene(
+    return IncidentContext(
         contents=contents,
         found=None,
         onset_step=int(numbers[-1]) + 1,

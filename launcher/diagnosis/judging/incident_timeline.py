@@ -24,7 +24,7 @@ LESS_TOLD = (Kind.CHECKPOINT, Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class TimelineMoment:
     """An entry. `step`: the step under way, None where it is not known. `kind`: "onset" or a Kind's text."""
 
     step: int | None
@@ -37,14 +37,14 @@ class Moment:
     last_step: int | None = None
 
 
-def timeline_of(contents: Contents, found: FoundFall | None) -> list[Moment]:
+def timeline_of(contents: Contents, found: FoundFall | None) -> list[TimelineMoment]:
     """Everything, by time, where it is known, else by step."""
     moments = [_moment(group) for group in _groups(contents)]
     if found is not None:
         steps, rows, fall = contents.steps, found.rows, found.fall
         row = rows[fall.onset]
         time = float(steps.times[row])
-        onset = Moment(
+        onset = TimelineMoment(
             step=int(steps.steps[row]),
             time=say_time(time) if math.isfinite(time) else "",
             seconds=time if math.isfinite(time) else None,
@@ -58,9 +58,9 @@ def timeline_of(contents: Contents, found: FoundFall | None) -> list[Moment]:
     return sorted(moments, key=_when)
 
 
-def in_brief(moments: Sequence[Moment]) -> list[Moment]:
+def in_brief(moments: Sequence[TimelineMoment]) -> list[TimelineMoment]:
     """As many as a person reads: checkpoints in a row are one entry, and what lies far from the onset goes first."""
-    brief: list[Moment] = []
+    brief: list[TimelineMoment] = []
     for moment in moments:
         last = brief[-1] if brief else None
         if last is not None and moment.kind == last.kind == Kind.CHECKPOINT:
@@ -72,11 +72,11 @@ def in_brief(moments: Sequence[Moment]) -> list[Moment]:
     return _few(brief, next((moment for moment in brief if moment.kind == ONSET), None))
 
 
-def _came_back(contents: Contents, found: FoundFall) -> Moment:
+def _came_back(contents: Contents, found: FoundFall) -> TimelineMoment:
     assert found.fall.end is not None
     row = found.rows[found.fall.end]
     time = float(contents.steps.times[row])
-    return Moment(
+    return TimelineMoment(
         step=int(contents.steps.steps[row]), time=say_time(time) if math.isfinite(time) else "",
         seconds=time if math.isfinite(time) else None, kind="came back", count=1, text="the rewards are back",
     )  # fmt: skip
@@ -110,9 +110,9 @@ def _near(one: Happening, other: Happening) -> bool:
     return last is not None and other.time is not None and other.time - last <= TOGETHER_S
 
 
-def _moment(group: list[Happening]) -> Moment:
+def _moment(group: list[Happening]) -> TimelineMoment:
     first, last = group[0], group[-1]
-    return Moment(
+    return TimelineMoment(
         step=_step_of(first),
         time=say_time(first.time),
         seconds=first.time,
@@ -132,13 +132,13 @@ def _step_of(happening: Happening) -> int | None:
     return None if happening.after_step is None else happening.after_step + 1
 
 
-def _when(moment: Moment) -> tuple[float, float]:
+def _when(moment: TimelineMoment) -> tuple[float, float]:
     if moment.seconds is not None:
         return moment.seconds, 0.0
     return math.inf, float(moment.step if moment.step is not None else 0)
 
 
-def _few(moments: list[Moment], onset: Moment | None) -> list[Moment]:
+def _few(moments: list[TimelineMoment], onset: TimelineMoment | None) -> list[TimelineMoment]:
     if len(moments) <= MOST:
         return moments
     at = moments.index(onset) if onset is not None else len(moments) - 1

@@ -16,12 +16,22 @@ from launcher.diagnosis.judging.evidence import (
     shown,
     times,
 )
-from launcher.diagnosis.judging.incident_context import Scene
+from launcher.diagnosis.judging.incident_context import IncidentContext
 from launcher.diagnosis.judging.onset import Shape
-from launcher.diagnosis.reading.log_records import ENTROPY, GRAD_NORM, KL, LOSS, N_SEQS, NO_EOS, SEQ_LEN, UPDATED, Kind
+from launcher.diagnosis.reading.log_records import (
+    ENTROPY,
+    GRAD_NORM,
+    KL,
+    LOSS,
+    N_SEQS,
+    NO_EOS,
+    SEQ_LEN,
+    UPDATED,
+    Kind,
+)
 
 
-def of_degradation(scene: Scene) -> Iterator[Evidence]:
+def of_degradation(scene: IncidentContext) -> Iterator[Evidence]:
     yield from incidents(scene, "reward_collapse", "nonfinite")
     if scene.found is None:
         yield Evidence(weight=-2, text="the rewards did not fall")
@@ -39,7 +49,7 @@ def of_degradation(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(weight=-1, text="rewards could not be computed at the same time")
 
 
-def of_reward_function(scene: Scene) -> Iterator[Evidence]:
+def of_reward_function(scene: IncidentContext) -> Iterator[Evidence]:
     yield from incidents(scene, "verifier_broken")
     late = scene.near(Kind.REWARD_TIMEOUT)
     if late and sum(h.count for h in late) > 3 * mean_count(scene.earlier(Kind.REWARD_TIMEOUT)):
@@ -65,7 +75,7 @@ def of_reward_function(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(weight=-1, text=f"the completions changed too: {changed[0]}")
 
 
-def _shape_of_degradation(scene: Scene) -> Iterator[Evidence]:
+def _shape_of_degradation(scene: IncidentContext) -> Iterator[Evidence]:
     assert scene.found is not None
     fall = scene.found.fall
     slope = fall.bottom - fall.onset
@@ -79,7 +89,7 @@ def _shape_of_degradation(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(weight=-2, text="the rewards jump between 0 and the old level: the policy still can")
 
 
-def _not_finite(scene: Scene) -> Iterator[Evidence]:
+def _not_finite(scene: IncidentContext) -> Iterator[Evidence]:
     assert scene.found is not None
     rows, onset = scene.found.rows, scene.found.fall.onset
     for name, words in ((LOSS, "loss"), (GRAD_NORM, "gradient norm")):
@@ -94,7 +104,7 @@ def _not_finite(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(weight=1, text="updates no longer succeed (update_successful)")
 
 
-def _changed_completions(scene: Scene) -> Iterator[Evidence]:
+def _changed_completions(scene: IncidentContext) -> Iterator[Evidence]:
     """Entropy, lengths and cut ends, where they moved with the rewards."""
     if scene.count(*CONNECTION):
         return
@@ -108,7 +118,7 @@ def _changed_completions(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(weight=1, text=f"share of completions that don't end {cut.before:.2f} → {cut.after:.2f}")
 
 
-def _same_completions(scene: Scene) -> str:
+def _same_completions(scene: IncidentContext) -> str:
     """How completions stayed as they were; "" where that can't be seen, or they did not."""
     said = []
     for name, words in ((SEQ_LEN, "length"), (N_SEQS, "number"), (ENTROPY, "entropy"), (NO_EOS, "cut share")):

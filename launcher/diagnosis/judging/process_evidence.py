@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from launcher.diagnosis.judging.evidence import Evidence, incidents, mean_count, seconds_of, seen_in, shown, times
-from launcher.diagnosis.judging.incident_context import Scene
+from launcher.diagnosis.judging.incident_context import IncidentContext
 from launcher.diagnosis.judging.onset import Shape
 from launcher.diagnosis.reading.log_clock import say_duration
 from launcher.diagnosis.reading.log_records import ROLLOUT_REWARD, ROLLOUT_S, Happening, Kind, Role
@@ -16,7 +16,7 @@ from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_c
 PAUSE_S = 120.0
 
 
-def of_server_crash(scene: Scene) -> Iterator[Evidence]:
+def of_server_crash(scene: IncidentContext) -> Iterator[Evidence]:
     yield from incidents(scene, "server_crash", "server_corrupt")
     if exits := scene.near(Kind.SERVER_EXITED):
         code = exits[0].facts.get("exit_code")
@@ -38,7 +38,7 @@ def of_server_crash(scene: Scene) -> Iterator[Evidence]:
     yield from _no_server_words(scene)
 
 
-def of_server_hang(scene: Scene) -> Iterator[Evidence]:
+def of_server_hang(scene: IncidentContext) -> Iterator[Evidence]:
     yield from incidents(scene, "server_hang")
     yield from _pauses(scene)
     if fired := scene.near(Kind.SERVER_WATCHDOG):
@@ -65,7 +65,7 @@ def of_server_hang(scene: Scene) -> Iterator[Evidence]:
     yield from _no_server_words(scene)
 
 
-def of_memory(scene: Scene) -> Iterator[Evidence]:
+def of_memory(scene: IncidentContext) -> Iterator[Evidence]:
     yield from incidents(scene, "server_oom", "trainer_oom")
     ran_out = scene.near(Kind.OUT_OF_MEMORY)
     if ran_out:
@@ -78,7 +78,7 @@ def of_memory(scene: Scene) -> Iterator[Evidence]:
         yield Evidence(weight=-3, text="no log has a word of it around the onset")
 
 
-def of_trainer_crash(scene: Scene) -> Iterator[Evidence]:
+def of_trainer_crash(scene: IncidentContext) -> Iterator[Evidence]:
     yield from incidents(scene, "trainer_crash", "trainer_hang")
     if failed := scene.near(Kind.TRAINER_FAILED):
         yield seen_in(3, failed, f"the trainer failed: {shown(failed[0])}")
@@ -86,7 +86,7 @@ def of_trainer_crash(scene: Scene) -> Iterator[Evidence]:
             yield Evidence(weight=-2, text="it ran out of memory first")
 
 
-def missing_from(scene: Scene) -> Iterator[str]:
+def missing_from(scene: IncidentContext) -> Iterator[str]:
     """Which files would have told more."""
     if not scene.has_server_log:
         yield "no server log was given (llm_server.log): a hang and a crash can't be told apart by it"
@@ -94,7 +94,7 @@ def missing_from(scene: Scene) -> Iterator[str]:
         yield "no trainer log was given (trainer.log): failed connections can't be seen"
 
 
-def where_memory_ran_out(scene: Scene) -> str:
+def where_memory_ran_out(scene: IncidentContext) -> str:
     """`server, at start-up`; "" where it did not."""
     ran_out = scene.near(Kind.OUT_OF_MEMORY)
     if not ran_out:
@@ -125,14 +125,14 @@ def ran_out_of(happening: Happening) -> RanOut | None:
     return find([line], None).ran_out or find_server_cause([line], None).ran_out
 
 
-def _explained_by_memory(scene: Scene) -> Iterator[Evidence]:
+def _explained_by_memory(scene: IncidentContext) -> Iterator[Evidence]:
     """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
     ran_out = [h for h in scene.near(Kind.OUT_OF_MEMORY) if place_of(h)[0] == "server"]
     if ran_out:
         yield seen_in(-6, ran_out, "a server ran out of memory: what else it did came of that")
 
 
-def _refusals(scene: Scene, weight: int) -> Iterator[Evidence]:
+def _refusals(scene: IncidentContext, weight: int) -> Iterator[Evidence]:
     refused = scene.near(Kind.REFUSED)
     if not refused:
         return
@@ -143,7 +143,7 @@ def _refusals(scene: Scene, weight: int) -> Iterator[Evidence]:
     yield seen_in(weight if is_new else 1, refused, f"{times(refused)} a connection was refused{since}, {said}")
 
 
-def _pauses(scene: Scene) -> Iterator[Evidence]:
+def _pauses(scene: IncidentContext) -> Iterator[Evidence]:
     """The server made no tokens while the trainer waited for some."""
     pauses = [h for h in scene.near(Kind.NO_TOKENS) if not h.facts.get("is_last")]
     usual = [seconds_of(h) for h in scene.earlier(Kind.NO_TOKENS) if not h.facts.get("is_last")]
@@ -164,7 +164,7 @@ def _pauses(scene: Scene) -> Iterator[Evidence]:
             )
 
 
-def _still_generating(scene: Scene) -> Iterator[Evidence]:
+def _still_generating(scene: IncidentContext) -> Iterator[Evidence]:
     """A server that makes tokens long after the onset neither hangs nor is gone."""
     if scene.found is None or scene.until is None:
         return
@@ -178,13 +178,13 @@ def _still_generating(scene: Scene) -> Iterator[Evidence]:
         yield seen_in(-3, lasts, "the servers went on making tokens after the onset")
 
 
-def _no_server_words(scene: Scene) -> Iterator[Evidence]:
+def _no_server_words(scene: IncidentContext) -> Iterator[Evidence]:
     fall = scene.found.fall if scene.found else None
     if fall is not None and (scene.vanished(ROLLOUT_REWARD) or fall.shape is Shape.MISSING):
         yield Evidence(weight=1, text="from the onset on no rollout finished (no rollout/reward)")
 
 
-def _trainer_end(scene: Scene) -> float | None:
+def _trainer_end(scene: IncidentContext) -> float | None:
     """When the trainer's log ends, or the last step was done."""
     ends = [s.last_time for s in scene.contents.sources if s.role is not Role.SERVER and s.last_time is not None]
     return max(ends, default=None)

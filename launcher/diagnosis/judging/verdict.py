@@ -11,8 +11,8 @@ import numpy as np
 
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
 from launcher.diagnosis.judging.evidence import SHARP_STEPS
-from launcher.diagnosis.judging.incident_context import Scene, scene_of
-from launcher.diagnosis.judging.incident_timeline import Moment, timeline_of
+from launcher.diagnosis.judging.incident_context import IncidentContext, scene_of
+from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
 from launcher.diagnosis.judging.onset import Shape, usual_range
 from launcher.diagnosis.judging.process_evidence import place_of, ran_out_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
@@ -25,7 +25,13 @@ from launcher.diagnosis.reading.run_folders import RunFolders
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
          Kind.KILLED_FOR_MEMORY)  # fmt: skip
 """What, with no step after it, ended the run."""
-STALLING = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+STALLING = (
+    Kind.REFUSED,
+    Kind.LOST,
+    Kind.TIMEOUT,
+    Kind.REQUEST_FAILED,
+    Kind.ROLLOUT_FAILED,
+)
 """What, often and with no step after it, keeps the run from its next step."""
 OFTEN = 5
 SURVIVED = (*FATAL, *STALLING, Kind.INCIDENT, Kind.BATCH_REJECTED)
@@ -34,7 +40,7 @@ SURVIVED = (*FATAL, *STALLING, Kind.INCIDENT, Kind.BATCH_REJECTED)
 LONGEST_REASON = 160
 
 
-class Word(enum.StrEnum):
+class RunCondition(enum.StrEnum):
     """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were taken back. STOPPED: the run
     ended by a failure. FINE: no failure found."""
 
@@ -65,14 +71,14 @@ class Onset:
 class Diagnosis:
     """`onset` and `causes`: None where it is FINE. `others`: further falls. `notes`: what else is worth knowing."""
 
-    word: Word
+    word: RunCondition
     headline: str
     onset: Onset | None
     others: tuple[Onset, ...]
     causes: Causes | None
     remedy: Remedy | None
     way_back: WayBack | None
-    timeline: tuple[Moment, ...]
+    timeline: tuple[TimelineMoment, ...]
     notes: tuple[str, ...]
     contents: Contents
     passes: tuple[Pass, ...]
@@ -80,7 +86,7 @@ class Diagnosis:
 
     @property
     def is_failure(self) -> bool:
-        return self.word is not Word.FINE
+        return self.word is not RunCondition.FINE
 
 
 def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
@@ -90,9 +96,9 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     main = _main(falls)
     word = _word(contents, main)
     scene = scene_of(contents, main)
-    causes = weigh(scene) if word is not Word.FINE else None
+    causes = weigh(scene) if word is not RunCondition.FINE else None
     guess = causes.first.guess if causes and causes.first else None
-    onset = None if main is None or word in (Word.STOPPED, Word.FINE) else _onset(contents, main)
+    onset = None if main is None or word in (RunCondition.STOPPED, RunCondition.FINE) else _onset(contents, main)
     remedy = _remedy(guess, scene, folders) if causes else None
     way_back = _way_back(word, folders, guess, onset, remedy) if remedy else None
     return Diagnosis(
@@ -118,14 +124,14 @@ def _main(falls: Sequence[FoundFall]) -> FoundFall | None:
     return next(iter([*down, *reversed(harmful), *reversed(falls)]), None)
 
 
-def _word(contents: Contents, main: FoundFall | None) -> Word:
+def _word(contents: Contents, main: FoundFall | None) -> RunCondition:
     if main is not None and main.stands and not main.fall.is_over:
-        return Word.FELL
+        return RunCondition.FELL
     if _ended_by(contents):
-        return Word.STOPPED
+        return RunCondition.STOPPED
     if main is not None and (not main.stands or main.fall.zeros >= 5):
-        return Word.RECOVERED
-    return Word.FINE
+        return RunCondition.RECOVERED
+    return RunCondition.FINE
 
 
 def _ended_by(contents: Contents) -> list[Happening]:
@@ -173,7 +179,7 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
     )
 
 
-def _remedy(guess: Guess | None, scene: Scene, folders: RunFolders) -> Remedy:
+def _remedy(guess: Guess | None, scene: IncidentContext, folders: RunFolders) -> Remedy:
     ran_out = scene.near(Kind.OUT_OF_MEMORY)
     if not ran_out:
         return remedy_of(guess, folders.settings)
@@ -181,9 +187,9 @@ def _remedy(guess: Guess | None, scene: Scene, folders: RunFolders) -> Remedy:
 
 
 def _way_back(
-    word: Word, folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy
+    word: RunCondition, folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy
 ) -> WayBack | None:
-    if word is Word.RECOVERED and onset is not None and not onset.stands:
+    if word is RunCondition.RECOVERED and onset is not None and not onset.stands:
         return None  # a recovery took it back already
     earliest = onset.earliest if onset is not None else None
     if onset is not None and onset.is_sharp and guess is not Guess.DEGRADATION:
@@ -193,19 +199,21 @@ def _way_back(
     )
 
 
-def _headline(word: Word, contents: Contents, onset: Onset | None, scene: Scene, causes: Causes | None) -> str:
+def _headline(
+    word: RunCondition, contents: Contents, onset: Onset | None, scene: IncidentContext, causes: Causes | None
+) -> str:
     why = _why(causes)
-    if onset is not None and word is Word.FELL:
+    if onset is not None and word is RunCondition.FELL:
         where = "the rewards were 0 from the first step" if onset.shape is Shape.NEVER else (
             f"since global step {onset.step} the rewards are down, {onset.shape}: "
             f"{onset.before:.3g} → {onset.after:.3g}, {onset.bad_steps} steps"
         )  # fmt: skip
         return f"{where}. {why}"
-    if onset is not None and word is Word.RECOVERED:
+    if onset is not None and word is RunCondition.RECOVERED:
         how = "and came back" if onset.stands else "and a recovery took it back"
         fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
         return f"at global step {onset.step} the rewards fell, {fell}, {how}. {why}"
-    if word is Word.STOPPED:
+    if word is RunCondition.STOPPED:
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"
         return f"the run stopped {after}{_own_word(contents)}. {why}"
@@ -241,9 +249,9 @@ def _say_steps(contents: Contents) -> str:
     return f"{steps}: reward {rewards[:few].mean():.3g} (first {few}) → {rewards[-few:].mean():.3g} (last {few})"
 
 
-def _notes(word: Word, contents: Contents, passes: Sequence[Pass], onset: Onset | None) -> list[str]:
+def _notes(word: RunCondition, contents: Contents, passes: Sequence[Pass], onset: Onset | None) -> list[str]:
     notes = []
-    if word is Word.RECOVERED and onset is not None and onset.stands:
+    if word is RunCondition.RECOVERED and onset is not None and onset.stands:
         notes.append("the rewards came back by themselves: go back only to have the bad steps out of the weights")
     rewards = contents.steps.column(REWARD)
     if not len(contents.steps):
@@ -266,15 +274,15 @@ def _notes(word: Word, contents: Contents, passes: Sequence[Pass], onset: Onset 
         shown = ", ".join(back[:5]) + (f" and {len(back) - 5} more" if len(back) > 5 else "")
         notes.append(f"the steps went back {'once' if len(back) == 1 else f'{len(back)} times'}: {shown}")
     survived = Counter({str(kind): sum(h.count for h in contents.happenings if h.kind is kind) for kind in SURVIVED})
-    if word is Word.FINE and survived.total():
+    if word is RunCondition.FINE and survived.total():
         told = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
         notes.append(f"the run went on from all of this: {told}")
     last, total = contents.steps.last_step, contents.total_steps
-    if word is Word.FINE and last is not None and total and last + 1 < total:
+    if word is RunCondition.FINE and last is not None and total and last + 1 < total:
         notes.append(
             f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
         )
     roles = {source.role for source in contents.sources} | {one.role for one in contents.happenings}
-    if word is Word.FINE and Role.SERVER not in roles:
+    if word is RunCondition.FINE and Role.SERVER not in roles:
         notes.append("no server's log was read")
     return notes

@@ -8,7 +8,7 @@ from html import escape
 
 from launcher.diagnosis.judging.causes import Weighed
 from launcher.diagnosis.judging.evidence import Evidence
-from launcher.diagnosis.judging.incident_timeline import ONSET, Moment, in_brief
+from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
 from launcher.diagnosis.judging.verdict import Diagnosis
 from launcher.diagnosis.output.as_text import facts, headline, say_steps, signed
 from launcher.diagnosis.output.diagnosis_chart import Lane, Mark, Picture, Point, draw
@@ -139,7 +139,7 @@ def _lanes(diagnosis: Diagnosis, last_step: int) -> list[Lane]:
     return lanes
 
 
-def _mark(moment: Moment, kind: Kind, last_step: int) -> Mark:
+def _mark(moment: TimelineMoment, kind: Kind, last_step: int) -> Mark:
     step = min(moment.step if moment.step is not None else 0, last_step)
     last = None if moment.last_step is None else min(moment.last_step, last_step)
     times = f", {moment.count:,} times" if moment.count > 1 else ""

@@ -11,10 +11,15 @@ from rich.text import Text
 
 from launcher.diagnosis.judging.causes import Causes, Weighed
 from launcher.diagnosis.judging.evidence import Evidence
-from launcher.diagnosis.judging.incident_timeline import ONSET, Moment, in_brief
-from launcher.diagnosis.judging.verdict import Diagnosis, Onset, Word
+from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
+from launcher.diagnosis.judging.verdict import Diagnosis, Onset, RunCondition
 
-COLOURS = {Word.FINE: "bold green", Word.RECOVERED: "bold yellow", Word.FELL: "bold red", Word.STOPPED: "bold red"}
+COLOURS = {
+    RunCondition.FINE: "bold green",
+    RunCondition.RECOVERED: "bold yellow",
+    RunCondition.FELL: "bold red",
+    RunCondition.STOPPED: "bold red",
+}
 SHOWN_CAUSES = 6
 LABEL = 12
 COMMANDS = ("settings", "go on with")
@@ -71,7 +76,7 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.onset is not None:
         yield "onset", say_onset(diagnosis.onset)
     for other in diagnosis.others:
-        yield ("a dip" if diagnosis.word is Word.FINE else "also"), say_onset(other)
+        yield ("a dip" if diagnosis.word is RunCondition.FINE else "also"), say_onset(other)
     if diagnosis.way_back is not None:
         checkpoint = diagnosis.way_back.checkpoint
         yield (
@@ -152,7 +157,7 @@ def _timeline(diagnosis: Diagnosis) -> Table:
     return table
 
 
-def say_steps(moment: Moment) -> str:
+def say_steps(moment: TimelineMoment) -> str:
     """`188` or `188–320`."""
     if moment.step is None:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from launcher.diagnosis.reading.line_reader import Block
+from launcher.diagnosis.reading.line_reader import LineBlock
 from launcher.diagnosis.reading.log_patterns import plain
 from launcher.diagnosis.reading.log_records import Kind
 
@@ -37,28 +37,28 @@ PHASES: Mapping[str, re.Pattern[str]] = {
 """What was being done when memory ran out, by the functions of its traceback; the last one named counts."""
 
 
-def facts_of(kind: Kind, block: Block, number: int) -> dict[str, object]:
+def facts_of(kind: Kind, block: LineBlock, number: int) -> dict[str, object]:
     """The parts of line `number` of a block, as far as its kind has any."""
     read = _FACTS.get(kind)
     return {} if read is None else read(block, number)
 
 
-def _exit_facts(block: Block, number: int) -> dict[str, object]:
+def _exit_facts(block: LineBlock, number: int) -> dict[str, object]:
     match = EXIT.search(plain(block.line(number)))
     return {} if match is None else {"exit_code": int(match["code"]), "url": match["url"] or ""}
 
 
-def _checkpoint_facts(block: Block, number: int) -> dict[str, object]:
+def _checkpoint_facts(block: LineBlock, number: int) -> dict[str, object]:
     match = PATH.search(plain(block.line(number)))
     return {} if match is None else {"path": match["path"]}
 
 
-def _resume_facts(block: Block, number: int) -> dict[str, object]:
+def _resume_facts(block: LineBlock, number: int) -> dict[str, object]:
     match = STEP_INFO.search(plain(block.line(number)))
     return {} if match is None else {"global_step": int(match["step"])}
 
 
-def _memory_facts(block: Block, number: int) -> dict[str, object]:
+def _memory_facts(block: LineBlock, number: int) -> dict[str, object]:
     start, end = int(block.starts[number]), int(block.ends[number])
     around = plain(block.data[max(0, start - BEFORE_BYTES) : end + AFTER_BYTES])
     line = plain(block.line(number)[:4096])
@@ -80,7 +80,7 @@ def phase_of(around: str, line: str) -> str:
     return phase if last[phase] >= 0 else ""
 
 
-_FACTS: Mapping[Kind, Callable[[Block, int], dict[str, object]]] = {
+_FACTS: Mapping[Kind, Callable[[LineBlock, int], dict[str, object]]] = {
     Kind.SERVER_EXITED: _exit_facts,
     Kind.CHECKPOINT: _checkpoint_facts,
     Kind.RESUMED: _resume_facts,

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class LineBlock:
     """Some whole lines of a file. `starts[i]` and `ends[i]` bound line i in `data`, without its newline.
 
     `picked`: numbers of the lines that matter. `first_line`: the number of its first line in the file, from 1.
@@ -56,7 +56,7 @@ Hold = Callable[[bytes], int]
 """How many bytes at the end of some whole lines belong to something that goes on behind them."""
 
 
-def read_blocks(path: Path, pattern: str, hold: Hold) -> Iterator[tuple[Block, int]]:
+def read_blocks(path: Path, pattern: str, hold: Hold) -> Iterator[tuple[LineBlock, int]]:
     """The blocks of a file in order, each with how many bytes are read so far. While one is looked at, the next is read
     and searched: Arrow and the disk need no interpreter.
 
@@ -73,7 +73,7 @@ def read_blocks(path: Path, pattern: str, hold: Hold) -> Iterator[tuple[Block, i
         raise StorageError(f"{path} can't be read: {error.strerror or error}", "check its permissions") from error
 
 
-def _blocks(file: IO[bytes], size: int, pattern: str, hold: Hold) -> Iterator[tuple[Block, int]]:
+def _blocks(file: IO[bytes], size: int, pattern: str, hold: Hold) -> Iterator[tuple[LineBlock, int]]:
     carry, done, line_number = b"", 0, 1
     while done < size:
         new = file.read(min(BLOCK_BYTES, size - done))
@@ -92,7 +92,7 @@ def _blocks(file: IO[bytes], size: int, pattern: str, hold: Hold) -> Iterator[tu
             yield block, done
 
 
-def _block(data: bytes, pattern: str, first_line: int) -> Block:
+def _block(data: bytes, pattern: str, first_line: int) -> LineBlock:
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
@@ -102,7 +102,7 @@ def _block(data: bytes, pattern: str, first_line: int) -> Block:
     offsets = np.append(starts, len(data)).astype(np.int32)
     lines = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     mask = pc.match_substring_regex(lines, pattern=pattern).to_numpy(zero_copy_only=False)
-    return Block(
+    return LineBlock(
         data=data,
         starts=starts,
         ends=ends,

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from launcher.diagnosis.reading import log_clock
 from launcher.diagnosis.reading.line_facts import facts_of
-from launcher.diagnosis.reading.line_reader import Block, Ints, read_blocks
+from launcher.diagnosis.reading.line_reader import Ints, LineBlock, read_blocks
 from launcher.diagnosis.reading.log_patterns import (
     ANY,
     KINDS,
@@ -63,7 +63,7 @@ class LogFile:
         self.known_lines = 0
         self.total_steps = 0
 
-    def take(self, block: Block) -> None:
+    def take(self, block: LineBlock) -> None:
         """Gather from a block; no step's tables go on beyond it."""
         steps = block.matching(block.picked, STEP)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
@@ -79,7 +79,7 @@ class LogFile:
         self._look_at_times(block)
         self.known_lines += len(block.picked)
 
-    def _add_step(self, block: Block, number: int, global_step: int, values: dict[str, float]) -> None:
+    def _add_step(self, block: LineBlock, number: int, global_step: int, values: dict[str, float]) -> None:
         time = log_clock.stamp_in(block.data, int(block.starts[number]), int(block.ends[number]))
         if len(self._keys) < 1000:
             self._keys.update(values)
@@ -88,7 +88,7 @@ class LogFile:
         if self._role is Role.UNKNOWN:
             self._role = Role.TRAINER
 
-    def _add_happenings(self, block: Block, rest: Ints, steps: Ints, befores: list[int | None]) -> None:
+    def _add_happenings(self, block: LineBlock, rest: Ints, steps: Ints, befores: list[int | None]) -> None:
         for kind, numbers in _by_kind(block, rest).items():
             places, firsts, counts = np.unique(np.searchsorted(steps, numbers), return_index=True, return_counts=True)
             for place, first, count in zip(places, firsts, counts, strict=True):
@@ -96,7 +96,7 @@ class LogFile:
                 self._happenings.append(self._happening(block, kind, ends, int(count), befores[place]))
 
     def _happening(
-        self, block: Block, kind: Kind, ends: tuple[int, int], count: int, after_step: int | None
+        self, block: LineBlock, kind: Kind, ends: tuple[int, int], count: int, after_step: int | None
     ) -> Happening:
         told = self._told.get(kind, 0)
         self._told[kind] = told + 1
@@ -118,7 +118,7 @@ class LogFile:
         match = ROLE_PREFIX.match(line)
         return self._role if match is None else role_of_name(match[1].decode("utf-8", "replace"))
 
-    def _time_of(self, block: Block, number: int, *, far: bool) -> float | None:
+    def _time_of(self, block: LineBlock, number: int, *, far: bool) -> float | None:
         start, end = int(block.starts[number]), int(block.ends[number])
         time = log_clock.stamp_in(block.data, start, min(end, start + log_clock.HEAD))
         for reach in log_clock.SEARCHED_BEFORE[: 2 if far else 1]:
@@ -126,7 +126,7 @@ class LogFile:
                 time = log_clock.stamp_before(block.data, start, reach)
         return self._last_time if time is None else time
 
-    def _look_at_times(self, block: Block) -> None:
+    def _look_at_times(self, block: LineBlock) -> None:
         first = log_clock.stamp_in(block.data, 0, log_clock.SEARCHED_BEFORE[1])
         last = log_clock.stamp_before(block.data, len(block.data), log_clock.SEARCHED_BEFORE[1])
         if self._first_time is None:
@@ -185,7 +185,7 @@ def role_of_name(name: str) -> Role:
     return Role.TRAINER if re.search(r"train|actor|main|master|controller", lowered) else Role.UNKNOWN
 
 
-def _by_kind(block: Block, numbers: Ints) -> dict[Kind, Ints]:
+def _by_kind(block: LineBlock, numbers: Ints) -> dict[Kind, Ints]:
     """The lines by what they say, each line once."""
     found: dict[Kind, Ints] = {}
     if not len(numbers):

@@ -9,9 +9,9 @@ from ray.exceptions import OutOfMemoryError
 
 from launcher import driver
 from launcher.base.errors import ResourceError, RolloutError
-from launcher.base.messages import RunWord
+from launcher.base.messages import TerminalStatus
 from launcher.config.schema import DatasetConfig, RunConfig
-from launcher.driver import Launch
+from launcher.driver import RunLaunch
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -24,10 +24,10 @@ class Silent:
 @pytest.mark.parametrize(
     ("happens", "word", "exit_code", "reason"),
     [
-        (RuntimeError("the unforeseen"), RunWord.ERRORED, None, "the unforeseen"),
-        (RolloutError("no server", "look there"), RunWord.ERRORED, 3, "no server"),
-        (ResourceError("no port", "choose one"), RunWord.ERRORED, 2, "choose one"),
-        (KeyboardInterrupt(), RunWord.ABORTED, None, "ended by the user"),
+        (RuntimeError("the unforeseen"), TerminalStatus.ERRORED, None, "the unforeseen"),
+        (RolloutError("no server", "look there"), TerminalStatus.ERRORED, 3, "no server"),
+        (ResourceError("no port", "choose one"), TerminalStatus.ERRORED, 2, "choose one"),
+        (KeyboardInterrupt(), TerminalStatus.ABORTED, None, "ended by the user"),
     ],
 )
 def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_code, reason):
@@ -42,7 +42,7 @@ def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_
         yield
 
     monkeypatch.setattr(driver, "ray_cluster", breaks)
-    outcome = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run()
+    outcome = RunLaunch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run()
     assert outcome.word is word
     assert outcome.exit_code == exit_code
     assert reason in outcome.reason
@@ -66,7 +66,7 @@ def test_a_view_of_the_run_that_can_not_be_had_does_not_end_the_run(tmp_path, mo
     config.cluster.fileroot = str(tmp_path)
     paths = RunPaths.of(config)
     paths.prepare()
-    launch = Launch(config, paths, 1, Journal(paths.events, 1, time.time), Silent())
+    launch = RunLaunch(config, paths, 1, Journal(paths.events, 1, time.time), Silent())
     launch._actors = SimpleNamespace(trainer=Trainer)
 
     def killed(reference):

@@ -3,9 +3,9 @@
 import pytest
 
 from scripts.benchmark.supervision import mean_ratio, pair_up
-from scripts.benchmark.switched_run import Schedule
+from scripts.benchmark.switched_run import SwitchSchedule
 
-SCHEDULE = Schedule(first=10, block=4, pairs=20)
+SCHEDULE = SwitchSchedule(first=10, block=4, pairs=20)
 
 
 def test_each_pair_has_a_block_of_either_kind_and_both_orders_are_drawn():

@@ -15,7 +15,7 @@ import pytest
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.compose import REPOSITORY
-from launcher.diagnosis.health.finding import Finding, Verdict
+from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
@@ -31,7 +31,13 @@ from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running
 from tests.support.health_parts import subject_of, verdicts
 
-OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
+OK, NOTE, ABSENT, UNKNOWN, BAD = (
+    CheckResult.OK,
+    CheckResult.NOTE,
+    CheckResult.ABSENT,
+    CheckResult.UNKNOWN,
+    CheckResult.BAD,
+)
 
 
 @pytest.fixture
@@ -254,7 +260,7 @@ def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
     with RunLock(paths, tool="resume_training"):
         subject = find_subject(paths, read_view(paths), timeout_s=1, recent_s=1)
         assert subject.is_live is False
-        assert [one.verdict for one in check_run(subject)] == [Verdict.OK, Verdict.OK]
+        assert [one.verdict for one in check_run(subject)] == [CheckResult.OK, CheckResult.OK]
     with RunLock(paths):
         assert find_subject(paths, read_view(paths), timeout_s=1, recent_s=1).is_live is True
 

@@ -10,7 +10,7 @@ from launcher.base.errors import UsageError
 from scripts.faults.copies import Copies, last_copy
 from scripts.faults.hands import HANDS
 from scripts.faults.kinds import KINDS, describe
-from scripts.faults.schedule import Choice, Moment, decide, in_order, parse_fault, storm
+from scripts.faults.schedule import FaultChoice, FaultMoment, decide, in_order, parse_fault, storm
 
 
 def test_a_fault_is_read_with_its_options_and_its_time():
@@ -96,19 +96,19 @@ DUE, LATER, NOW = parse_fault("T1@10"), parse_fault("T1@+60"), parse_fault("T1")
 @pytest.mark.parametrize(
     ("fault", "moment", "due_for_s", "choice"),
     [
-        (DUE, Moment(elapsed_s=0, step=None), 0, Choice.WAIT),
-        (DUE, Moment(elapsed_s=0, step=9), 0, Choice.WAIT),
-        (DUE, Moment(elapsed_s=0, step=10), 0, Choice.FIRE),
-        (DUE, Moment(elapsed_s=0, step=10, recovering="the trainer"), 99, Choice.WAIT),
-        (DUE, Moment(elapsed_s=0, step=10, recovering="the trainer"), 100, Choice.MISS),
-        (DUE, Moment(elapsed_s=0, step=10, last_copy="the only one"), 99, Choice.WAIT),
-        (DUE, Moment(elapsed_s=0, step=10, last_copy="the only one"), 100, Choice.REFUSE),
-        (DUE, Moment(elapsed_s=0, step=3, run_is_live=False), 0, Choice.MISS),
-        (LATER, Moment(elapsed_s=59.9, step=10), 0, Choice.WAIT),
-        (LATER, Moment(elapsed_s=60.0, step=None), 0, Choice.FIRE),
-        (NOW, Moment(elapsed_s=0, step=None), 0, Choice.FIRE),
-        (NOW, Moment(elapsed_s=0, step=5, recovering="the trainer"), 0, Choice.WAIT),
-        (NOW, Moment(elapsed_s=0, step=5, last_copy="the only one"), 0, Choice.REFUSE),
+        (DUE, FaultMoment(elapsed_s=0, step=None), 0, FaultChoice.WAIT),
+        (DUE, FaultMoment(elapsed_s=0, step=9), 0, FaultChoice.WAIT),
+        (DUE, FaultMoment(elapsed_s=0, step=10), 0, FaultChoice.FIRE),
+        (DUE, FaultMoment(elapsed_s=0, step=10, recovering="the trainer"), 99, FaultChoice.WAIT),
+        (DUE, FaultMoment(elapsed_s=0, step=10, recovering="the trainer"), 100, FaultChoice.MISS),
+        (DUE, FaultMoment(elapsed_s=0, step=10, last_copy="the only one"), 99, FaultChoice.WAIT),
+        (DUE, FaultMoment(elapsed_s=0, step=10, last_copy="the only one"), 100, FaultChoice.REFUSE),
+        (DUE, FaultMoment(elapsed_s=0, step=3, run_is_live=False), 0, FaultChoice.MISS),
+        (LATER, FaultMoment(elapsed_s=59.9, step=10), 0, FaultChoice.WAIT),
+        (LATER, FaultMoment(elapsed_s=60.0, step=None), 0, FaultChoice.FIRE),
+        (NOW, FaultMoment(elapsed_s=0, step=None), 0, FaultChoice.FIRE),
+        (NOW, FaultMoment(elapsed_s=0, step=5, recovering="the trainer"), 0, FaultChoice.WAIT),
+        (NOW, FaultMoment(elapsed_s=0, step=5, last_copy="the only one"), 0, FaultChoice.REFUSE),
     ],
 )
 def test_a_fault_waits_for_its_time_and_for_a_role_that_recovers(fault, moment, due_for_s, choice):

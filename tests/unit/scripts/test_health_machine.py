@@ -4,14 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.diagnosis.health.finding import Verdict
+from launcher.diagnosis.health.finding import CheckResult
 from launcher.resources.hardware import Gpu
 from launcher.run_files.run_paths import RunPaths
 from scripts.health import look_machine
 from scripts.health.look_machine import check_gpus, check_memory
 from tests.support.health_parts import subject_of
 
-OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
+OK, NOTE, ABSENT, UNKNOWN, BAD = (
+    CheckResult.OK,
+    CheckResult.NOTE,
+    CheckResult.ABSENT,
+    CheckResult.UNKNOWN,
+    CheckResult.BAD,
+)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from actors.processes.process_tree import Process, identify, wait_ended
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.run_files.journal import append_line, read_lines
 from scripts.faults.find import NotLive, find_driver, live_runs, look, state, title
-from scripts.faults.place import Place
+from scripts.faults.place import FaultPlace
 from scripts.inject_fault import main
 from tests.programs.fake_run import SLEEP, run_paths
 
@@ -72,7 +72,7 @@ class Game:
             stepping.join()
 
     def record(self) -> list[dict]:
-        return list(read_lines(Place.of(self.paths).record))
+        return list(read_lines(FaultPlace.of(self.paths).record))
 
     def fired(self) -> dict:
         (line,) = [line for line in self.record() if line["what"] == "fired"]
@@ -359,7 +359,7 @@ def test_a_dry_run_does_nothing_and_names_everybody(game, capsys):
     assert "server-0 READY" in said
     assert "no whole checkpoint" in said
     assert look(game.paths) == before
-    assert not Place.of(game.paths).root.exists()
+    assert not FaultPlace.of(game.paths).root.exists()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.cli import attach as attach_module
 from launcher.cli.attach import attach, last_end
-from launcher.reporting.current_status import NowFile, read_now
-from launcher.run_files.control_requests import FILE, Request, Wish, ask, forget, wanted
+from launcher.reporting.current_status import CurrentStatusFile, read_now
+from launcher.run_files.control_requests import FILE, ControlRequest, RequestEntry, ask, forget, wanted
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
@@ -65,7 +65,7 @@ class Driver:
         self._thread = threading.Thread(target=self._drive)
 
     def _drive(self):
-        file = NowFile(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
+        file = CurrentStatusFile(self.paths, 1, address="10.0.0.1:6379", is_detached=True)
         state = "RUNNING"
         self.journal.record("run.running", state=state)
         while not self._over.wait(0.02):
@@ -73,11 +73,11 @@ class Driver:
             file.heard(Snapshot(status=STATUS, servers=fleet(asked), reports=(), evals=()))
             file._written_at = float("-inf")
             file.write_if_due()
-            wish = Wish.RUN if asked is None else asked.wish
-            if wish is Wish.STOP:
+            wish = ControlRequest.RUN if asked is None else asked.wish
+            if wish is ControlRequest.STOP:
                 self.journal.record("run.aborted", reason=asked.words, exit_code=130)
                 return
-            now = "PAUSED" if wish is Wish.PAUSE else "RUNNING"
+            now = "PAUSED" if wish is ControlRequest.PAUSE else "RUNNING"
             if now != state:
                 state = now
                 self.journal.record(f"run.{state.lower()}", state=state)
@@ -124,7 +124,7 @@ def test_servers_join_and_leave_and_a_pause_after_that_changes_nothing_of_it(pat
         assert "with server-1, server-2\n" in capsys.readouterr().out
         assert control(paths, "pause") == 0
     asked = wanted(paths)
-    assert (asked.wish, asked.servers, asked.leaves) == (Wish.PAUSE, 2, ("server-0",))
+    assert (asked.wish, asked.servers, asked.leaves) == (ControlRequest.PAUSE, 2, ("server-0",))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,9 @@ def test_a_timeout_that_would_never_end_is_refused(paths, journal, seconds, caps
 def test_a_wait_ends_with_the_run(paths, journal, capsys, monkeypatch):
     """Stopped by another while this one waits for its pause."""
     with Driver(paths, journal):
-        monkeypatch.setattr(run_control, "ask", lambda paths, request: ask(paths, Request(wish=Wish.STOP, by="else")))
+        monkeypatch.setattr(
+            run_control, "ask", lambda paths, request: ask(paths, RequestEntry(wish=ControlRequest.STOP, by="else"))
+        )
         assert control(paths, "pause", "--timeout", "60") == 4
     assert "not done: e/t has ended: ABORTED" in capsys.readouterr().err
 
@@ -227,7 +229,7 @@ def test_status_as_json(paths, journal, capsys):
 def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys):
     with Driver(paths, journal):
         pass
-    file = NowFile(paths, 1, address="auto", is_detached=False)
+    file = CurrentStatusFile(paths, 1, address="auto", is_detached=False)
     stop = threading.Event()
 
     def beat():
@@ -242,7 +244,7 @@ def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys
     finally:
         stop.set()
         beating.join()
-    assert wanted(paths).wish is Wish.PAUSE
+    assert wanted(paths).wish is ControlRequest.PAUSE
 
 
 def test_attach_shows_the_run_and_ends_with_its_code(paths, journal, capsys):
@@ -250,7 +252,9 @@ def test_attach_shows_the_run_and_ends_with_its_code(paths, journal, capsys):
         figures = {"rollout/reward": 0.5, "timeperf/step_s": 1.0}
         head = {"global_step": 6, "epoch": 0, "epoch_step": 6, "attempt": 1, "policy_version": 7, "time": 1.0}
         append_line(paths.metrics, head | figures)
-        threading.Timer(1.0, lambda: ask(paths, Request(wish=Wish.STOP, by="me@here", reason="enough"))).start()
+        threading.Timer(
+            1.0, lambda: ask(paths, RequestEntry(wish=ControlRequest.STOP, by="me@here", reason="enough"))
+        ).start()
         paths.summary.write_text("the summary of the run")
         assert attach(paths) == 130
     said = capsys.readouterr().out
@@ -266,9 +270,9 @@ def test_attach_ends_where_nothing_is_heard_any_more(paths, journal, monkeypatch
 
 
 def test_a_new_start_wants_the_run_to_run(paths):
-    ask(paths, Request(wish=Wish.STOP, by="me"))
+    ask(paths, RequestEntry(wish=ControlRequest.STOP, by="me"))
     assert oct((paths.keys / FILE).stat().st_mode & 0o777) == "0o600"
-    assert wanted(paths) == Request(wish=Wish.STOP, by="me")
+    assert wanted(paths) == RequestEntry(wish=ControlRequest.STOP, by="me")
     forget(paths)
     forget(paths)
     assert wanted(paths) is None
@@ -288,7 +292,7 @@ def test_a_link_in_the_place_of_a_request_is_not_followed(paths, tmp_path):
 
 
 def test_what_a_run_is_at_survives_its_file(paths):
-    file = NowFile(paths, 3, address="auto", is_detached=False)
+    file = CurrentStatusFile(paths, 3, address="auto", is_detached=False)
     file.heard(Snapshot(status=STATUS, servers=(SERVER,), reports=(), evals=()))
     file.write_if_due()
     found = read_now(paths)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from actors.cluster import fencing as lease_module
-from actors.cluster.fencing import Lease, PresentLife
+from actors.cluster.fencing import CurrentIncarnation, Lease
 
 ME = ("node-1", os.getpid())
 
@@ -95,7 +95,7 @@ def table(state: str, node: str, pid: int) -> dict[str, object]:
 )
 def test_what_the_store_says_of_a_life(before, now, is_it):
     answers = [one for one in (before, now) if one is not None]
-    ask = PresentLife("actor", ME[0], lambda actor: answers.pop(0))
+    ask = CurrentIncarnation("actor", ME[0], lambda actor: answers.pop(0))
     for _ in range(len(answers)):
         said = ask()
     assert said is is_it
@@ -105,7 +105,7 @@ def test_a_store_that_fails_says_nothing():
     def away(actor):
         raise ConnectionError
 
-    assert PresentLife("actor", ME[0], away)() is None
+    assert CurrentIncarnation("actor", ME[0], away)() is None
 
 
 def test_what_must_not_be_done_twice_waits_until_the_lease_is_held_again(monkeypatch):

@@ -9,7 +9,7 @@ from actors.cluster import node_identity
 from actors.cluster.node_identity import clock_shift, event_on_this_clock, is_here, on_this_clock
 from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.process_tree import identify
-from actors.serving.remote_process_probe import FRESH_S, FarTree, ServerSight, Sight
+from actors.serving.remote_process_probe import FRESH_S, RemoteObservation, RemoteProcessProbe, RemoteProcessTree
 from launcher.base.errors import RunError
 from launcher.base.messages import ServerExit, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -70,7 +70,7 @@ def test_a_trainer_of_another_node_is_not_looked_at_by_its_pid(on_node):
     assert watch._evidence.look.state in ("R", "S")
 
 
-async def look_until(tree: FarTree, holds) -> None:
+async def look_until(tree: RemoteProcessTree, holds) -> None:
     import asyncio
 
     async with asyncio.timeout(10):
@@ -83,14 +83,14 @@ def test_a_far_server_is_seen_through_its_actor_and_an_old_look_shows_nothing():
     import asyncio
 
     async def scenario():
-        now, away, sight = [100.0], [False], ServerSight()
+        now, away, sight = [100.0], [False], RemoteProcessProbe()
 
-        async def ask() -> Sight:
+        async def ask() -> RemoteObservation:
             if away[0]:
                 raise RunError("its actor is away")
             return sight.look(os.getpid())
 
-        tree = FarTree(ask, clock=lambda: now[0])
+        tree = RemoteProcessTree(ask, clock=lambda: now[0])
         assert tree.look() is None, "nothing is known yet"
         await look_until(tree, lambda: tree.look() is not None)
         assert isinstance(tree.look()["http"], ProcessLook)
@@ -106,6 +106,6 @@ def test_a_far_server_is_seen_through_its_actor_and_an_old_look_shows_nothing():
 
 
 def test_a_life_that_ended_there_is_gone():
-    found = ServerSight().look(2**22 - 3)
+    found = RemoteProcessProbe().look(2**22 - 3)
     assert identify(2**22 - 3) is None
     assert found.is_gone

@@ -3,7 +3,7 @@ is only being started."""
 
 import asyncio
 
-from actors.cluster.node_watch import HOMELESS_S, Node, NodeWatch
+from actors.cluster.node_watch import HOMELESS_S, ClusterNode, NodeWatch
 
 
 class Cluster:
@@ -20,8 +20,11 @@ class Cluster:
             clock=lambda: self.now,
         )
 
-    def nodes(self) -> dict[str, Node]:
-        return {name: Node(id=name, address="10.0.0.1", is_alive=name in self.alive) for name in self.alive | self.dead}
+    def nodes(self) -> dict[str, ClusterNode]:
+        return {
+            name: ClusterNode(id=name, address="10.0.0.1", is_alive=name in self.alive)
+            for name in self.alive | self.dead
+        }
 
     def lose(self, name: str) -> None:
         self.alive.remove(name)

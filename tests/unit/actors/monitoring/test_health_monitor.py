@@ -9,7 +9,7 @@ import pytest
 
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.monitor_view import Watched
-from actors.serving.server_processes import ServerTree
+from actors.serving.server_processes import ServerProcesses
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState
 from launcher.config.schema import RunConfig
@@ -282,14 +282,14 @@ def test_a_hang_is_seen_journaled_once_and_forgotten_with_the_next_life(world, t
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyError("a defect")])
 def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(world, tmp_path, monkeypatch, error):
     """Its watch had ended unheard, and no hang of that life was ever seen."""
-    look_at, fails = ServerTree.look, []
+    look_at, fails = ServerProcesses.look, []
 
     def look_or_fail(tree):
         if fails:
             raise fails.pop()
         return look_at(tree)
 
-    monkeypatch.setattr(ServerTree, "look", look_or_fail)
+    monkeypatch.setattr(ServerProcesses, "look", look_or_fail)
 
     async def work(monitor):
         targets = [Watched(server=server(process.pid, url))]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.monitoring.reward_series import RunSeries
+from actors.monitoring.reward_series import RewardSeries
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.reward_health import Level, judge_rewards
 from launcher.run_files.journal import append_line
@@ -28,7 +28,7 @@ def take(paths, steps, mean):
 
 
 def test_what_went_back_from_an_onset_is_on_probation(paths):
-    series = RunSeries(paths)
+    series = RewardSeries(paths)
     go_back(paths, 11, cause="nonfinite", onset_step=13, restored_step=11)
     assert series.refresh()
     assert series.restored_step == 11
@@ -44,7 +44,7 @@ def test_what_went_back_from_an_onset_is_on_probation(paths):
 )
 def test_a_beginning_and_a_crash_are_not(paths, repair):
     take(paths, range(60), 0.9)
-    series = RunSeries(paths)
+    series = RewardSeries(paths)
     go_back(paths, 46, **repair)
     series.refresh()
     assert (series.restored_step, series.next_step) == (None, 47)
@@ -55,6 +55,6 @@ def test_a_dip_after_a_crash_is_judged_as_any_other(paths):
     take(paths, range(80), 0.94)
     go_back(paths, 79, cause="trainer_crash", onset_step=None, restored_step=None)
     take(paths, range(80, 86), 0.848)
-    series, settings = RunSeries(paths), RewardHealthConfig()
+    series, settings = RewardSeries(paths), RewardHealthConfig()
     assert judge_rewards(series.points, settings, restored_step=series.restored_step).level is Level.SOUND
     assert judge_rewards(series.points, settings, restored_step=79).level is Level.BREAK

@@ -15,7 +15,7 @@ from actors.monitoring import server_watch
 from actors.monitoring.generation_probe import GenerationProbe
 from actors.monitoring.server_watch import ServerWatch
 from actors.processes.process_tree import Process, identify
-from actors.serving.server_processes import ServerTree
+from actors.serving.server_processes import ServerProcesses
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, ServerInfo, ServerState
 from launcher.config.supervision import HealthConfig
@@ -100,7 +100,7 @@ def watch(work, pid, url):
 
 def test_roles_states_and_tokens_are_those_of_the_tree(tmp_path):
     with tree(tmp_path) as process:
-        seen = ServerTree(identify(process.pid))
+        seen = ServerProcesses(identify(process.pid))
         assert set(seen.look()) == {"http", "scheduler", "detokenizer"}
         assert seen.pids()["http"] == process.pid
         first = seen.tokens()
@@ -121,15 +121,15 @@ def test_roles_states_and_tokens_are_those_of_the_tree(tmp_path):
 
 def test_tokens_that_can_not_be_seen_are_none_and_not_zero(tmp_path):
     with tree(tmp_path, "--no-tokens") as process:
-        seen = ServerTree(identify(process.pid))
+        seen = ServerProcesses(identify(process.pid))
         seen.look()
         assert seen.tokens() is None
 
 
 def test_a_later_process_of_the_same_pid_is_not_the_server():
     me = identify(os.getpid())
-    assert not ServerTree(me).is_gone()
-    assert ServerTree(Process(me.pid, me.started - 1)).is_gone()
+    assert not ServerProcesses(me).is_gone()
+    assert ServerProcesses(Process(me.pid, me.started - 1)).is_gone()
 
 
 # ── hangs ──
@@ -233,7 +233,7 @@ def test_without_any_answer_yet_a_server_is_unknown(tmp_path):
 
 
 def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, stand_in, monkeypatch):
-    monkeypatch.setattr(server_watch.ServerTree, "tokens", lambda self: None)
+    monkeypatch.setattr(server_watch.ServerProcesses, "tokens", lambda self: None)
 
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from actors.processes.exit_notifier import SLOTS, VARIABLE, LifeLocks
+from actors.processes.exit_notifier import SLOTS, VARIABLE, ExitNotifier
 from actors.processes.process_tree import descendants, dying_with, name, send
 from tests.unit.actors.processes.test_process_guard import DEADLINE_S, world
 
@@ -62,7 +62,7 @@ def start(tmp_path):
 
 @pytest.mark.parametrize("script", [HOLDER, BUSY])
 def test_a_lock_opens_when_its_holder_is_killed_and_not_before(tmp_path, start, script):
-    locks = LifeLocks.make(tmp_path / "locks")
+    locks = ExitNotifier.make(tmp_path / "locks")
     victim, other = start(script, tmp_path / "locks"), start(HOLDER, tmp_path / "locks")
     opened, others = locks.opened(victim.pid), locks.opened(other.pid)
     assert select.select([opened, others], [], [], 0.05)[0] == []
@@ -72,17 +72,17 @@ def test_a_lock_opens_when_its_holder_is_killed_and_not_before(tmp_path, start, 
 
 
 def test_who_holds_none_has_none(tmp_path, start):
-    locks = LifeLocks.make(tmp_path / "locks")
+    locks = ExitNotifier.make(tmp_path / "locks")
     assert locks.opened(start(HOLDER, tmp_path / "elsewhere").pid) is None
     assert locks.opened(os.getpid()) is None
     assert dying_with(os.getpid()) is None
 
 
 def test_more_processes_than_locks_are_no_error(tmp_path, start):
-    LifeLocks.make(tmp_path / "locks")
+    ExitNotifier.make(tmp_path / "locks")
     script = f"{HOLD}\nfor n in range(40): hold_one()\nprint('all', flush=True)"
     assert start(script, tmp_path / "locks").wait(DEADLINE_S) == 0
-    assert LifeLocks(tmp_path / "locks").held_by(os.getpid()) is None
+    assert ExitNotifier(tmp_path / "locks").held_by(os.getpid()) is None
     assert SLOTS < 40
 
 

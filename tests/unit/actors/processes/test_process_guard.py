@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.processes import process_tree
-from actors.processes.guarded_process import GuardedProcess, Launch
+from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import Process, bearing, descendants, identify, send, wait_ended
 from launcher.base.errors import ServerError
 
@@ -33,7 +33,7 @@ class World:
     async def launch(self, *command: str, grace_s: float = 0.0, vital: str = "") -> None:
         module = [sys.executable, "-S", "-m", "tests.programs.fake_tree", str(self.file), *([vital] if vital else [])]
         self.process = await GuardedProcess.launch(
-            Launch(
+            ProcessLaunch(
                 command=command or module,
                 environment=dict(os.environ),
                 log=self.log,

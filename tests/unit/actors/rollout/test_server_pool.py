@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.rollout.server_pool import Moved, ServerPool
+from actors.rollout.server_pool import RequestMigrated, ServerPool
 from launcher.base.errors import RolloutError, ServerError
 from launcher.base.messages import ServerInfo, ServerState
 
@@ -251,7 +251,7 @@ def test_what_a_leaving_server_does_not_end_in_time_moves():
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
         moved = await servers.drain("server-0", within_s=0.01)
-        with pytest.raises(Moved):
+        with pytest.raises(RequestMigrated):
             await asking
         await servers.suspect("server-0", "late word of one that left")
         await servers.mark_stale("server-0", "late word of one that left")

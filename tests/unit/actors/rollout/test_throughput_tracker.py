@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, PaceBook
+from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, ThroughputTracker
 from launcher.config.supervision import HealthConfig
 
 
@@ -10,7 +10,7 @@ class Clients:
     """Each round, `together` requests at once of one second's length."""
 
     def __init__(self):
-        self.book, self.now = PaceBook(), 0.0
+        self.book, self.now = ThroughputTracker(), 0.0
 
     def rounds(self, n, *, name="server-0", tokens=1000, together=4, idle_s=5.0):
         for _ in range(n):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.serving.auth_middleware import API_PATHS, OTHER_DOORS, VARIABLE, ServerDoor, opens, refuse_other_doors
+from actors.serving.auth_middleware import API_PATHS, OTHER_DOORS, VARIABLE, AuthMiddleware, opens, refuse_other_doors
 from launcher.base.listening import is_everywhere
 from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
@@ -60,7 +60,7 @@ def ask(scope):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(ServerDoor(app, KEYS)(scope, None, send))
+    asyncio.run(AuthMiddleware(app, KEYS)(scope, None, send))
     return sent, reached
 
 

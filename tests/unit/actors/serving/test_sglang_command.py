@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.serving.server_log_tail import decisive_lines, last_line, tail
-from actors.serving.sglang_command import Span, choose_port, command, environment, limited, meeting_address, url
+from actors.serving.sglang_command import NodeSpan, choose_port, command, environment, limited, meeting_address, url
 from launcher.base.errors import ResourceError
 from launcher.config.schema import SGLangConfig
 
@@ -66,7 +66,7 @@ def test_a_part_of_a_server_over_several_nodes():
         model_path="/m",
         weight_version=7,
         port=3000,
-        span=Span(n_nodes=2, node_rank=1, address="10.0.0.1:2500"),
+        span=NodeSpan(n_nodes=2, node_rank=1, address="10.0.0.1:2500"),
     )
     expected = {"--tp-size": "16", "--nnodes": "2", "--node-rank": "1", "--dist-init-addr": "10.0.0.1:2500"}
     assert {name: value(given, name) for name in expected} == expected

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.supervision.action_executor import RunHands
+from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.run_history import RunHistory
-from actors.supervision.server_handle import ServerSlot
+from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import CheckpointError, ResourceError
-from launcher.base.messages import RunWord, ServerState, TrainerView
+from launcher.base.messages import ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt
 from launcher.run_files.journal import Journal, read_lines
@@ -52,7 +52,7 @@ class Trial:
         self.path = folder / "events.jsonl"
         self.history = RunHistory(Journal(self.path, 1))
         self.changed = asyncio.Event()
-        self.slot = ServerSlot(
+        self.slot = ServerHandle(
             "server-0", actor or FakeActor(), died=lambda end: None, changed=self.changed, setup_s=1.0
         )
         eyes = SimpleNamespace(
@@ -68,7 +68,7 @@ class Trial:
             memory=SimpleNamespace(begin=lambda: None),
         )
         self.newest_model = lambda: None
-        self.hands = RunHands(RunConfig(experiment_name="hands"), self.history, eyes, shares_gpu=False)
+        self.hands = ActionExecutor(RunConfig(experiment_name="hands"), self.history, eyes, shares_gpu=False)
 
     async def nothing(self):
         pass
@@ -93,7 +93,7 @@ def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
 
     async def scenario():
         trial = Trial(tmp_path, trainer=FakeTrainer(close_training=error), actor=FakeActor(stop=None))
-        await asyncio.gather(trial.hands._do(Halt(reason="done", word=RunWord.FINISHED)), return_exceptions=True)
+        await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
         return trial.hands.look().is_stopped
 
     assert play(scenario)

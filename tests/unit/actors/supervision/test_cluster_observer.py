@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from actors.supervision.action_executor import RunHands
-from actors.supervision.cluster_observer import RunEyes
+from actors.supervision.action_executor import ActionExecutor
+from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints import in_memory_checkpoints
@@ -35,10 +35,10 @@ class Trial:
     def open(self):
         """As a Coordinator that begins, or goes on where another one was killed."""
         self.history = RunHistory.read(Journal(self.paths.events, 1, time.time), self.paths.events, 1)
-        self.eyes = RunEyes(
+        self.eyes = ClusterObserver(
             self.config, self.paths, self.history, servers={}, trainer=self.trainer, monitor=None, memory=None
         )
-        self.hands = RunHands(self.config, self.history, self.eyes, shares_gpu=False)
+        self.hands = ActionExecutor(self.config, self.history, self.eyes, shares_gpu=False)
 
     def refuse(self, global_step, lineage):
         raise CheckpointError(f"the checkpoint of step {global_step} was changed")

@@ -7,7 +7,7 @@ import pytest
 
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.run_history import RunHistory
-from launcher.base.messages import Cause, Incident, RunWord, ServerState
+from launcher.base.messages import Cause, Incident, ServerState, TerminalStatus
 from launcher.policy.actions import (
     AdmitServer,
     Halt,
@@ -157,7 +157,7 @@ def test_a_repair_that_never_works_ends_the_run_with_its_reason(tmp_path):
     trial = play(scenario)
     assert trial.history.state is RunState.ERRORED
     assert "server_crash of server-0" in trial.history.ending_reason
-    assert [action.word for action in trial.did(Halt)] == [RunWord.ERRORED]
+    assert [action.word for action in trial.did(Halt)] == [TerminalStatus.ERRORED]
 
 
 def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_path):
@@ -201,12 +201,12 @@ def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
     assert trial.history.state is RunState.RUNNING
 
 
-@pytest.mark.parametrize("word", [RunWord.ABORTED, RunWord.FINISHED])
+@pytest.mark.parametrize("word", [TerminalStatus.ABORTED, TerminalStatus.FINISHED])
 def test_every_end_goes_through_a_halt(tmp_path, word):
     async def scenario():
         trial = await Trial(tmp_path).begun()
         trial.run.step(2)
-        if word is RunWord.ABORTED:
+        if word is TerminalStatus.ABORTED:
             trial.coordinator.abort("ended by the user")
         else:
             trial.run.train(is_finished=True, is_paused=True)
@@ -231,7 +231,7 @@ def test_the_loop_itself_runs_to_the_end_and_returns_the_word(tmp_path):
         return await running
 
     outcome = play(scenario)
-    assert (outcome.word, outcome.last_step, outcome.reason) == (RunWord.FINISHED, 4, "all steps are done")
+    assert (outcome.word, outcome.last_step, outcome.reason) == (TerminalStatus.FINISHED, 4, "all steps are done")
 
 
 # ── a Coordinator that is killed ──

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from actors.supervision.fleet_record import FleetRecord
-from actors.supervision.fleet_scaling import FleetHands
+from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.run_history import RunHistory
-from actors.supervision.server_handle import ServerSlot
+from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import RunError, ServerError, UsageError
 from launcher.base.messages import Cause, ServerState, TrainerView
 from launcher.config.schema import RunConfig
@@ -196,7 +196,7 @@ class Fleet:
             return 2
 
         def add_slot(name, actor):
-            self.eyes.slots[name] = ServerSlot(name, actor, died=lambda end: None, changed=self.changed, setup_s=1.0)
+            self.eyes.slots[name] = ServerHandle(name, actor, died=lambda end: None, changed=self.changed, setup_s=1.0)
             return self.eyes.slots[name]
 
         async def begin(slot):
@@ -210,7 +210,7 @@ class Fleet:
             add_slot=add_slot,
             trainer=SimpleNamespace(view=TrainerView(pid=1), drain_server=drain_server),
         )
-        self.hands = FleetHands(
+        self.hands = FleetScaling(
             RunConfig(experiment_name="fleet"), self.history, self.eyes, start=begin, find=find or (lambda name: actor)
         )
 

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from actors.supervision.artifact_collector import IncidentKeeper
+from actors.supervision.artifact_collector import ArtifactCollector
 from actors.training import rejections
 from actors.training.rejections import MOST_FILES, Rejections
 from launcher.base.messages import Cause, Incident, ServerState
@@ -150,7 +150,7 @@ def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_th
     began = {"incident": 3, "cause": "server_hang", "subject": "server-0", "reason": "stopped"}
 
     async def scenario(pid):
-        keeper = IncidentKeeper(paths, pids=lambda: {"server-0": pid})
+        keeper = ArtifactCollector(paths, pids=lambda: {"server-0": pid})
         keeper.began(3, began)
         await keeper.evidence_before(RestartServer(name="server-0", reason=""))
         keeper.joined(3, kept.since_step[0])
@@ -180,7 +180,7 @@ def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_o
         started = psutil.Process(process.pid).create_time()
 
         async def scenario(number, time):
-            keeper = IncidentKeeper(paths, pids=lambda: {"server-0": process.pid})
+            keeper = ArtifactCollector(paths, pids=lambda: {"server-0": process.pid})
             keeper.began(number, {"cause": "server_hang", "subject": "server-0", "time": time})
             await keeper.evidence_before(RestartServer(name="server-0", reason=""))
             await keeper.close()
@@ -201,7 +201,7 @@ def test_where_nothing_can_be_written_nothing_is_hurt(paths):
     assert kept.since_step[0].file == ""
 
     async def scenario():
-        keeper = IncidentKeeper(paths, pids=dict)
+        keeper = ArtifactCollector(paths, pids=dict)
         keeper.began(1, {"cause": "server_hang", "subject": "server-0"})
         keeper.joined(1, kept.since_step[0])
         keeper.ended(1, {})

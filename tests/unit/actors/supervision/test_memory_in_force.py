@@ -2,7 +2,7 @@
 
 import time
 
-from actors.supervision.oom_backoff import MemoryLadder
+from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Health, ServerState, Verdict
 from launcher.config.schema import RunConfig
@@ -11,7 +11,7 @@ from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import CONCURRENCY, MICRO_BATCH, POOL_TOKENS, Lengths
 from launcher.policy.observed import ServerFacts
 from launcher.resources.hardware import Hardware
-from launcher.resources.memory_history import MemoryBook
+from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.journal import Journal, read_lines
 
 HERE = Hardware(gpus=(), cpus=2, memory=24 * 2**30, memory_free=2**30)
@@ -25,14 +25,14 @@ class Attempt:
         self.config.actor.path, self.config.sglang.max_total_tokens = "model", 20000
         self.config.memory.remember = remember
         self.events, self.number = folder / f"events-{number}.jsonl", number
-        self.book = MemoryBook.of(self.config, folder, HERE)
+        self.book = MemoryHistory.of(self.config, folder, HERE)
         self.come_back()
 
     def come_back(self):
         """As a Coordinator does that was killed."""
         journal = Journal(self.events, self.number, time.time)
         self.history = RunHistory.read(journal, self.events, self.number)
-        self.ladder = MemoryLadder(self.config, self.history, self.book, on_gpu=False, shares_gpu=False)
+        self.ladder = OomBackoff(self.config, self.history, self.book, on_gpu=False, shares_gpu=False)
         self.ladder.begin()
 
     def give_way(self, name, rung, where=RanOut.SERVER_HOST):

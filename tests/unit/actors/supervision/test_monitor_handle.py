@@ -8,7 +8,7 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict
 from actors.supervision import monitor_handle
-from actors.supervision.monitor_handle import MonitorLink
+from actors.supervision.monitor_handle import MonitorHandle
 from launcher.base.messages import Cause, Health, Incident, Verdict
 from launcher.policy.canary_policy import CanaryVerdict
 from launcher.policy.reward_health import Level, RewardVerdict
@@ -39,7 +39,7 @@ def look(watch, until, **links):
     """A link to a monitor whose `watch` is given, until `until(link)` holds or for many turns."""
 
     async def inside():
-        link = MonitorLink(
+        link = MonitorHandle(
             FakeActor(watch=watch), targets=list, changed=asyncio.Event(), **{"hung_after_s": HUNG_S} | links
         )
         link.begin_looking()
@@ -98,7 +98,7 @@ def test_its_word_grows_old(monkeypatch):
 
     async def inside():
         view = dataclasses.replace(SOUND, incident=INCIDENT)
-        link = MonitorLink(
+        link = MonitorHandle(
             FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event(), hung_after_s=HUNG_S
         )
         await link._look()
@@ -113,7 +113,7 @@ def test_its_word_grows_old(monkeypatch):
 
 def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):
     async def inside():
-        link = MonitorLink(
+        link = MonitorHandle(
             FakeActor(watch=SOUND), targets=lambda: {}["a defect"], changed=asyncio.Event(), hung_after_s=1.0
         )
         link.begin_looking()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.supervision.oom_hint import LastWords, of_life
+from actors.supervision.oom_hint import OomHint, of_life
 from launcher.base.messages import Cause, Health, ServerState, Verdict
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.observed import ServerFacts
@@ -19,7 +19,7 @@ def hung(cause=Cause.SERVER_HANG, health=Health.DEAD):
 def words(tmp_path, *lives):
     log = tmp_path / "log"
     log.write_text("".join(f"{BEGIN.format(number)}\n{said}" for number, said in enumerate(lives)))
-    return LastWords(lambda name: log)
+    return OomHint(lambda name: log)
 
 
 def test_memory_that_ran_out_in_one_thread_is_the_cause(tmp_path):
@@ -39,7 +39,7 @@ def test_only_who_is_condemned_for_a_hang_is_explained(tmp_path, facts):
 
 
 def test_a_hang_without_words_is_a_hang(tmp_path):
-    assert LastWords(lambda name: tmp_path / "none").explain(hung(), 0) == hung()
+    assert OomHint(lambda name: tmp_path / "none").explain(hung(), 0) == hung()
 
 
 def test_a_log_is_read_once_for_a_life(tmp_path):

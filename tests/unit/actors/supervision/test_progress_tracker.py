@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from actors.supervision.progress_tracker import ProgressBook, furthest_step
+from actors.supervision.progress_tracker import ProgressTracker, furthest_step
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
-from launcher.policy.restart_budget import Attempt, Rung, next_repair
+from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.run_files.journal import Journal, append_line, read_lines
 
 RESTART = RunConfig(experiment_name="progress").restart
@@ -24,7 +24,7 @@ class Trial:
 
     def killed(self):
         self.history = RunHistory.read(Journal(self.events, 1), self.events, 1)
-        self.book = ProgressBook(self.history, furthest_step(self.metrics, 1))
+        self.book = ProgressTracker(self.history, furthest_step(self.metrics, 1))
         return self
 
     def steps(self, *steps, helpers=("server-0",)):
@@ -38,7 +38,7 @@ class Trial:
 
     def repair(self, subject="trainer", cause=Cause.TRAINER_CRASH, rung=Rung.RESTORE):
         self.now += 1.0
-        self.history.attempted(Attempt(at=self.now, cause=cause, subject=subject, rung=rung))
+        self.history.attempted(RepairAttempt(at=self.now, cause=cause, subject=subject, rung=rung))
 
     def next(self, subject="trainer", cause=Cause.TRAINER_CRASH):
         at = self.book.at(subject)

@@ -7,7 +7,7 @@ import pytest
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
-from launcher.policy.restart_budget import Attempt, Rung, next_repair
+from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.run_files.journal import Journal
 
 HOUR_S = 3600.0
@@ -23,7 +23,7 @@ def journal(tmp_path):
 
 
 def restarted(journal, at):
-    RunHistory(journal).attempted(Attempt(at=at, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER))
+    RunHistory(journal).attempted(RepairAttempt(at=at, cause=Cause.SERVER_CRASH, subject="server-0", rung=Rung.SERVER))
 
 
 def placed(journal, node):

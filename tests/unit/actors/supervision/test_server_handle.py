@@ -8,7 +8,7 @@ from ray.exceptions import RayTaskError
 
 from actors.cluster.actor_calls import ActorAway
 from actors.supervision import server_handle
-from actors.supervision.server_handle import ServerSlot
+from actors.supervision.server_handle import ServerHandle
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import ServerError
 from launcher.base.messages import Cause, Health, ServerExit, ServerInfo, ServerState, Verdict
@@ -80,7 +80,7 @@ def scenario(play, *, ready=None):
     async def run():
         died = []
         actor = FakeActor(ready)
-        slot = ServerSlot("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
+        slot = ServerHandle("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
         try:
             return await play(slot, actor, died)
         finally:
@@ -312,7 +312,7 @@ def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
 
 
 def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
-    monkeypatch.setattr(ServerSlot, "_given_up", lambda self: None)
+    monkeypatch.setattr(ServerHandle, "_given_up", lambda self: None)
 
     async def play(slot, actor, died):
         hanging(monkeypatch, actor, "info")

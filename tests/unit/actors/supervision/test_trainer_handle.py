@@ -8,7 +8,7 @@ import pytest
 
 from actors.cluster.actor_calls import ActorAway
 from actors.supervision import trainer_handle
-from actors.supervision.trainer_handle import TrainerLink
+from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -30,7 +30,7 @@ class World:
     def link(self, **settings):
         settings = {"trainer_first_s": 0.05, **settings}
         health = HealthConfig(**settings)
-        return TrainerLink(self.actor, ended=self.ended.append, changed=asyncio.Event(), health=health, log=NO_LOG)
+        return TrainerHandle(self.actor, ended=self.ended.append, changed=asyncio.Event(), health=health, log=NO_LOG)
 
     def play(self, scenario, **settings):
         async def inside():

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.supervision import trainer_exit, trainer_handle
-from actors.supervision.trainer_handle import TrainerLink
+from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -40,7 +40,7 @@ class Actor:
 
 
 def link(actor, log=Path("no such log")):
-    return TrainerLink(actor, ended=lambda reason: None, changed=asyncio.Event(), health=HealthConfig(), log=log)
+    return TrainerHandle(actor, ended=lambda reason: None, changed=asyncio.Event(), health=HealthConfig(), log=log)
 
 
 def facts_after(actor, work=None, **settings):

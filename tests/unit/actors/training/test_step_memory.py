@@ -14,7 +14,7 @@ from actors.training.step_records import StepRecords
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.run_files import line_tail
 from launcher.run_files.journal import append_line, read_lines, standing_lines
 from tests.unit.actors.training.test_step_loop import Trial, identical
@@ -43,7 +43,7 @@ def trial_that_ends(root, version, **how):
 
 
 def states(trial):
-    return MemoryStates(trial.paths)
+    return InMemoryCheckpoints(trial.paths)
 
 
 def newest(trial):

@@ -11,8 +11,8 @@ from actors.model.stored_tensors import overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates, StateFacts, check, write_small
-from launcher.checkpoints.restore_candidates import Shelf
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, StateFacts, check, write_small
+from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.checkpoints.resume_decision import resume_point
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import DatasetConfig, RunConfig
@@ -40,7 +40,7 @@ class Run:
         self.paths.prepare()
         Journal(self.paths.events, 1, time.time).record("run.started")
         self.store = CheckpointStore(self.paths.default_checkpoints)
-        self.states = MemoryStates(self.paths)
+        self.states = InMemoryCheckpoints(self.paths)
 
     def save(self, step):
         with self.store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
@@ -79,7 +79,9 @@ class Run:
         return None if state is None else state.global_step
 
     def facts(self):
-        return [(f.global_step, f.in_memory) for f in Shelf(self.config, self.paths).facts({}, healthy_until=-1)]
+        return [
+            (f.global_step, f.in_memory) for f in RestoreCandidates(self.config, self.paths).facts({}, healthy_until=-1)
+        ]
 
 
 @pytest.fixture
@@ -176,7 +178,7 @@ def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
     run.keep(20)
     run.keep(21)
     assert run.facts() == [(19, False), (20, True), (21, True)]
-    shelf = Shelf(run.config, run.paths)
+    shelf = RestoreCandidates(run.config, run.paths)
     assert shelf.newest_model({}).global_step == 19
     assert shelf.condemn_after(20) == ()
     assert run.facts() == [(19, False), (20, True)]
@@ -189,7 +191,7 @@ def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
 
 def test_how_many_fit(run, tiny_disk, monkeypatch):
     monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tiny_disk.path)
-    states = MemoryStates(run.paths)
+    states = InMemoryCheckpoints(run.paths)
     assert [states.slots_that_fit(kib * 1024, 2**40) for kib in (10, 300, 600)] == [2, 1, 0]
     states.root.mkdir()
     (states.root / "filling").write_bytes(b"x" * 300 * 1024)

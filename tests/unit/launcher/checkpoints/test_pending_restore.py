@@ -11,9 +11,9 @@ from launcher.base.errors import CheckpointError, ConfigError, StorageError
 from launcher.base.folder_swap import How, copy_folder
 from launcher.checkpoints import in_memory_checkpoints, pending_restore
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import MemoryStates
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, prepare, take, undo
-from launcher.checkpoints.restore_candidates import Shelf
+from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.policy.restore import choose
 from launcher.run_files.journal import Journal
@@ -179,10 +179,10 @@ def test_a_run_that_goes_back_ends_bit_for_bit_as_the_one_that_did_not(tmp_path,
 def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
-    states = MemoryStates(trial.paths)
+    states = InMemoryCheckpoints(trial.paths)
     assert [state.global_step for state in states.standing(trial.store.list())] == [8, 9]
     go_back(trial, 3)
-    facts = Shelf(trial.config, trial.paths).facts({}, healthy_until=-1)
+    facts = RestoreCandidates(trial.config, trial.paths).facts({}, healthy_until=-1)
     assert choose(facts, None, (), trial.config.restore).global_step == 3
     assert states.newest_whole(trial.store.list()) is None
 

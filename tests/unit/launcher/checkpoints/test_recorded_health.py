@@ -4,7 +4,7 @@ import pytest
 
 from launcher.checkpoints.recorded_health import read_past, seen_ever
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
-from launcher.policy.checkpoint_status import Damage, Standing, judge
+from launcher.policy.checkpoint_status import CheckpointStatus, Damage, judge
 from launcher.policy.reward_health import RewardPoint
 from tests.support.checkpoint_makers import trial_paths, write_rewards
 
@@ -129,19 +129,19 @@ def state(step, *, damage=None, last_step=40, **known):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (state(30), Standing.GOOD),
-        (state(31), Standing.CANDIDATE),
-        (state(45), Standing.CANDIDATE),
-        (state(18, damage=DAMAGE), Standing.GOOD),
-        (state(19, damage=DAMAGE), Standing.CANDIDATE),
-        (state(28, damage=DAMAGE), Standing.CANDIDATE),
-        (state(29, damage=DAMAGE), Standing.CONDEMNED),
-        (state(29, damage=DAMAGE, is_vouched=False), Standing.CONDEMNED),
-        (state(3, set_aside_as="condemned"), Standing.CONDEMNED),
-        (state(3, set_aside_as="superseded"), Standing.UNVERIFIED),
-        (state(3, is_vouched=False), Standing.UNVERIFIED),
-        (state(3, problem="torn"), Standing.UNVERIFIED),
-        (state(3, last_step=-1), Standing.CANDIDATE),
+        (state(30), CheckpointStatus.GOOD),
+        (state(31), CheckpointStatus.CANDIDATE),
+        (state(45), CheckpointStatus.CANDIDATE),
+        (state(18, damage=DAMAGE), CheckpointStatus.GOOD),
+        (state(19, damage=DAMAGE), CheckpointStatus.CANDIDATE),
+        (state(28, damage=DAMAGE), CheckpointStatus.CANDIDATE),
+        (state(29, damage=DAMAGE), CheckpointStatus.CONDEMNED),
+        (state(29, damage=DAMAGE, is_vouched=False), CheckpointStatus.CONDEMNED),
+        (state(3, set_aside_as="condemned"), CheckpointStatus.CONDEMNED),
+        (state(3, set_aside_as="superseded"), CheckpointStatus.UNVERIFIED),
+        (state(3, is_vouched=False), CheckpointStatus.UNVERIFIED),
+        (state(3, problem="torn"), CheckpointStatus.UNVERIFIED),
+        (state(3, last_step=-1), CheckpointStatus.CANDIDATE),
     ],
 )
 def test_the_state_follows_from_what_is_known(found, expected):

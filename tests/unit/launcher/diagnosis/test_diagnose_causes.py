@@ -11,7 +11,7 @@ from launcher.base.errors import DataError
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.onset import Shape
 from launcher.diagnosis.judging.remedies import remedy_of
-from launcher.diagnosis.judging.verdict import Word, diagnose
+from launcher.diagnosis.judging.verdict import RunCondition, diagnose
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.diagnosis.output.as_page import to_page
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
@@ -20,14 +20,14 @@ from launcher.policy.exit_cause import RanOut
 from scripts.benchmark.made_logs import FAILURES, Made, RunMaker
 
 CAUSES = {
-    "crash": (Word.FELL, Guess.SERVER_CRASH, ""),
-    "hang": (Word.FELL, Guess.SERVER_HANG, ""),
-    "server_oom": (Word.FELL, Guess.OUT_OF_MEMORY, "server, in generation"),
-    "startup_oom": (Word.STOPPED, Guess.OUT_OF_MEMORY, "server, at start-up"),
-    "trainer_oom": (Word.STOPPED, Guess.OUT_OF_MEMORY, "trainer, in training"),
-    "transfer_oom": (Word.STOPPED, Guess.OUT_OF_MEMORY, "trainer, in transfer"),
-    "degradation": (Word.FELL, Guess.DEGRADATION, ""),
-    "reward_function": (Word.FELL, Guess.REWARD_FUNCTION, ""),
+    "crash": (RunCondition.FELL, Guess.SERVER_CRASH, ""),
+    "hang": (RunCondition.FELL, Guess.SERVER_HANG, ""),
+    "server_oom": (RunCondition.FELL, Guess.OUT_OF_MEMORY, "server, in generation"),
+    "startup_oom": (RunCondition.STOPPED, Guess.OUT_OF_MEMORY, "server, at start-up"),
+    "trainer_oom": (RunCondition.STOPPED, Guess.OUT_OF_MEMORY, "trainer, in training"),
+    "transfer_oom": (RunCondition.STOPPED, Guess.OUT_OF_MEMORY, "trainer, in transfer"),
+    "degradation": (RunCondition.FELL, Guess.DEGRADATION, ""),
+    "reward_function": (RunCondition.FELL, Guess.REWARD_FUNCTION, ""),
 }
 
 
@@ -68,7 +68,7 @@ def test_the_cause_is_found(tmp_path, fails, merged):
     assert (found.word, found.causes.first.guess, found.causes.first.where) == (word, guess, where)
     assert found.causes.is_sure
     assert found.causes.first.supporting
-    if word is Word.FELL:
+    if word is RunCondition.FELL:
         tolerance = 5 if fails == "degradation" else 0
         assert abs(found.onset.step - 70) <= tolerance
         others = [one for one in found.causes.ranked if one.guess is not guess]
@@ -79,7 +79,7 @@ def test_the_cause_is_found(tmp_path, fails, merged):
 @pytest.mark.parametrize("merged", [False, True], ids=["files", "merged"])
 def test_a_healthy_run_has_no_failure(tmp_path, seed, merged):
     found = diagnosis_of(RunMaker(Made(seed=seed, steps=150)).write(tmp_path / "run", merged=merged))
-    assert (found.word, found.causes, found.way_back, found.onset) == (Word.FINE, None, None, None)
+    assert (found.word, found.causes, found.way_back, found.onset) == (RunCondition.FINE, None, None, None)
     assert found.headline.startswith("no failure found in 150 steps")
 
 
@@ -87,10 +87,10 @@ def test_how_a_run_ends_that_did_all_its_steps_is_no_failure(tmp_path):
     logs = RunMaker(Made(steps=60)).write(tmp_path / "run")
     with (logs / "trainer.log").open("a") as log:
         log.write("20251111-12:00:00.000 SGLangServer INFO: SGLang server http://127.0.0.1:1 exits, returncode=-15\n")
-    assert diagnosis_of(logs).word is Word.FINE
+    assert diagnosis_of(logs).word is RunCondition.FINE
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text.replace("/60 done", "/600 done"))
-    assert diagnosis_of(logs).word is Word.STOPPED
+    assert diagnosis_of(logs).word is RunCondition.STOPPED
 
 
 def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
@@ -98,7 +98,7 @@ def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text[: text.index("Train step 61/100")])
     found = diagnosis_of(logs)
-    assert found.word is Word.FINE
+    assert found.word is RunCondition.FINE
     assert any("the log ends at step 60 of 100" in note for note in found.notes)
 
 
@@ -109,7 +109,7 @@ def test_a_run_whose_requests_fail_and_whose_steps_stop_has_stopped(tmp_path, fa
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text[: text.index("Train step 61/120")])
     found = diagnosis_of(logs)
-    assert (found.word, found.causes.first.guess, found.onset) == (Word.STOPPED, guess, None)
+    assert (found.word, found.causes.first.guess, found.onset) == (RunCondition.STOPPED, guess, None)
     assert found.headline.startswith("the run stopped after global step 59")
     assert found.way_back.until is None
 
@@ -126,7 +126,7 @@ def test_from_figures_alone_nothing_is_accused_without_evidence(tmp_path):
     rows = "".join(f"{step},{0.5 if step < 60 else 0.0}\n" for step in range(100))
     (tmp_path / "export.csv").write_text("Step,run - ppo_actor/task_reward/avg\n" + rows)
     found = diagnosis_of(tmp_path / "export.csv")
-    assert (found.word, found.onset.step, found.onset.shape) == (Word.FELL, 60, Shape.ZERO)
+    assert (found.word, found.onset.step, found.onset.shape) == (RunCondition.FELL, 60, Shape.ZERO)
     assert not found.causes.is_sure
     assert "not to be seen" in found.headline
     assert len(found.causes.missing) == 2
@@ -154,7 +154,7 @@ def test_refusals_that_were_always_there_accuse_nobody(tmp_path):
 def test_a_recovery_is_said_and_not_mended_twice(tmp_path):
     made = Made(fails="crash", onset=60, steps=150, recovers_at=90, back_to=50)
     found = diagnosis_of(RunMaker(made).write(tmp_path / "run"))
-    assert (found.word, found.onset.step, found.onset.stands) == (Word.RECOVERED, 60, False)
+    assert (found.word, found.onset.step, found.onset.stands) == (RunCondition.RECOVERED, 60, False)
     assert found.way_back is None
     assert "a recovery took it back" in found.headline
     assert any("went back once: 89 → 50" in note for note in found.notes)
@@ -163,11 +163,11 @@ def test_a_recovery_is_said_and_not_mended_twice(tmp_path):
 def test_zeros_that_went_by_are_told_and_a_dip_is_none(tmp_path):
     zeros = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.0), steps=150)).write(tmp_path / "zeros")
     found = diagnosis_of(zeros)
-    assert (found.word, found.onset.step, found.onset.is_over) == (Word.RECOVERED, 60, True)
+    assert (found.word, found.onset.step, found.onset.is_over) == (RunCondition.RECOVERED, 60, True)
     assert any("came back by themselves" in note for note in found.notes)
     dip = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.4), steps=150)).write(tmp_path / "dip")
     found = diagnosis_of(dip)
-    assert (found.word, found.onset, [one.step for one in found.others]) == (Word.FINE, None, [60])
+    assert (found.word, found.onset, [one.step for one in found.others]) == (RunCondition.FINE, None, [60])
 
 
 def test_rewards_beyond_all_reason_are_named(tmp_path):
@@ -178,14 +178,14 @@ def test_rewards_beyond_all_reason_are_named(tmp_path):
         head + re.sub(r"(ppo_actor/task_reward/avg\s+│\s+)\S+", r"\g<1>-2.34e+36", tail, count=1)
     )
     found = diagnosis_of(logs)
-    assert found.word is Word.FINE
+    assert found.word is RunCondition.FINE
     assert any("far from all others" in note and "-2.34e+36" in note for note in found.notes)
 
 
 def test_a_run_that_begins_with_zeros_only_accuses_the_reward_function(tmp_path):
     made = Made(rewards=dict.fromkeys(range(60), 0.0), steps=60)
     found = diagnosis_of(RunMaker(made).write(tmp_path / "run"))
-    assert (found.word, found.causes.first.guess) == (Word.FELL, Guess.REWARD_FUNCTION)
+    assert (found.word, found.causes.first.guess) == (RunCondition.FELL, Guess.REWARD_FUNCTION)
     assert "0 from the first step" in found.headline
 
 

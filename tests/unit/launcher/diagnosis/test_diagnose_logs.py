@@ -14,7 +14,15 @@ from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.line_facts import phase_of
 from launcher.diagnosis.reading.log_file import read_log
 from launcher.diagnosis.reading.log_patterns import plain, without_head
-from launcher.diagnosis.reading.log_records import GRAD_NORM, REWARD, ROLLOUT_REWARD, ROLLOUT_S, FigureNames, Kind, Role
+from launcher.diagnosis.reading.log_records import (
+    GRAD_NORM,
+    REWARD,
+    ROLLOUT_REWARD,
+    ROLLOUT_S,
+    FigureNames,
+    Kind,
+    Role,
+)
 from scripts.benchmark.diagnose import measure, report
 from scripts.benchmark.made_logs import Made, RunMaker, table
 

@@ -4,14 +4,20 @@ import dataclasses
 
 import pytest
 
-from launcher.diagnosis.health.finding import Finding, Verdict, first_line, is_healthy
+from launcher.diagnosis.health.finding import CheckResult, Finding, first_line, is_healthy
 from launcher.diagnosis.health.judge_logs import ErrorsSeen, judge_errors
 from launcher.diagnosis.health.judge_machine import KillsSeen, judge_kills, judge_memory, judge_room
 from launcher.diagnosis.health.judge_run import RunSeen, judge_run
 from launcher.diagnosis.health.judge_server import ServerSeen, judge_server
 from tests.support.health_parts import verdicts
 
-OK, NOTE, ABSENT, UNKNOWN, BAD = Verdict.OK, Verdict.NOTE, Verdict.ABSENT, Verdict.UNKNOWN, Verdict.BAD
+OK, NOTE, ABSENT, UNKNOWN, BAD = (
+    CheckResult.OK,
+    CheckResult.NOTE,
+    CheckResult.ABSENT,
+    CheckResult.UNKNOWN,
+    CheckResult.BAD,
+)
 GIB = 2**30
 
 

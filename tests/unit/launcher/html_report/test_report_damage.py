@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.html_report.page import page
-from launcher.html_report.run_reader import Story
+from launcher.html_report.run_reader import RunData
 from tests.support.report_parts import T0, facts
 
 NAMES = (
@@ -39,7 +39,7 @@ SOUND = st.fixed_dictionaries({"time": st.floats(T0, T0 + 1000), "attempt": st.i
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(LINE, st.one_of(SOUND, st.just({}))), max_size=25), st.sampled_from([True, False, None]))
 def test_no_line_keeps_the_report_from_being_made(lines, is_live):
-    story = Story()
+    story = RunData()
     for (name, damaged), sound in lines:
         line = damaged | sound
         story.take_event({"event": name} | line)

@@ -6,13 +6,13 @@ import pytest
 
 from launcher.html_report.incident_facts import SILENCES
 from launcher.html_report.page import page
-from launcher.html_report.run_reader import MOST_MEMORY, Story
+from launcher.html_report.run_reader import MOST_MEMORY, RunData
 from launcher.policy import liveness, trainer_liveness
 from tests.support.report_parts import T0, event, facts, started, step
 
 
 def test_an_incident_is_timed_from_its_own_beginning():
-    story = Story()
+    story = RunData()
     started(story)
     step(story, 0, 20)
     event(story, "server.died", 23.2, incident=1, subject="server-0", detected_after_s=0.2)
@@ -29,7 +29,7 @@ def test_an_incident_is_timed_from_its_own_beginning():
 
 
 def test_a_hang_began_with_its_last_sign_of_life():
-    story = Story()
+    story = RunData()
     started(story)
     reason = "scheduler stopped for 3.3 s; loading weights for 9.5 s; one-token generation unanswered for 3.0 s"
     event(story, "incident.began", 50, incident=1, cause="server_hang", subject="server-0", at=49.9, reason=reason)
@@ -44,7 +44,7 @@ def test_the_words_for_silence_are_those_of_the_policies():
 
 
 def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_it_was_told():
-    story = Story()
+    story = RunData()
     started(story)
     for number in range(10):
         step(story, number, 20 + 10 * number, reward=0.0 if number >= 7 else 0.8)
@@ -61,7 +61,7 @@ def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_
 
 
 def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
-    story = Story()
+    story = RunData()
     started(story)
     for number in range(4):
         step(story, number, 20 + 10 * number)
@@ -78,7 +78,7 @@ def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
 
 
 def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
-    story = Story()
+    story = RunData()
     started(story)
     for number in range(5):
         step(story, number, 20 + 10 * number)
@@ -94,7 +94,7 @@ def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
 def test_steps_after_a_batch_that_was_turned_away_are_sound():
     """The batch of step 3 was dropped, another took its place: the page said that 2 steps were trained on bad data."""
     told = {"incident": 1, "cause": "reward_collapse"}
-    story = Story()
+    story = RunData()
     started(story)
     for number in range(5):
         step(story, number, 20 + 10 * number)
@@ -109,7 +109,7 @@ def test_steps_after_a_batch_that_was_turned_away_are_sound():
 
 
 def test_a_restore_takes_steps_back_before_the_first_is_repeated():
-    story = Story()
+    story = RunData()
     started(story)
     for number in range(6):
         step(story, number, 20 + number)
@@ -121,7 +121,7 @@ def test_a_restore_takes_steps_back_before_the_first_is_repeated():
 
 
 def test_attempts_are_laid_end_to_end():
-    story = Story()
+    story = RunData()
     started(story)
     step(story, 0, 50)
     story.take_event({"time": T0 + 10_000, "event": "run.started", "attempt": 2, "reason": "resumed"})
@@ -134,7 +134,7 @@ def test_attempts_are_laid_end_to_end():
 
 
 def test_the_ledgers_violations_are_told():
-    story = Story()
+    story = RunData()
     started(story)
     for number in (0, 1, 3):
         step(story, number, 20 + number)
@@ -145,7 +145,7 @@ def test_the_ledgers_violations_are_told():
 
 
 def test_the_step_that_is_being_written_down_is_no_violation():
-    story = Story()
+    story = RunData()
     started(story)
     step(story, 0, 20)
     story.take_ledger({"global_step": 1, "prompt_ids": ["p1"], "weight_versions": [1]})
@@ -155,7 +155,7 @@ def test_the_step_that_is_being_written_down_is_no_violation():
 
 
 def test_what_became_of_checkpoints_is_told():
-    story = Story()
+    story = RunData()
     started(story)
     for number in (4, 9, 14):
         event(story, "checkpoint.committed", number, global_step=number, seconds=0.1)
@@ -165,7 +165,7 @@ def test_what_became_of_checkpoints_is_told():
 
 
 def test_no_peak_of_memory_is_lost_over_a_long_run():
-    story = Story()
+    story = RunData()
     for at in range(5 * MOST_MEMORY):
         used = 90.0 if at == 1234 else 10.0
         story.take_memory({"time": T0 + at, "in_use": {"host memory": [used, 100.0]}})

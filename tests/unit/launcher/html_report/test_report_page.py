@@ -12,7 +12,7 @@ from launcher.html_report.page import page
 from launcher.html_report.plot import clock_text, span_of, ticks, time_ticks
 from launcher.html_report.report_writer import write_report
 from launcher.html_report.run_facts import facts_of
-from launcher.html_report.run_reader import Story
+from launcher.html_report.run_reader import RunData
 from launcher.run_files.run_paths import RunPaths
 from tests.support.long_run import LongRun
 from tests.support.report_parts import T0, Elements, event, facts, started, step
@@ -37,7 +37,7 @@ OURS = frozenset(
 
 
 def malicious_story():
-    story = Story()
+    story = RunData()
     started(story)
     for number in range(40):
         step(story, number, 20 + number)
@@ -134,7 +134,7 @@ def test_torn_and_foreign_lines_are_passed_over(paths):
     ],
 )
 def test_any_figure_can_be_drawn(line):
-    story = Story()
+    story = RunData()
     started(story)
     step(story, 0, 10)
     story.take_step(line)

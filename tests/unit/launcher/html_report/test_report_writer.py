@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from launcher.base.messages import EvalReport, Outcome, RunWord, TrainerStatus
+from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus, TrainerStatus
 from launcher.cli.run_screen import Screen
 from launcher.config.schema import RunConfig
 from launcher.html_report import report_writer
 from launcher.html_report.report_writer import ReportWriter
-from launcher.html_report.run_reader import StoryReader
+from launcher.html_report.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 
@@ -96,7 +96,7 @@ def small_run(tmp_path):
     return config, paths
 
 
-@pytest.mark.parametrize("word", list(RunWord))
+@pytest.mark.parametrize("word", list(TerminalStatus))
 def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_where(tmp_path, capsys, word):
     config, paths = small_run(tmp_path)
     with Screen(config, paths) as screen:
@@ -104,9 +104,10 @@ def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_whe
         journal = Journal(paths.events, 1)
         journal.record("run.started", reason="fresh")
         journal.record(f"run.{word.lower()}", reason="so it is")
-        screen.close(Outcome(word=word, reason="so it is"))
+        screen.close(RunOutcome(word=word, reason="so it is"))
     assert (
-        f'<span class="word {"good" if word is RunWord.FINISHED else "bad"}">{word}</span>' in paths.report.read_text()
+        f'<span class="word {"good" if word is TerminalStatus.FINISHED else "bad"}">{word}</span>'
+        in paths.report.read_text()
     )
     assert f"report      {paths.report}" in capsys.readouterr().out
 
@@ -121,7 +122,7 @@ def test_a_driver_that_breaks_leaves_a_report_too(tmp_path):
 
 
 def test_new_lines_alone_are_read_again(paths):
-    reader = StoryReader(paths)
+    reader = RunReader(paths)
     assert reader.refresh() == 0
     append_line(paths.metrics, {"global_step": 0})
     assert (reader.refresh(), reader.refresh()) == (1, 0)

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.base.messages import Cause
 from launcher.config.supervision import GateConfig
-from launcher.policy.admission import BatchReport, Gate, Usual, admit
+from launcher.policy.admission import BatchReport, Gate, UsualValues, admit
 from launcher.policy.canary_policy import CanaryScore
 from tests.support.replay import Replay, prompts
 from tests.support.reward_runs import HEALTHY
@@ -30,7 +30,7 @@ SOUND = BatchReport(
     high_reward=1.0,
     logprob_distance=1.3e-7,
 )
-USUAL = Usual(
+USUAL = UsualValues(
     mean_reward=0.5, reward_range=1.0, reward_noise=0.05, truncated_share=0.05, blank_share=0.01, distance=7e-4
 )
 
@@ -137,7 +137,7 @@ def jumps(points, gate):
     settings = gate.settings
     turned_away = 0
     for at in range(settings.usual_min_steps, len(points)):
-        usual = Usual.of(points[max(0, at - settings.usual_steps) : at], truncated=[], blank=[], distances=[])
+        usual = UsualValues.of(points[max(0, at - settings.usual_steps) : at], truncated=[], blank=[], distances=[])
         turned_away += not admit(changed(mean_reward=points[at].mean), gate, usual=usual).admitted
     return turned_away
 

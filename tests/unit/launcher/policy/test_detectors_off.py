@@ -10,7 +10,7 @@ import time
 import pytest
 
 from actors.supervision import server_handle
-from actors.supervision.server_handle import ServerSlot
+from actors.supervision.server_handle import ServerHandle
 from actors.weights.weight_consistency_check import golden_distance
 from launcher.base.errors import TrainerError, WeightsRefused
 from launcher.base.messages import Cause, Health
@@ -35,7 +35,7 @@ from tests.unit.launcher.policy.test_memory_backoff import MIB, samples
 
 def hear_of_a_death(monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(ServerSlot, "_watch", lambda self, generation: asyncio.sleep(0))
+        monkeypatch.setattr(ServerHandle, "_watch", lambda self, generation: asyncio.sleep(0))
 
     async def play(slot, actor, died):
         await slot.start(0, WEIGHTS, {})

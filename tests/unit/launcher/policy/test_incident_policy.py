@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from actors.supervision.incident_history import IncidentRecord
+from actors.supervision.incident_history import IncidentHistory
 from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, Verdict
 from launcher.policy.actions import LoadWeights, PauseTrainer, RestartServer
 from launcher.policy.incident_policy import OpenIncident, Trouble, keep_book, say_doing
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 from tests.support.run_model import ALIVE, MEMORY, killed
 
@@ -123,7 +123,7 @@ def test_a_rejected_batch_is_an_incident_until_a_step_is_committed(turned_away, 
 
 
 def test_a_server_that_lost_its_weights_is_stale_but_not_after_a_restore_or_at_the_start():
-    tried = [Attempt(at=1.0, cause=Cause.SERVER_STALE, subject="server-0", rung=Rung.RETRY)]
+    tried = [RepairAttempt(at=1.0, cause=Cause.SERVER_STALE, subject="server-0", rung=Rung.RETRY)]
     assert begun(keep_book([], look(STALE), attempts=tried)) == [(Cause.SERVER_STALE, "server-0")]
     assert not keep_book([TRAINER], look(STALE, trainer=PAUSED), attempts=tried).begins
     assert not keep_book([], look(STALE, state=RunState.INITIALIZING), attempts=tried).begins
@@ -159,7 +159,7 @@ def event(name, number, subject="server-0", **more):
 
 
 def test_numbers_go_on_and_a_death_that_is_heard_of_first_has_the_number_of_its_incident():
-    record = IncidentRecord()
+    record = IncidentHistory()
     assert record.number_of_death("server-0") == 1
     record.take(event("server.died", 1))
     assert record.number_for("server.restarting", "server-0") == 1
@@ -174,7 +174,7 @@ def test_numbers_go_on_and_a_death_that_is_heard_of_first_has_the_number_of_its_
 
 
 def test_a_repair_of_the_trainer_concerns_the_servers_too():
-    record = IncidentRecord()
+    record = IncidentHistory()
     record.take(event("incident.began", 1, "trainer"))
     assert record.number_for("server.loading", "server-1") == 1
     assert record.number_for("run.restoring", "") == 1
@@ -182,7 +182,7 @@ def test_a_repair_of_the_trainer_concerns_the_servers_too():
 
 
 def test_what_an_earlier_attempt_left_open_is_known_as_such():
-    record = IncidentRecord()
+    record = IncidentHistory()
     record.take(event("incident.began", 1))
     record.next_attempt()
     assert not record.open

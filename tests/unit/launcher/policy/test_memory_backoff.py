@@ -20,7 +20,7 @@ from launcher.policy.memory_backoff import (
     SAMPLES,
     Lengths,
     MemorySettings,
-    Tried,
+    TriedSettings,
     next_rung,
 )
 from launcher.policy.memory_trend import MemorySample, find_rise
@@ -49,7 +49,7 @@ def descend(ran_out, in_force, config=CONFIG, limit=60):
         rung = next_rung(ran_out, in_force, tried, config)
         if not rung.overrides:
             return rungs
-        tried.append(Tried(ran_out=ran_out, settings=in_force))
+        tried.append(TriedSettings(ran_out=ran_out, settings=in_force))
         ((key, value),) = rung.overrides.items()
         rungs.append((key, value))
         in_force = in_force.changed(rung.overrides)
@@ -132,19 +132,23 @@ def test_start_up_and_run_time_need_the_opposite():
 
 
 def test_between_two_known_failures_nothing_swings():
-    too_large = Tried(ran_out=RanOut.SERVER_DEVICE, settings=dataclasses.replace(GPU, mem_fraction_static=0.7))
+    too_large = TriedSettings(ran_out=RanOut.SERVER_DEVICE, settings=dataclasses.replace(GPU, mem_fraction_static=0.7))
     in_force = dataclasses.replace(GPU, mem_fraction_static=0.6)
     rung = next_rung(RanOut.SERVER_POOL_TOO_SMALL, in_force, [too_large], CONFIG)
     assert rung.overrides == {}
     assert rung.reason == "server_pool_too_small: no setting is left that could give way"
-    too_small = Tried(ran_out=RanOut.SERVER_POOL_TOO_SMALL, settings=dataclasses.replace(GPU, mem_fraction_static=0.5))
+    too_small = TriedSettings(
+        ran_out=RanOut.SERVER_POOL_TOO_SMALL, settings=dataclasses.replace(GPU, mem_fraction_static=0.5)
+    )
     assert next_rung(RanOut.SERVER_DEVICE, in_force, [too_small], CONFIG).overrides == {CONCURRENCY: 8}
 
 
 def test_settings_that_failed_are_not_tried_again():
     """At 0.7 the pool was too small though little was asked, at 0.8 the device was full: there is nothing between."""
     little = dataclasses.replace(GPU, max_concurrent_rollouts=2)
-    at_the_lower = Tried(ran_out=RanOut.SERVER_POOL, settings=dataclasses.replace(little, mem_fraction_static=0.7))
+    at_the_lower = TriedSettings(
+        ran_out=RanOut.SERVER_POOL, settings=dataclasses.replace(little, mem_fraction_static=0.7)
+    )
     assert next_rung(RanOut.SERVER_DEVICE, little, [], CONFIG).overrides == {MEM_FRACTION: 0.7}
     assert next_rung(RanOut.SERVER_DEVICE, little, [at_the_lower], CONFIG).overrides == {}
 
@@ -152,9 +156,9 @@ def test_settings_that_failed_are_not_tried_again():
 def test_on_the_cpu_the_pool_does_not_swing_either():
     small = dataclasses.replace(CPU, max_total_tokens=5000)
     assert next_rung(RanOut.SERVER_POOL_TOO_SMALL, small, [], CONFIG).overrides == {POOL_TOKENS: 10000}
-    killed = Tried(ran_out=RanOut.SERVER_HOST, settings=dataclasses.replace(CPU, max_total_tokens=10000))
+    killed = TriedSettings(ran_out=RanOut.SERVER_HOST, settings=dataclasses.replace(CPU, max_total_tokens=10000))
     assert next_rung(RanOut.SERVER_POOL_TOO_SMALL, small, [killed], CONFIG).overrides == {}
-    starved = Tried(ran_out=RanOut.SERVER_POOL, settings=dataclasses.replace(CPU, max_total_tokens=8000))
+    starved = TriedSettings(ran_out=RanOut.SERVER_POOL, settings=dataclasses.replace(CPU, max_total_tokens=8000))
     middle = dataclasses.replace(CPU, max_total_tokens=12000)
     assert next_rung(RanOut.SERVER_HOST, middle, [starved], CONFIG).overrides == {CONCURRENCY: 8}
 
@@ -172,7 +176,7 @@ def test_whatever_runs_out_in_whatever_order_the_ladder_ends(faults, in_force, c
         rung = next_rung(ran_out, in_force, tried, config)
         if not rung.overrides:
             continue
-        tried.append(Tried(ran_out=ran_out, settings=in_force))
+        tried.append(TriedSettings(ran_out=ran_out, settings=in_force))
         in_force = in_force.changed(rung.overrides)
         assert in_force not in seen
         seen.append(in_force)

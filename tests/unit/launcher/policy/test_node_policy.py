@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, Health, RunWord, ServerState, Verdict
+from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, ResumeTrainer
 from launcher.policy.run_state import RunState
@@ -39,7 +39,7 @@ def test_without_any_server_the_run_waits_for_a_node_and_not_for_ever():
     assert "waits for a node" in made.reason
     (halt,) = decide(observed(homeless(0, NOW - 100), homeless(1, NOW - 100)), config=CONFIG).actions
     assert isinstance(halt, Halt)
-    assert halt.word is RunWord.ERRORED
+    assert halt.word is TerminalStatus.ERRORED
     assert "cluster.node_wait_s" in halt.reason
 
 

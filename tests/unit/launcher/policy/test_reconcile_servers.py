@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, RunWord, ServerState
+from launcher.base.messages import Cause, ServerState, TerminalStatus
 from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
@@ -15,7 +15,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
 )
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 from tests.support.looks import (
     CONFIG,
@@ -45,7 +45,7 @@ def test_the_life_of_a_repair():
     assert kinds(made) == [RestartServer]
     assert made.actions[0].name == "s0"
     assert made.state is RunState.REPAIRING
-    assert made.attempts == (Attempt(at=NOW, cause=Cause.SERVER_CRASH, subject="s0", rung=Rung.SERVER),)
+    assert made.attempts == (RepairAttempt(at=NOW, cause=Cause.SERVER_CRASH, subject="s0", rung=Rung.SERVER),)
 
     waiting = decide(observed(dead(0), server(1), under_way=made.actions, state=made.state), made.attempts)
     assert (waiting.actions, waiting.state) == ((), RunState.REPAIRING)
@@ -122,7 +122,7 @@ def test_servers_that_die_with_every_process_get_other_weights():
 def test_and_when_nothing_helps_the_run_halts():
     made = decide(observed(dead(0)), attempts(*SPENT, *[Rung.RESTORE] * CONFIG.restart.restore))
     assert kinds(made) == [Halt]
-    assert made.actions[0].word is RunWord.ERRORED
+    assert made.actions[0].word is TerminalStatus.ERRORED
     assert "server 3 times, restore 3 times" in made.actions[0].reason
     assert made.state is RunState.SHUTTING_DOWN
 
@@ -170,7 +170,7 @@ def test_out_of_memory_where_nothing_may_give_way():
     config = dataclasses.replace(CONFIG, memory=dataclasses.replace(CONFIG.memory, give_way=False))
     made = decide(observed(dead(0, OUT_OF_MEMORY, ran_out=RanOut.SERVER_DEVICE), server(1)), config=config)
     assert [type(action) for action in made.actions] == [Halt]
-    assert made.actions[0].word is RunWord.ERRORED
+    assert made.actions[0].word is TerminalStatus.ERRORED
     assert made.actions[0].reason.startswith("server_oom of s0 (server_device), and nothing may give way")
     crashed = decide(observed(dead(0, CRASHED), server(1)), config=config)
     assert kinds(crashed) == [RestartServer]

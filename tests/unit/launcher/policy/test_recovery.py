@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, RunWord, ServerState
+from launcher.base.messages import Cause, ServerState, TerminalStatus
 from launcher.policy import recovery
 from launcher.policy.actions import (
     CondemnCheckpoints,
@@ -15,7 +15,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 from tests.support.looks import (
     BROKEN,
@@ -86,7 +86,7 @@ def test_the_life_of_a_collapse():
 
 def test_a_third_collapse_at_the_same_place_halts():
     history = [
-        Attempt(
+        RepairAttempt(
             at=NOW - 100,
             cause=Cause.REWARD_COLLAPSE,
             subject="trainer",
@@ -158,7 +158,7 @@ def test_a_monitor_that_never_answers_ends_the_run_and_one_that_is_away_does_not
     patience = CONFIG.health.monitor_silence_s
     assert decide(observed(monitor_silent_s=patience)).actions == ()
     (halt,) = decide(observed(monitor_silent_s=patience + 1)).actions
-    assert (type(halt), halt.word) == (Halt, RunWord.ERRORED)
+    assert (type(halt), halt.word) == (Halt, TerminalStatus.ERRORED)
     assert "health.monitor_silence_s" in halt.reason
 
 
@@ -184,10 +184,10 @@ def test_a_hold_pauses_and_keeps_paused():
 @pytest.mark.parametrize(
     ("seen", "word"),
     [
-        (observed(trainer=trainer(is_finished=True)), RunWord.FINISHED),
-        (observed(dead(0), trainer=trainer(is_finished=True)), RunWord.FINISHED),
-        (observed(abort_reason="Ctrl-C"), RunWord.ABORTED),
-        (observed(dead(0), abort_reason="Ctrl-C", state=RunState.INITIALIZING), RunWord.ABORTED),
+        (observed(trainer=trainer(is_finished=True)), TerminalStatus.FINISHED),
+        (observed(dead(0), trainer=trainer(is_finished=True)), TerminalStatus.FINISHED),
+        (observed(abort_reason="Ctrl-C"), TerminalStatus.ABORTED),
+        (observed(dead(0), abort_reason="Ctrl-C", state=RunState.INITIALIZING), TerminalStatus.ABORTED),
     ],
 )
 def test_every_end_has_its_word(seen, word):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from launcher.base.messages import Cause
 from launcher.policy.actions import RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.plan_builder import Draft
+from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.restore import CheckpointHealth
 from launcher.policy.run_state import ENDS, RunState
 from tests.support.recovery_parts import CONFIG, TOTAL_STEPS
@@ -207,7 +207,7 @@ TestStorms.settings = hypothesis_settings(max_examples=60, stateful_step_count=2
 
 
 def test_without_the_look_at_what_is_under_way_a_repair_would_be_ordered_again(monkeypatch):
-    monkeypatch.setattr(Draft, "does", lambda self, kind, name="": any(isinstance(a, kind) for a in self.actions))
+    monkeypatch.setattr(PlanBuilder, "does", lambda self, kind, name="": any(isinstance(a, kind) for a in self.actions))
     world = begun()
     with pytest.raises(AssertionError, match="ordered while under way"):
         world.run(LONG_ENOUGH_S)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from launcher.base.messages import Cause
 from launcher.config.supervision import RestartConfig
-from launcher.policy.restart_budget import LADDERS, Attempt, Rung, budget_of, next_repair
+from launcher.policy.restart_budget import LADDERS, RepairAttempt, Rung, budget_of, next_repair
 
 SETTINGS = RestartConfig()
 CRASH = Cause.SERVER_CRASH
@@ -17,7 +17,8 @@ CRASH = Cause.SERVER_CRASH
 
 def attempts(*rungs, cause=CRASH, subject="s0", start=100.0, every=5.0):
     return [
-        Attempt(at=start + every * number, cause=cause, subject=subject, rung=rung) for number, rung in enumerate(rungs)
+        RepairAttempt(at=start + every * number, cause=cause, subject=subject, rung=rung)
+        for number, rung in enumerate(rungs)
     ]
 
 
@@ -122,7 +123,7 @@ class Budgets(RuleBasedStateMachine):
         if repair.rung is Rung.HALT:
             return
         self.now = max(self.now, repair.not_before)
-        self.history.append(Attempt(at=self.now, cause=cause, subject=subject, rung=repair.rung))
+        self.history.append(RepairAttempt(at=self.now, cause=cause, subject=subject, rung=repair.rung))
         self.without_progress += 1
 
     @rule(seconds=st.floats(0.0, 50.0))
@@ -169,7 +170,7 @@ class Budgets(RuleBasedStateMachine):
                 if repair.rung is Rung.HALT:
                     break
                 self.now = max(self.now, repair.not_before)
-                self.history.append(Attempt(at=self.now, cause=cause, subject=subject, rung=repair.rung))
+                self.history.append(RepairAttempt(at=self.now, cause=cause, subject=subject, rung=repair.rung))
             assert repair.rung is Rung.HALT
 
 

@@ -7,7 +7,7 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
 from launcher.policy import restore
-from launcher.policy.restart_budget import Attempt, Rung
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.restore import (
     FIRST_WEIGHTS,
     CheckpointFacts,
@@ -34,7 +34,7 @@ def incident(onset, cause=Cause.REWARD_COLLAPSE):
 
 
 def restored(onset, to, cause=Cause.REWARD_COLLAPSE):
-    return Attempt(at=0.0, cause=cause, subject="trainer", rung=Rung.RESTORE, onset_step=onset, restored_step=to)
+    return RepairAttempt(at=0.0, cause=cause, subject="trainer", rung=Rung.RESTORE, onset_step=onset, restored_step=to)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_numbers_that_are_not_finite_again_go_back_as_far_as_a_collapse_would():
     [
         [restored(62, 39)] * 5,  # another place
         [restored(101, 39, Cause.NONFINITE)] * 5,  # another cause
-        [Attempt(at=0.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RETRY, onset_step=101)] * 5,
+        [RepairAttempt(at=0.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RETRY, onset_step=101)] * 5,
     ],
 )
 def test_what_happened_elsewhere_does_not_count(history):

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.policy.routing import WARM_IS_WORTH, Candidate, route
+from launcher.policy.routing import WARM_IS_WORTH, RoutingCandidate, route
 
 
 def one(index, samples, **more):
-    return Candidate(name=f"server-{index}", index=index, samples=samples, **more)
+    return RoutingCandidate(name=f"server-{index}", index=index, samples=samples, **more)
 
 
 @pytest.mark.parametrize(

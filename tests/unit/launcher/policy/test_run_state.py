@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from launcher.base.errors import StateError
-from launcher.base.messages import RunWord
+from launcher.base.messages import TerminalStatus
 from launcher.policy.run_state import ENDS, TRANSITIONS, RunState, transition
 
 
@@ -24,7 +24,7 @@ def test_a_transition_is_made_if_the_table_has_it_and_refused_else(state, to):
 
 
 def test_the_words_are_ends_and_reached_only_through_shutting_down():
-    assert {state.value for state in ENDS} == {word.value for word in RunWord}
+    assert {state.value for state in ENDS} == {word.value for word in TerminalStatus}
     for state, targets in TRANSITIONS.items():
         assert not (targets & ENDS) or state is RunState.SHUTTING_DOWN
         assert bool(targets) is (state not in ENDS)

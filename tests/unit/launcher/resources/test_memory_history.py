@@ -9,9 +9,9 @@ from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.memory_backoff import KINDS, POOL_TOKENS, MemorySettings, Tried
+from launcher.policy.memory_backoff import KINDS, POOL_TOKENS, MemorySettings, TriedSettings
 from launcher.resources.hardware import Gpu, Hardware
-from launcher.resources.memory_history import MemoryBook, Remembered, device
+from launcher.resources.memory_history import MemoryHistory, RememberedSettings, device
 
 HERE = Hardware(gpus=(), cpus=2, memory=24 * 2**30, memory_free=2**30)
 H200 = Gpu(name="NVIDIA H200", memory=141 * 2**30, free=0)
@@ -26,11 +26,13 @@ def config(**sglang):
 
 
 def book(tmp_path, made=None, hardware=HERE):
-    return MemoryBook.of(made or config(max_total_tokens=20000), tmp_path, hardware)
+    return MemoryHistory.of(made or config(max_total_tokens=20000), tmp_path, hardware)
 
 
 SETTINGS = MemorySettings.of(config(max_total_tokens=20000), longest_sequence=40, on_gpu=False, shares_gpu=False)
-KEPT = Remembered(overrides={POOL_TOKENS: 10000}, tried=(Tried(ran_out=RanOut.SERVER_HOST, settings=SETTINGS),))
+KEPT = RememberedSettings(
+    overrides={POOL_TOKENS: 10000}, tried=(TriedSettings(ran_out=RanOut.SERVER_HOST, settings=SETTINGS),)
+)
 
 
 def test_what_is_kept_is_read_again(tmp_path):

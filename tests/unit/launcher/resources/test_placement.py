@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.compose import compose
 from launcher.resources.bundles import bundles
-from launcher.resources.capacity import RANK, Node
+from launcher.resources.capacity import RANK, NodeResources
 from launcher.resources.config_checks import check
 from launcher.resources.placement import gpus_needed, gpus_of, nodes_of_a_server, place
 
@@ -34,7 +34,7 @@ def alone(**keys):
 
 
 def nodes(*gpus, cpus=100.0):
-    return [Node(name=f"node {number}", gpus=count, cpus=cpus) for number, count in enumerate(gpus)]
+    return [NodeResources(name=f"node {number}", gpus=count, cpus=cpus) for number, count in enumerate(gpus)]
 
 
 def seats(config, on, device="cuda"):
@@ -273,7 +273,9 @@ def runs(draw):
     whole = config.sglang.tp_size * config.sglang.dp_size > 1
     config.sglang.gpu_fraction = 1.0 if whole else draw(SHARES)
     on = [
-        Node(name=f"n{number}", gpus=draw(st.integers(0, 8)), cpus=draw(st.sampled_from([3.0, 16.0, math.inf])))
+        NodeResources(
+            name=f"n{number}", gpus=draw(st.integers(0, 8)), cpus=draw(st.sampled_from([3.0, 16.0, math.inf]))
+        )
         for number in range(draw(st.integers(1, 5)))
     ]
     return config, on, draw(st.sampled_from(["cuda", "cpu"])), draw(st.sampled_from(["cuda", "cpu"]))
@@ -338,4 +340,9 @@ def test_every_seat_is_in_one_bundle_that_its_node_can_give(run):
 def test_what_a_run_needs_is_enough_for_it(run):
     config, _, servers_on, trainer_on = run
     needed = gpus_needed(config, servers_on=servers_on, trainer_on=trainer_on)
-    place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=[Node(name="n", gpus=needed, cpus=math.inf)])
+    place(
+        config,
+        servers_on=servers_on,
+        trainer_on=trainer_on,
+        nodes=[NodeResources(name="n", gpus=needed, cpus=math.inf)],
+    )

@@ -16,15 +16,15 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.sweep.memory_peaks import Peak, Peaks, look_at
 from launcher.sweep.sweep_run import is_held, visible_gpus
-from launcher.sweep.sweep_trials import Trial, plan_sweep
+from launcher.sweep.sweep_trials import SweepTrial, plan_sweep
 from launcher.sweep.trial_capacity import make_room
-from launcher.sweep.trial_results import TrialWord, result_of, settled
+from launcher.sweep.trial_results import TrialStatus, result_of, settled
 
 GIB = 2**30
 PRESET = "conf=arithmetic_cpu"
 TOKENS, ROLLOUTS = "sglang.max_total_tokens", "rollout.max_concurrent_rollouts"
 MACHINE = Hardware(gpus=(), cpus=16, memory=64 * GIB, memory_free=64 * GIB)
-TRIAL = Trial(name="t", settings={}, overrides=())
+TRIAL = SweepTrial(name="t", settings={}, overrides=())
 
 
 def names(*combinations):
@@ -137,7 +137,7 @@ def test_a_trial_that_ended_without_a_word_has_its_last_lines(tmp_path, event):
     if event:
         Journal(paths.events, 1).record(event, reason="fresh")
     result = result_of(TRIAL, paths, Peak(), said="exit code 1: no module")
-    assert (result.word, result.reason, result.step_s) == (TrialWord.CUT_OFF, "exit code 1: no module", None)
+    assert (result.word, result.reason, result.step_s) == (TrialStatus.CUT_OFF, "exit code 1: no module", None)
 
 
 def test_a_run_that_lives_is_seen_without_a_trace(tmp_path):
