@@ -6,8 +6,11 @@ a batch here has about 70 tokens, each of which passes two layers: 1e-5 of the l
 2e-6), and ten times that where a step before has moved the weights apart. AdamW divides by the root of the second
 moment, so a relative difference of a gradient is one of its step: the mean weight may be off by 1e-5 of what weights
 moved, and none by a hundredth of a step, which is for entries near 0 (measured: 2e-6, and a five-hundredth).
-In bfloat16 a rounding is 2^-8, and a matrix product of another number of rows may round elsewhere. 2e-2 is allowed
-(measured: up to 7e-3), and a few times what one rank that cuts its micro-batches in another way is from itself.
+In bfloat16 a rounding is off by up to 2^-8, and a matrix product of another number of rows may round elsewhere. A
+gradient has passed 8 rounded products in each of 2 layers, forward and backward: 32 independent roundings, each uniform
+within 2^-8, on either side of the comparison. Three standard deviations of their difference are allowed, 5.4e-2 of the
+largest entry (measured: 0.7e-2 on one processor, 2.3e-2 on another; a rank's share left out would be 50e-2). Means over
+all tokens average most of that out: 2e-2.
 """
 
 import dataclasses
@@ -36,6 +39,8 @@ STEPS = 3
 LR = 1e-2  # of tiny_models.actor
 FLOAT32 = 1e-5
 BFLOAT16 = 2e-2
+ROUNDINGS = 2 * 8 * 2
+BFLOAT16_GRADIENT = 3 * math.sqrt(2 * ROUNDINGS / 3) * 2**-8
 
 CLIPPED = OptimizerConfig(lr=LR, warmup_steps=2, lr_scheduler_type="cosine", weight_decay=0.1, gradient_clipping=0.3)
 CUT_SMALL = MicroBatchConfig(max_tokens_per_mb=24)
@@ -135,10 +140,11 @@ def test_two_ranks_equal_one(folder, ref_folder, make_two, tmp_path, variant):
             one.save(tmp_path / str(seed))
             two.load(tmp_path / str(seed))
         of_norm = near if seed == 0 or not is_exact else 10 * near  # of weights that are apart too
+        of_gradient = of_norm if is_exact else BFLOAT16_GRADIENT
         groups = make_groups(seed=seed)
         alone, together = one.compute_gradients(groups), two.compute_gradients(groups)
         assert alone.grad_norm > CLIPPED.gradient_clipping, "it is clipped"
-        assert apart(gradients(two), gradients(one)) < of_norm
+        assert apart(gradients(two), gradients(one)) < of_gradient
         assert together.loss == pytest.approx(alone.loss, abs=near)
         assert together.grad_norm == pytest.approx(alone.grad_norm, rel=of_norm)
         assert together.entropy == pytest.approx(alone.entropy, rel=near)

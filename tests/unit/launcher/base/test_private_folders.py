@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from actors.cluster.ray_cluster import ray_cluster
+from actors.cluster import ray_cluster
 from launcher.base.private_folders import could_be_ours, make_private
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
