@@ -98,7 +98,7 @@ def run(given: argparse.Namespace) -> Diagnosis:
     inputs = find_inputs(paths)
     with _progress(sum(one.bytes for one in inputs), is_wanted=not given.no_progress) as said:
         contents = read_inputs(inputs, metric=given.metric, said=said)
-    return diagnose(contents, look_around(paths, contents.happenings, given.checkpoints))
+    return diagnose(contents, look_around(paths, contents.log_events, given.checkpoints))
 
 
 def _paths(given: argparse.Namespace) -> list[Path]:

@@ -29,7 +29,7 @@ class Guess(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class RankedCause:
     """A cause with its evidence, heaviest first. `where`: of memory, who ran out and when."""
 
     guess: Guess
@@ -43,12 +43,12 @@ class Weighed:
 class Causes:
     """All causes, the likeliest first. `is_sure`: the first stands out. `missing`: what wasn't there to be read."""
 
-    ranked: tuple[Weighed, ...]
+    ranked: tuple[RankedCause, ...]
     is_sure: bool
     missing: tuple[str, ...]
 
     @property
-    def first(self) -> Weighed | None:
+    def first(self) -> RankedCause | None:
         return self.ranked[0] if self.ranked and self.ranked[0].score > 0 else None
 
 
@@ -64,20 +64,20 @@ WITNESSES: Mapping[Guess, Witness] = {
 }
 
 
-def weigh(scene: IncidentContext) -> Causes:
-    """The causes of what the scene shows. The trainer's crash is named only where something speaks for it."""
-    ranked = sorted((_weighed(guess, scene) for guess in Guess), key=lambda one: -one.score)
+def weigh(context: IncidentContext) -> Causes:
+    """The causes of what the context shows. The trainer's crash is named only where something speaks for it."""
+    ranked = sorted((_ranked(guess, context) for guess in Guess), key=lambda one: -one.score)
     kept = [one for one in ranked if one.guess is not Guess.TRAINER_CRASH or one.supporting]
     is_sure = bool(kept) and kept[0].score >= SURE and (len(kept) < 2 or kept[0].score - kept[1].score >= LEAD)
-    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(process_evidence.missing_from(scene)))
+    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(process_evidence.missing_from(context)))
 
 
-def _weighed(guess: Guess, scene: IncidentContext) -> Weighed:
-    evidence = sorted(WITNESSES[guess](scene), key=lambda one: -abs(one.weight))
-    return Weighed(
+def _ranked(guess: Guess, context: IncidentContext) -> RankedCause:
+    evidence = sorted(WITNESSES[guess](context), key=lambda one: -abs(one.weight))
+    return RankedCause(
         guess=guess,
         score=sum(one.weight for one in evidence),
         supporting=tuple(one for one in evidence if one.weight > 0),
         opposing=tuple(one for one in evidence if one.weight < 0),
-        where=process_evidence.where_memory_ran_out(scene) if guess is Guess.OUT_OF_MEMORY else "",
+        where=process_evidence.where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from launcher.diagnosis.judging.onset import Shape
 from launcher.diagnosis.judging.step_history import FoundFall
-from launcher.diagnosis.reading.log_records import FIGURES, Contents, Floats, Happening, Kind, Role, Steps
+from launcher.diagnosis.reading.log_records import FIGURES, Contents, Floats, Kind, LogEvent, Role, Steps
 
 STEPS_BEFORE, STEPS_AFTER = 3, 5
 COMPARED_BEFORE, COMPARED_AFTER = 30, 10
@@ -51,21 +51,21 @@ class IncidentContext:
     first_step: int | None
     last_step: int | None
 
-    def near(self, *kinds: Kind, role: Role | None = None) -> list[Happening]:
+    def near(self, *kinds: Kind, role: Role | None = None) -> list[LogEvent]:
         """What happened around the onset."""
         return [h for h in self._of(kinds, role) if self._is_near(h)]
 
-    def earlier(self, *kinds: Kind, role: Role | None = None) -> list[Happening]:
+    def earlier(self, *kinds: Kind, role: Role | None = None) -> list[LogEvent]:
         """What happened before that."""
         return [h for h in self._of(kinds, role) if self._is_earlier(h)]
 
     def count(self, *kinds: Kind) -> int:
         return sum(h.count for h in self.near(*kinds))
 
-    def _of(self, kinds: Sequence[Kind], role: Role | None) -> Iterable[Happening]:
-        return (h for h in self.contents.happenings if h.kind in kinds and (role is None or h.role is role))
+    def _of(self, kinds: Sequence[Kind], role: Role | None) -> Iterable[LogEvent]:
+        return (h for h in self.contents.log_events if h.kind in kinds and (role is None or h.role is role))
 
-    def _is_near(self, h: Happening) -> bool:
+    def _is_near(self, h: LogEvent) -> bool:
         if h.time is not None and self.since is not None and self.until is not None:
             end = h.last_time if h.kind in (Kind.SILENCE, Kind.NO_TOKENS) and h.last_time is not None else h.time
             return h.time <= self.until and end >= self.since
@@ -73,7 +73,7 @@ class IncidentContext:
             return h.after_step is None and self.onset_step is None
         return self.first_step <= h.after_step + 1 <= self.last_step
 
-    def _is_earlier(self, h: Happening) -> bool:
+    def _is_earlier(self, h: LogEvent) -> bool:
         if h.time is not None and self.since is not None:
             return h.time < self.since
         return h.after_step is not None and self.first_step is not None and h.after_step + 1 < self.first_step
@@ -85,7 +85,7 @@ class IncidentContext:
     @property
     def has_server_log(self) -> bool:
         return any(s.what == "log" and s.role is Role.SERVER for s in self.contents.sources) or any(
-            h.role is Role.SERVER for h in self.contents.happenings
+            h.role is Role.SERVER for h in self.contents.log_events
         )
 
     def change(self, name: str) -> Change | None:
@@ -133,11 +133,11 @@ def _finite(values: Floats) -> Floats:
     return finite
 
 
-def scene_of(contents: Contents, found: FoundFall | None) -> IncidentContext:
+def context_of(contents: Contents, found: FoundFall | None) -> IncidentContext:
     """The surroundings of a fall; without one, of the end of the log."""
     steps = contents.steps
     if found is None:
-        return _end_scene(contents, steps)
+        return _context_of_the_end(contents, steps)
     rows, onset = found.rows, found.fall.onset
     begin, end = max(0, onset - STEPS_BEFORE), min(len(rows) - 1, onset + STEPS_AFTER)
     numbers, times = steps.steps, steps.times
@@ -153,7 +153,7 @@ def scene_of(contents: Contents, found: FoundFall | None) -> IncidentContext:
     )
 
 
-def _end_scene(contents: Contents, steps: Steps) -> IncidentContext:
+def _context_of_the_end(contents: Contents, steps: Steps) -> IncidentContext:
     """From the last step but two; where there is no step, the whole log."""
     if not len(steps):
         return IncidentContext(contents=contents, found=None, onset_step=None, since=None, until=None, first_step=None,

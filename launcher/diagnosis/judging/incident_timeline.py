@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from launcher.diagnosis.judging.step_history import FoundFall
 from launcher.diagnosis.reading.log_clock import say_time
-from launcher.diagnosis.reading.log_records import Contents, Happening, Kind
+from launcher.diagnosis.reading.log_records import Contents, Kind, LogEvent
 
 MOST = 60
 ONSET = "onset"
@@ -82,35 +82,35 @@ def _came_back(contents: Contents, found: FoundFall) -> TimelineMoment:
     )  # fmt: skip
 
 
-def _groups(contents: Contents) -> Iterator[list[Happening]]:
+def _groups(contents: Contents) -> Iterator[list[LogEvent]]:
     """Happenings of one kind that belong together."""
-    open_groups: dict[Kind, list[Happening]] = {}
-    for happening in contents.happenings:
-        if happening.kind in (Kind.SILENCE, Kind.NO_TOKENS) and not _is_long(happening):
+    open_groups: dict[Kind, list[LogEvent]] = {}
+    for event in contents.log_events:
+        if event.kind in (Kind.SILENCE, Kind.NO_TOKENS) and not _is_long(event):
             continue
-        group = open_groups.get(happening.kind)
-        if group is not None and happening.kind not in RARE and _near(group[-1], happening):
-            group.append(happening)
+        group = open_groups.get(event.kind)
+        if group is not None and event.kind not in RARE and _near(group[-1], event):
+            group.append(event)
             continue
         if group is not None:
             yield group
-        open_groups[happening.kind] = [happening]
+        open_groups[event.kind] = [event]
     yield from open_groups.values()
 
 
-def _is_long(happening: Happening) -> bool:
-    seconds = happening.facts.get("seconds")
+def _is_long(event: LogEvent) -> bool:
+    seconds = event.facts.get("seconds")
     return isinstance(seconds, int | float) and seconds >= LONG_PAUSE_S
 
 
-def _near(one: Happening, other: Happening) -> bool:
+def _near(one: LogEvent, other: LogEvent) -> bool:
     if one.after_step is not None and other.after_step is not None:
         return abs(other.after_step - one.after_step) <= TOGETHER_STEPS
     last = one.last_time if one.last_time is not None else one.time
     return last is not None and other.time is not None and other.time - last <= TOGETHER_S
 
 
-def _moment(group: list[Happening]) -> TimelineMoment:
+def _moment(group: list[LogEvent]) -> TimelineMoment:
     first, last = group[0], group[-1]
     return TimelineMoment(
         step=_step_of(first),
@@ -124,12 +124,12 @@ def _moment(group: list[Happening]) -> TimelineMoment:
     )
 
 
-def _step_of(happening: Happening) -> int | None:
+def _step_of(event: LogEvent) -> int | None:
     """The step under way; of a checkpoint the step that it holds, where it says so."""
-    said = happening.facts.get("global_step")
-    if happening.kind is Kind.CHECKPOINT and isinstance(said, int):
+    said = event.facts.get("global_step")
+    if event.kind is Kind.CHECKPOINT and isinstance(said, int):
         return said
-    return None if happening.after_step is None else happening.after_step + 1
+    return None if event.after_step is None else event.after_step + 1
 
 
 def _when(moment: TimelineMoment) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
 from launcher.diagnosis.judging.causes import Guess
-from launcher.diagnosis.reading.run_folders import RunFolders, Shelved
+from launcher.diagnosis.reading.run_folders import FoundCheckpoint, RunFolders
 from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
 
 SETTINGS = RestoreConfig(begin_anew=False)
@@ -28,20 +28,20 @@ CAUSES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayBack:
+class RestoreAdvice:
     """`checkpoint`: None where none is known that is old enough. `until`: the last step that can be trusted, None where
     nothing was damaged. `reason` in words; `commands` in order."""
 
-    checkpoint: Shelved | None
+    checkpoint: FoundCheckpoint | None
     until: int | None
     reason: str
     commands: tuple[str, ...]
     warning: str = ""
 
 
-def find_way_back(
+def advise_restore(
     folders: RunFolders, guess: Guess | None, *, earliest: int | None, is_sharp: bool, overrides: tuple[str, ...]
-) -> WayBack:
+) -> RestoreAdvice:
     """`earliest`: the earliest step at which the damage may have begun, None where no step was trained on it.
     `is_sharp`: it began from one step to the next, so that no step before is suspect."""
     until = None if earliest is None else _trusted(guess, earliest, is_sharp=is_sharp)
@@ -54,7 +54,7 @@ def find_way_back(
         reason += "" if chosen.on_disk else "; named by the log, not seen on this machine"
     else:
         reason = _why_none(folders, until)
-    return WayBack(
+    return RestoreAdvice(
         checkpoint=chosen,
         until=until,
         reason=reason,
@@ -70,8 +70,8 @@ def _trusted(guess: Guess | None, earliest: int, *, is_sharp: bool) -> int:
 
 
 def _choose(
-    checkpoints: tuple[Shelved, ...], guess: Guess | None, earliest: int | None, *, is_sharp: bool
-) -> Shelved | None:
+    checkpoints: tuple[FoundCheckpoint, ...], guess: Guess | None, earliest: int | None, *, is_sharp: bool
+) -> FoundCheckpoint | None:
     facts = [
         CheckpointFacts(
             global_step=one.global_step,
@@ -109,7 +109,7 @@ def _why_none(folders: RunFolders, until: int | None) -> str:
 
 
 def _commands(
-    folders: RunFolders, chosen: Shelved | None, until: int | None, overrides: tuple[str, ...]
+    folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What to type. It shows what it is going to do and asks. Where no step is damaged the newest checkpoint will do,
     which every launch takes by itself."""
@@ -123,7 +123,7 @@ def _commands(
     return (" ".join([*words, *map(shlex.quote, overrides)]),)
 
 
-def _warning(folders: RunFolders, chosen: Shelved | None, until: int | None) -> str:
+def _warning(folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None) -> str:
     said = []
     step = folders.recover_step
     if step is not None and until is not None and step > until:

@@ -11,15 +11,15 @@ import numpy as np
 
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
 from launcher.diagnosis.judging.evidence import SHARP_STEPS
-from launcher.diagnosis.judging.incident_context import IncidentContext, scene_of
+from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
 from launcher.diagnosis.judging.onset import Shape, usual_range
 from launcher.diagnosis.judging.process_evidence import place_of, ran_out_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
-from launcher.diagnosis.judging.restore_advice import WayBack, find_way_back
+from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, falls_of, passes_of
 from launcher.diagnosis.reading.log_clock import say_time
-from launcher.diagnosis.reading.log_records import REWARD, Contents, Happening, Kind, Role
+from launcher.diagnosis.reading.log_records import REWARD, Contents, Kind, LogEvent, Role
 from launcher.diagnosis.reading.run_folders import RunFolders
 
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
@@ -71,13 +71,13 @@ class Onset:
 class Diagnosis:
     """`onset` and `causes`: None where it is FINE. `others`: further falls. `notes`: what else is worth knowing."""
 
-    word: RunCondition
+    condition: RunCondition
     headline: str
     onset: Onset | None
     others: tuple[Onset, ...]
     causes: Causes | None
     remedy: Remedy | None
-    way_back: WayBack | None
+    restore_advice: RestoreAdvice | None
     timeline: tuple[TimelineMoment, ...]
     notes: tuple[str, ...]
     contents: Contents
@@ -86,7 +86,7 @@ class Diagnosis:
 
     @property
     def is_failure(self) -> bool:
-        return self.word is not RunCondition.FINE
+        return self.condition is not RunCondition.FINE
 
 
 def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
@@ -94,23 +94,23 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     passes = passes_of(contents.steps)
     falls = falls_of(contents.steps, passes)
     main = _main(falls)
-    word = _word(contents, main)
-    scene = scene_of(contents, main)
-    causes = weigh(scene) if word is not RunCondition.FINE else None
+    condition = _word(contents, main)
+    context = context_of(contents, main)
+    causes = weigh(context) if condition is not RunCondition.FINE else None
     guess = causes.first.guess if causes and causes.first else None
-    onset = None if main is None or word in (RunCondition.STOPPED, RunCondition.FINE) else _onset(contents, main)
-    remedy = _remedy(guess, scene, folders) if causes else None
-    way_back = _way_back(word, folders, guess, onset, remedy) if remedy else None
+    onset = None if main is None or condition in (RunCondition.STOPPED, RunCondition.FINE) else _onset(contents, main)
+    remedy = _remedy(guess, context, folders) if causes else None
+    restore_advice = _restore_advice(condition, folders, guess, onset, remedy) if remedy else None
     return Diagnosis(
-        word=word,
-        headline=_headline(word, contents, onset, scene, causes),
+        condition=condition,
+        headline=_headline(condition, contents, onset, context, causes),
         onset=onset,
         others=tuple(_onset(contents, one) for one in falls if one is not main or onset is None),
         causes=causes,
         remedy=remedy,
-        way_back=way_back,
+        restore_advice=restore_advice,
         timeline=tuple(timeline_of(contents, main if onset is not None else None)),
-        notes=tuple(_notes(word, contents, passes, onset)),
+        notes=tuple(_notes(condition, contents, passes, onset)),
         contents=contents,
         passes=tuple(passes),
         folders=folders,
@@ -134,18 +134,18 @@ def _word(contents: Contents, main: FoundFall | None) -> RunCondition:
     return RunCondition.FINE
 
 
-def _ended_by(contents: Contents) -> list[Happening]:
+def _ended_by(contents: Contents) -> list[LogEvent]:
     """What ended the run: fatal, and no step was done after it. A run that did all its steps may end as it likes."""
-    endings = [h for h in contents.happenings if h.kind is Kind.RUN_ENDED]
+    endings = [h for h in contents.log_events if h.kind is Kind.RUN_ENDED]
     if endings:
         return [] if endings[-1].facts.get("event") != "run.errored" else [endings[-1]]
     steps = contents.steps
     if contents.total_steps and len(steps) and steps.last_step == contents.total_steps - 1:
         return []
     last_time = float(steps.times[-1]) if len(steps) else float("nan")
-    ending = [h for h in contents.happenings if h.kind in FATAL or h.kind in STALLING]
+    ending = [h for h in contents.log_events if h.kind in FATAL or h.kind in STALLING]
     after = [h for h in ending if not len(steps) or _is_after(h, steps.last_step, last_time)]
-    ready = [h.time for h in contents.happenings if h.kind is Kind.SERVER_READY and h.time is not None]
+    ready = [h.time for h in contents.log_events if h.kind is Kind.SERVER_READY and h.time is not None]
     fatal = [h for h in after if h.kind in FATAL]
     if not fatal:
         return after if sum(h.count for h in after) >= OFTEN else []
@@ -154,11 +154,11 @@ def _ended_by(contents: Contents) -> list[Happening]:
     return fatal
 
 
-def _is_after(happening: Happening, last_step: int | None, last_time: float) -> bool:
+def _is_after(event: LogEvent, last_step: int | None, last_time: float) -> bool:
     """Did it happen after the last step? By the step where its log counts them, else by time."""
-    if happening.after_step is not None:
-        return happening.after_step == last_step
-    return happening.time is not None and happening.time > last_time
+    if event.after_step is not None:
+        return event.after_step == last_step
+    return event.time is not None and event.time > last_time
 
 
 def _onset(contents: Contents, found: FoundFall) -> Onset:
@@ -179,41 +179,41 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
     )
 
 
-def _remedy(guess: Guess | None, scene: IncidentContext, folders: RunFolders) -> Remedy:
-    ran_out = scene.near(Kind.OUT_OF_MEMORY)
+def _remedy(guess: Guess | None, context: IncidentContext, folders: RunFolders) -> Remedy:
+    ran_out = context.near(Kind.OUT_OF_MEMORY)
     if not ran_out:
         return remedy_of(guess, folders.settings)
     return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out[0]), place=place_of(ran_out[0]))
 
 
-def _way_back(
-    word: RunCondition, folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy
-) -> WayBack | None:
-    if word is RunCondition.RECOVERED and onset is not None and not onset.stands:
+def _restore_advice(
+    condition: RunCondition, folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy
+) -> RestoreAdvice | None:
+    if condition is RunCondition.RECOVERED and onset is not None and not onset.stands:
         return None  # a recovery took it back already
     earliest = onset.earliest if onset is not None else None
     if onset is not None and onset.is_sharp and guess is not Guess.DEGRADATION:
         earliest = onset.step
-    return find_way_back(
+    return advise_restore(
         folders, guess, earliest=earliest, is_sharp=onset is not None and onset.is_sharp, overrides=remedy.overrides
     )
 
 
 def _headline(
-    word: RunCondition, contents: Contents, onset: Onset | None, scene: IncidentContext, causes: Causes | None
+    condition: RunCondition, contents: Contents, onset: Onset | None, context: IncidentContext, causes: Causes | None
 ) -> str:
     why = _why(causes)
-    if onset is not None and word is RunCondition.FELL:
+    if onset is not None and condition is RunCondition.FELL:
         where = "the rewards were 0 from the first step" if onset.shape is Shape.NEVER else (
             f"since global step {onset.step} the rewards are down, {onset.shape}: "
             f"{onset.before:.3g} → {onset.after:.3g}, {onset.bad_steps} steps"
         )  # fmt: skip
         return f"{where}. {why}"
-    if onset is not None and word is RunCondition.RECOVERED:
+    if onset is not None and condition is RunCondition.RECOVERED:
         how = "and came back" if onset.stands else "and a recovery took it back"
         fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
         return f"at global step {onset.step} the rewards fell, {fell}, {how}. {why}"
-    if word is RunCondition.STOPPED:
+    if condition is RunCondition.STOPPED:
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"
         return f"the run stopped {after}{_own_word(contents)}. {why}"
@@ -222,7 +222,7 @@ def _headline(
 
 def _own_word(contents: Contents) -> str:
     """What the run itself gave as its reason."""
-    ends = [h for h in contents.happenings if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
+    ends = [h for h in contents.log_events if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
     reason = " ".join(str(ends[-1].facts["reason"]).split()) if ends else ""
     return f" ({reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + '…'})" if reason else ""
 
@@ -249,9 +249,9 @@ def _say_steps(contents: Contents) -> str:
     return f"{steps}: reward {rewards[:few].mean():.3g} (first {few}) → {rewards[-few:].mean():.3g} (last {few})"
 
 
-def _notes(word: RunCondition, contents: Contents, passes: Sequence[Pass], onset: Onset | None) -> list[str]:
+def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], onset: Onset | None) -> list[str]:
     notes = []
-    if word is RunCondition.RECOVERED and onset is not None and onset.stands:
+    if condition is RunCondition.RECOVERED and onset is not None and onset.stands:
         notes.append("the rewards came back by themselves: go back only to have the bad steps out of the weights")
     rewards = contents.steps.column(REWARD)
     if not len(contents.steps):
@@ -273,16 +273,16 @@ def _notes(word: RunCondition, contents: Contents, passes: Sequence[Pass], onset
         back = [f"{numbers[one.begin - 1]} → {numbers[one.begin]}" for one in passes[1:]]
         shown = ", ".join(back[:5]) + (f" and {len(back) - 5} more" if len(back) > 5 else "")
         notes.append(f"the steps went back {'once' if len(back) == 1 else f'{len(back)} times'}: {shown}")
-    survived = Counter({str(kind): sum(h.count for h in contents.happenings if h.kind is kind) for kind in SURVIVED})
-    if word is RunCondition.FINE and survived.total():
+    survived = Counter({str(kind): sum(h.count for h in contents.log_events if h.kind is kind) for kind in SURVIVED})
+    if condition is RunCondition.FINE and survived.total():
         told = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
         notes.append(f"the run went on from all of this: {told}")
     last, total = contents.steps.last_step, contents.total_steps
-    if word is RunCondition.FINE and last is not None and total and last + 1 < total:
+    if condition is RunCondition.FINE and last is not None and total and last + 1 < total:
         notes.append(
             f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
         )
-    roles = {source.role for source in contents.sources} | {one.role for one in contents.happenings}
-    if word is RunCondition.FINE and Role.SERVER not in roles:
+    roles = {source.role for source in contents.sources} | {one.role for one in contents.log_events}
+    if condition is RunCondition.FINE and Role.SERVER not in roles:
         notes.append("no server's log was read")
     return notes

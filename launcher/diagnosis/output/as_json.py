@@ -13,10 +13,10 @@ FORMAT = "grpo-diagnosis/1"
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, object]:
     """Everything but the series itself. Steps are global steps, from 0."""
-    causes, way_back, remedy = diagnosis.causes, diagnosis.way_back, diagnosis.remedy
+    causes, advice, remedy = diagnosis.causes, diagnosis.restore_advice, diagnosis.remedy
     return {
         "format": FORMAT,
-        "verdict": str(diagnosis.word),
+        "verdict": str(diagnosis.condition),
         "is_failure": diagnosis.is_failure,
         "headline": headline(diagnosis),
         "onset": None if diagnosis.onset is None else _onset(diagnosis.onset),
@@ -33,13 +33,11 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, object]:
             }
             for one in (causes.ranked if causes else ())
         ],
-        "last_good_checkpoint": None
-        if way_back is None or way_back.checkpoint is None
-        else asdict(way_back.checkpoint),
-        "trusted_until_step": None if way_back is None else way_back.until,
+        "last_good_checkpoint": None if advice is None or advice.checkpoint is None else asdict(advice.checkpoint),
+        "trusted_until_step": None if advice is None else advice.until,
         "change": "" if remedy is None else remedy.change,
         "settings": [] if remedy is None else list(remedy.overrides),
-        "commands": [] if way_back is None else list(way_back.commands),
+        "commands": [] if advice is None else list(advice.commands),
         "timeline": [asdict(moment) for moment in in_brief(diagnosis.timeline)],
         "notes": [*diagnosis.notes, *(causes.missing if causes else ())],
         "files": [asdict(source) for source in diagnosis.contents.sources],

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from launcher.diagnosis.judging.causes import Weighed
+from launcher.diagnosis.judging.causes import RankedCause
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
 from launcher.diagnosis.judging.verdict import Diagnosis
@@ -83,7 +83,7 @@ def to_page(diagnosis: Diagnosis) -> str:
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<title>{title}</title><style>{STYLE}</style></head><body>",
-            f'<h1 class="{diagnosis.word}">{title}</h1>',
+            f'<h1 class="{diagnosis.condition}">{title}</h1>',
             *_curve(diagnosis),
             "<h2>What is known, and what to do</h2>",
             *_facts(diagnosis),
@@ -108,7 +108,7 @@ def picture_of(diagnosis: Diagnosis) -> Picture:
     numbers, rewards = steps.steps.tolist(), steps.column(REWARD).tolist()
     standing = set(diagnosis.passes[-1].rows.tolist()) if diagnosis.passes else set()
     rows: list[Point] = list(zip(map(float, numbers), rewards, strict=True))
-    onset, way_back = diagnosis.onset, diagnosis.way_back
+    onset, advice = diagnosis.onset, diagnosis.restore_advice
     return Picture(
         points=[point for row, point in enumerate(rows) if row in standing],
         taken_back=[p for row, p in enumerate(rows) if row not in standing and math.isfinite(p[1])],
@@ -117,7 +117,7 @@ def picture_of(diagnosis: Diagnosis) -> Picture:
         earliest=None if onset is None else onset.earliest,
         latest=None if onset is None else onset.latest,
         level=None if onset is None else onset.before,
-        chosen=None if way_back is None or way_back.checkpoint is None else way_back.checkpoint.global_step,
+        chosen=None if advice is None or advice.checkpoint is None else advice.checkpoint.global_step,
     )
 
 
@@ -167,7 +167,7 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _cause(one, is_open=number == 0 or one.score > 0)
 
 
-def _cause(one: Weighed, *, is_open: bool) -> Iterator[str]:
+def _cause(one: RankedCause, *, is_open: bool) -> Iterator[str]:
     where = f" ({escape(one.where)})" if one.where else ""
     yield f'<details class="cause"{" open" if is_open else ""}>'
     yield f"<summary>{escape(one.guess)}{where}: {signed(one.score)}</summary><ul>"

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from launcher.diagnosis.judging.causes import Causes, Weighed
+from launcher.diagnosis.judging.causes import Causes, RankedCause
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
 from launcher.diagnosis.judging.verdict import Diagnosis, Onset, RunCondition
@@ -34,11 +34,11 @@ def render(diagnosis: Diagnosis) -> RenderableType:
 
 def headline(diagnosis: Diagnosis) -> str:
     """The first line: the answer."""
-    return f"{diagnosis.word}: {diagnosis.headline}"
+    return f"{diagnosis.condition}: {diagnosis.headline}"
 
 
 def _parts(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    yield Text(headline(diagnosis), style=COLOURS[diagnosis.word])
+    yield Text(headline(diagnosis), style=COLOURS[diagnosis.condition])
     yield Text()
     said = list(facts(diagnosis))
     if answers := [(label, text) for label, text in said if label not in COMMANDS and label not in LAST]:
@@ -76,21 +76,21 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.onset is not None:
         yield "onset", say_onset(diagnosis.onset)
     for other in diagnosis.others:
-        yield ("a dip" if diagnosis.word is RunCondition.FINE else "also"), say_onset(other)
-    if diagnosis.way_back is not None:
-        checkpoint = diagnosis.way_back.checkpoint
+        yield ("a dip" if diagnosis.condition is RunCondition.FINE else "also"), say_onset(other)
+    if diagnosis.restore_advice is not None:
+        checkpoint = diagnosis.restore_advice.checkpoint
         yield (
             "last good",
-            f"{checkpoint.path} ({diagnosis.way_back.reason})" if checkpoint else diagnosis.way_back.reason,
+            f"{checkpoint.path} ({diagnosis.restore_advice.reason})" if checkpoint else diagnosis.restore_advice.reason,
         )
-        if diagnosis.way_back.warning:
-            yield "careful", diagnosis.way_back.warning
+        if diagnosis.restore_advice.warning:
+            yield "careful", diagnosis.restore_advice.warning
     if diagnosis.remedy is not None:
         yield "change", diagnosis.remedy.change
         if diagnosis.remedy.overrides:
             yield "settings", " ".join(diagnosis.remedy.overrides)
-    if diagnosis.way_back is not None:
-        for command in diagnosis.way_back.commands:
+    if diagnosis.restore_advice is not None:
+        for command in diagnosis.restore_advice.commands:
             yield "go on with", command
     for note in (*diagnosis.notes, *(diagnosis.causes.missing if diagnosis.causes else ())):
         yield "note", note
@@ -119,7 +119,7 @@ def _causes(causes: Causes) -> RenderableType:
     return Group(*(Padding(_cause(one), (0, 0, 0, 2)) for one in causes.ranked[:SHOWN_CAUSES]))
 
 
-def _cause(one: Weighed) -> Table:
+def _cause(one: RankedCause) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, width=18)
     table.add_column(no_wrap=True, width=4, justify="right")

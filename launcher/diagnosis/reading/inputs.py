@@ -20,8 +20,8 @@ from launcher.diagnosis.reading.log_records import (
     REWARD,
     Contents,
     FigureNames,
-    Happening,
     Kind,
+    LogEvent,
     Role,
     Source,
     Steps,
@@ -184,7 +184,7 @@ def read_inputs(inputs: Sequence[Input], *, metric: str = "", said: Said = lambd
 
 def _passed_over(one: Input, why: str) -> Contents:
     source = Source(path=str(one.path), what="not read", role=Role.UNKNOWN, bytes=one.bytes, note=why)
-    return Contents(steps=Steps(), happenings=(), sources=(source,))
+    return Contents(steps=Steps(), log_events=(), sources=(source,))
 
 
 def _read(one: Input, names: FigureNames, metric: str, steps: Steps, said: Said) -> Contents:
@@ -223,23 +223,23 @@ def _joined(read: Sequence[Contents]) -> Contents:
             end = contents.sources[0].last_time or end
     sources = [_noted(source, contents in used) for contents in read for source in contents.sources]
     has_own = any(source.path.endswith("events.jsonl") for c in read for source in c.sources)
-    told = (h for c in read for h in c.happenings if not (has_own and c.sources[0].what == "log" and h.kind in STARTS))
-    happenings = sorted(_placed(told, steps), key=_when)
+    told = (h for c in read for h in c.log_events if not (has_own and c.sources[0].what == "log" and h.kind in STARTS))
+    log_events = sorted(_placed(told, steps), key=_when)
     keys = sorted({key for contents in read for key in contents.keys})
     return Contents(
         steps=steps,
-        happenings=tuple(happenings),
+        log_events=tuple(log_events),
         sources=tuple(sources),
         keys=tuple(keys),
         total_steps=max((contents.total_steps for contents in read), default=0),
     )
 
 
-def _placed(happenings: Iterable[Happening], steps: Steps) -> Iterator[Happening]:
+def _placed(log_events: Iterable[LogEvent], steps: Steps) -> Iterator[LogEvent]:
     """With the last step done before it, where its own file has no steps but its date is within the run's."""
     times, numbers = steps.times, steps.steps
     is_dated = bool(len(times)) and bool(np.isfinite(times).all()) and bool((np.diff(times) >= 0).all())
-    for one in happenings:
+    for one in log_events:
         if one.after_step is not None or one.time is None or not is_dated or one.time < times[0]:
             yield one
         else:
@@ -267,8 +267,8 @@ def _first_time(contents: Contents) -> float:
     return float("-inf") if time is None else time
 
 
-def _when(happening: Happening) -> tuple[bool, float]:
-    return happening.time is None, happening.time or 0.0
+def _when(event: LogEvent) -> tuple[bool, float]:
+    return event.time is None, event.time or 0.0
 
 
 def _some(keys: Sequence[str]) -> str:

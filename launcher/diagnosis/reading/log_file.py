@@ -28,7 +28,7 @@ from launcher.diagnosis.reading.log_patterns import (
     plain,
     without_head,
 )
-from launcher.diagnosis.reading.log_records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
+from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.diagnosis.reading.server_pauses import ServerPauses
 from launcher.diagnosis.reading.stats_tables import read_step, unfinished
 
@@ -54,7 +54,7 @@ class LogFile:
         self._may_serve = self._role is not Role.TRAINER
         self._steps = Steps()
         self._keys: set[str] = set()
-        self._happenings: list[Happening] = []
+        self._log_events: list[LogEvent] = []
         self._told: dict[Kind, int] = {}
         self._pauses = ServerPauses(path.name)
         self._first_time: float | None = None
@@ -93,16 +93,16 @@ class LogFile:
             places, firsts, counts = np.unique(np.searchsorted(steps, numbers), return_index=True, return_counts=True)
             for place, first, count in zip(places, firsts, counts, strict=True):
                 ends = (int(numbers[first]), int(numbers[first + count - 1]))
-                self._happenings.append(self._happening(block, kind, ends, int(count), befores[place]))
+                self._log_events.append(self._log_event(block, kind, ends, int(count), befores[place]))
 
-    def _happening(
+    def _log_event(
         self, block: LineBlock, kind: Kind, ends: tuple[int, int], count: int, after_step: int | None
-    ) -> Happening:
+    ) -> LogEvent:
         told = self._told.get(kind, 0)
         self._told[kind] = told + 1
         line = block.line(ends[0])
         is_told = told < TOLD_FULLY
-        return Happening(
+        return LogEvent(
             kind=kind,
             role=self._role_of(line),
             count=count,
@@ -153,7 +153,7 @@ class LogFile:
         )
         return Contents(
             steps=self._steps,
-            happenings=(*self._happenings, *pauses),
+            log_events=(*self._log_events, *pauses),
             sources=(source,),
             keys=tuple(sorted(self._keys)),
             total_steps=self.total_steps,

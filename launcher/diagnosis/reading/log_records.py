@@ -89,7 +89,7 @@ def _ending(keys: Iterable[str], ends: Iterable[str]) -> str:
 class Steps:
     """The steps in the order in which they were written, with their figures; NaN where a step has none.
 
-    After a recovery the numbers go back. `global_step` counts from 0, `times` are seconds (see Happening).
+    After a recovery the numbers go back. `global_step` counts from 0, `times` are seconds (see LogEvent).
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Role(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class LogEvent:
     """The same thing, `count` times within one step (or one stretch of a log that has no steps).
 
     `time` and `last_time`: seconds of the log's own wall clock, as if it were UTC, None where no line nearby has a
@@ -206,7 +206,7 @@ class Contents:
     """What was read: the steps as written, and everything that happened, by time where it is known."""
 
     steps: Steps
-    happenings: tuple[Happening, ...]
+    log_events: tuple[LogEvent, ...]
     sources: tuple[Source, ...]
     keys: tuple[str, ...] = ()
     total_steps: int = 0

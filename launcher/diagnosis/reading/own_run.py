@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.diagnosis.reading.log_clock import from_unix
-from launcher.diagnosis.reading.log_records import Contents, FigureNames, Happening, Kind, Role, Source, Steps
+from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import number_of, read_lines
 
@@ -51,30 +51,30 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
         first_time=float(times[0]) if len(times) else None,
         last_time=float(times[-1]) if len(times) else None,
     )
-    return Contents(steps=steps, happenings=(), sources=(source,), keys=tuple(sorted(keys)))
+    return Contents(steps=steps, log_events=(), sources=(source,), keys=tuple(sorted(keys)))
 
 
 def read_events(path: Path, steps: Steps) -> Contents:
     """What events.jsonl tells, placed between the steps by its time."""
     times = [time for time in steps.times if math.isfinite(time)]
     numbers = [int(step) for step, time in zip(steps.steps, steps.times, strict=True) if math.isfinite(time)]
-    happenings, count = [], 0
+    log_events, count = [], 0
     for line in read_lines(path):
         count += 1
         kind = KINDS.get(str(line.get("event")))
         if kind is Kind.RESUMED and line.get("global_step") == -1 and _step_before(times, numbers, _time(line)) is None:
             continue  # a run's beginning: its first weights, and no step to go back from
         if kind is not None:
-            happenings.append(_happening(kind, line, path, lambda time: _step_before(times, numbers, time)))
+            log_events.append(_log_event(kind, line, path, lambda time: _step_before(times, numbers, time)))
         elif line.get("event") == "run.started" and _is_later(line):
-            happenings.append(_happening(Kind.RECOVER_RUN, line, path, lambda time: _step_before(times, numbers, time)))
+            log_events.append(_log_event(Kind.RECOVER_RUN, line, path, lambda time: _step_before(times, numbers, time)))
     source = Source(path=str(path), what=f"{count} events", role=Role.UNKNOWN, bytes=path.stat().st_size)
-    return Contents(steps=Steps(), happenings=tuple(happenings), sources=(source,))
+    return Contents(steps=Steps(), log_events=tuple(log_events), sources=(source,))
 
 
-def _happening(kind: Kind, line: Line, path: Path, step_before: Callable[[float | None], int | None]) -> Happening:
+def _log_event(kind: Kind, line: Line, path: Path, step_before: Callable[[float | None], int | None]) -> LogEvent:
     time = _time(line)
-    return Happening(
+    return LogEvent(
         kind=kind,
         role=Role.SERVER if str(line.get("subject", "")).startswith("server") else Role.TRAINER,
         time=time,

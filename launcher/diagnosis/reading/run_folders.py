@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from launcher.checkpoints.checkpoint_folder import CheckpointName, CheckpointState, read_checkpoint
-from launcher.diagnosis.reading.log_records import Happening, Kind
+from launcher.diagnosis.reading.log_records import Kind, LogEvent
 from launcher.run_files.run_paths import RunPaths
 
 WRITTEN_LAST = "tokenizer_config.json"
@@ -44,7 +44,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelved:
+class FoundCheckpoint:
     """A checkpoint: the step that was done when it was made. `is_whole`: as far as can be seen without reading it."""
 
     global_step: int
@@ -60,13 +60,13 @@ class RunFolders:
 
     names: Names
     settings: Mapping[str, object] = field(default_factory=dict)
-    checkpoints: tuple[Shelved, ...] = ()
+    checkpoints: tuple[FoundCheckpoint, ...] = ()
     looked_in: tuple[str, ...] = ()
     recover_step: int | None = None
     steps_per_epoch: int | None = None
 
 
-def look_around(paths: Sequence[Path], happenings: Iterable[Happening], checkpoints: Path | None = None) -> RunFolders:
+def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoints: Path | None = None) -> RunFolders:
     """What lies around the files that were read. `checkpoints`: where the checkpoints lie, where that is known."""
     folders = list(dict.fromkeys((path if path.is_dir() else path.parent).absolute() for path in paths))
     names = next((named for folder in folders if (named := _names_of(folder)).experiment), Names())
@@ -75,7 +75,7 @@ def look_around(paths: Sequence[Path], happenings: Iterable[Happening], checkpoi
         names = Names(experiment=str(settings.get("experiment_name", "")), trial=str(settings.get("trial_name", "")))
     roots = [checkpoints] if checkpoints else _roots(names)
     found = {one.path: one for root in roots for one in _checkpoints_in(root)}
-    told = [one for one in _told(happenings) if one.path not in found and not _is_there(one, found.values())]
+    told = [one for one in _told(log_events) if one.path not in found and not _is_there(one, found.values())]
     recover = [step for root in roots for step in _recover_steps(root)]
     return RunFolders(
         names=names,
@@ -125,36 +125,38 @@ def _roots(names: Names) -> list[Path]:
     return [root / "checkpoints" / names.user / run, root / "checkpoints" / run, root / "recover" / run]
 
 
-def _checkpoints_in(root: Path) -> Iterable[Shelved]:
+def _checkpoints_in(root: Path) -> Iterable[FoundCheckpoint]:
     for depth in ("*", "*/*"):
         for path in root.glob(depth):
             name = CheckpointName.parse(path.name)
             if name is not None and path.is_dir() and path.parent.name != "set_aside":
-                yield _shelved(path, name)
+                yield _found_checkpoint(path, name)
 
 
-def _shelved(path: Path, name: CheckpointName) -> Shelved:
+def _found_checkpoint(path: Path, name: CheckpointName) -> FoundCheckpoint:
     found = read_checkpoint(path, name)
     problem = ""
     if found.state is CheckpointState.DAMAGED:
         problem = found.problem
     elif found.state is CheckpointState.UNVERIFIED and not (path / WRITTEN_LAST).exists():
         problem = f"{WRITTEN_LAST} is missing: it was not written to its end"
-    return Shelved(global_step=name.global_step, path=str(path), is_whole=not problem, problem=problem)
+    return FoundCheckpoint(global_step=name.global_step, path=str(path), is_whole=not problem, problem=problem)
 
 
-def _told(happenings: Iterable[Happening]) -> Iterable[Shelved]:
+def _told(log_events: Iterable[LogEvent]) -> Iterable[FoundCheckpoint]:
     """Checkpoints that a log names by their step and that may lie on another machine."""
-    for happening in happenings:
-        if happening.kind is not Kind.CHECKPOINT:
+    for event in log_events:
+        if event.kind is not Kind.CHECKPOINT:
             continue
-        text = str(happening.facts.get("path") or happening.facts.get("subject") or "")
+        text = str(event.facts.get("path") or event.facts.get("subject") or "")
         name = CheckpointName.parse(Path(text.rstrip("/.")).name)
         if name is not None:
-            yield Shelved(global_step=name.global_step, path=text, on_disk=False, problem="not seen on this machine")
+            yield FoundCheckpoint(
+                global_step=name.global_step, path=text, on_disk=False, problem="not seen on this machine"
+            )
 
 
-def _is_there(told: Shelved, found: Iterable[Shelved]) -> bool:
+def _is_there(told: FoundCheckpoint, found: Iterable[FoundCheckpoint]) -> bool:
     return any(one.global_step == told.global_step for one in found)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from launcher.diagnosis.reading import log_clock
 from launcher.diagnosis.reading.log_clock import say_duration
 from launcher.diagnosis.reading.log_patterns import MADE_TOKENS, STAMP
-from launcher.diagnosis.reading.log_records import Happening, Kind, Role
+from launcher.diagnosis.reading.log_records import Kind, LogEvent, Role
 
 SAMPLE_BYTES = 32 * 1024
 LEAST_BYTES = 64
@@ -72,21 +72,21 @@ class ServerPauses:
         if last is None or time > last:
             self._last[kind] = time
 
-    def found(self, end: float | None) -> list[Happening]:
+    def found(self, end: float | None) -> list[LogEvent]:
         """The longest pauses, in order; and since when there was none to the end, with the fact `is_last`."""
-        happenings = [
-            self._happening(kind, pause, is_last=False)
+        log_events = [
+            self._log_event(kind, pause, is_last=False)
             for kind, kept in self._kept.items()
             for _, pause in sorted(kept, key=lambda item: item[1][0])
         ]
         if (last := self._last.get(Kind.NO_TOKENS)) is not None:
             until = last if end is None else max(end, last)
-            happenings.append(self._happening(Kind.NO_TOKENS, (last, until), is_last=True))
-        return happenings
+            log_events.append(self._log_event(Kind.NO_TOKENS, (last, until), is_last=True))
+        return log_events
 
-    def _happening(self, kind: Kind, pause: Pause, *, is_last: bool) -> Happening:
+    def _log_event(self, kind: Kind, pause: Pause, *, is_last: bool) -> LogEvent:
         begin, end = pause
-        return Happening(
+        return LogEvent(
             kind=kind,
             role=Role.SERVER,
             time=begin,

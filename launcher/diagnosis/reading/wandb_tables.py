@@ -125,7 +125,7 @@ def _append(steps: Steps, line: tuple[int, float | None, dict[str, float]], name
 
 def _contents(path: Path, what: str, steps: Steps, keys: Iterable[str]) -> Contents:
     source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=path.stat().st_size, steps=len(steps))
-    return Contents(steps=steps, happenings=(), sources=(source,), keys=tuple(sorted(set(keys))))
+    return Contents(steps=steps, log_events=(), sources=(source,), keys=tuple(sorted(set(keys))))
 
 
 def _value(text: str) -> object:

@@ -33,7 +33,7 @@ CAUSES = {
 
 def diagnosis_of(*paths, checkpoints=None):
     contents = read_inputs(find_inputs(paths))
-    return diagnose(contents, look_around(paths, contents.happenings, checkpoints))
+    return diagnose(contents, look_around(paths, contents.log_events, checkpoints))
 
 
 def made_run(folder, made, *, merged=False, steps=(), settings=""):
@@ -65,7 +65,7 @@ def test_the_cause_is_found(tmp_path, fails, merged):
     made = Made(fails=fails, onset=70, steps=150, old=merged, minibatches=2 if merged else 1, seed=5)
     found = diagnosis_of(RunMaker(made).write(tmp_path / "run", merged=merged))
     word, guess, where = CAUSES[fails]
-    assert (found.word, found.causes.first.guess, found.causes.first.where) == (word, guess, where)
+    assert (found.condition, found.causes.first.guess, found.causes.first.where) == (word, guess, where)
     assert found.causes.is_sure
     assert found.causes.first.supporting
     if word is RunCondition.FELL:
@@ -79,7 +79,7 @@ def test_the_cause_is_found(tmp_path, fails, merged):
 @pytest.mark.parametrize("merged", [False, True], ids=["files", "merged"])
 def test_a_healthy_run_has_no_failure(tmp_path, seed, merged):
     found = diagnosis_of(RunMaker(Made(seed=seed, steps=150)).write(tmp_path / "run", merged=merged))
-    assert (found.word, found.causes, found.way_back, found.onset) == (RunCondition.FINE, None, None, None)
+    assert (found.condition, found.causes, found.restore_advice, found.onset) == (RunCondition.FINE, None, None, None)
     assert found.headline.startswith("no failure found in 150 steps")
 
 
@@ -87,10 +87,10 @@ def test_how_a_run_ends_that_did_all_its_steps_is_no_failure(tmp_path):
     logs = RunMaker(Made(steps=60)).write(tmp_path / "run")
     with (logs / "trainer.log").open("a") as log:
         log.write("20251111-12:00:00.000 SGLangServer INFO: SGLang server http://127.0.0.1:1 exits, returncode=-15\n")
-    assert diagnosis_of(logs).word is RunCondition.FINE
+    assert diagnosis_of(logs).condition is RunCondition.FINE
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text.replace("/60 done", "/600 done"))
-    assert diagnosis_of(logs).word is RunCondition.STOPPED
+    assert diagnosis_of(logs).condition is RunCondition.STOPPED
 
 
 def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
@@ -98,7 +98,7 @@ def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text[: text.index("Train step 61/100")])
     found = diagnosis_of(logs)
-    assert found.word is RunCondition.FINE
+    assert found.condition is RunCondition.FINE
     assert any("the log ends at step 60 of 100" in note for note in found.notes)
 
 
@@ -109,9 +109,9 @@ def test_a_run_whose_requests_fail_and_whose_steps_stop_has_stopped(tmp_path, fa
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text[: text.index("Train step 61/120")])
     found = diagnosis_of(logs)
-    assert (found.word, found.causes.first.guess, found.onset) == (RunCondition.STOPPED, guess, None)
+    assert (found.condition, found.causes.first.guess, found.onset) == (RunCondition.STOPPED, guess, None)
     assert found.headline.startswith("the run stopped after global step 59")
-    assert found.way_back.until is None
+    assert found.restore_advice.until is None
 
 
 def test_without_the_servers_log_a_crash_is_still_told_from_a_hang(tmp_path):
@@ -126,7 +126,7 @@ def test_from_figures_alone_nothing_is_accused_without_evidence(tmp_path):
     rows = "".join(f"{step},{0.5 if step < 60 else 0.0}\n" for step in range(100))
     (tmp_path / "export.csv").write_text("Step,run - ppo_actor/task_reward/avg\n" + rows)
     found = diagnosis_of(tmp_path / "export.csv")
-    assert (found.word, found.onset.step, found.onset.shape) == (RunCondition.FELL, 60, Shape.ZERO)
+    assert (found.condition, found.onset.step, found.onset.shape) == (RunCondition.FELL, 60, Shape.ZERO)
     assert not found.causes.is_sure
     assert "not to be seen" in found.headline
     assert len(found.causes.missing) == 2
@@ -154,8 +154,8 @@ def test_refusals_that_were_always_there_accuse_nobody(tmp_path):
 def test_a_recovery_is_said_and_not_mended_twice(tmp_path):
     made = Made(fails="crash", onset=60, steps=150, recovers_at=90, back_to=50)
     found = diagnosis_of(RunMaker(made).write(tmp_path / "run"))
-    assert (found.word, found.onset.step, found.onset.stands) == (RunCondition.RECOVERED, 60, False)
-    assert found.way_back is None
+    assert (found.condition, found.onset.step, found.onset.stands) == (RunCondition.RECOVERED, 60, False)
+    assert found.restore_advice is None
     assert "a recovery took it back" in found.headline
     assert any("went back once: 89 → 50" in note for note in found.notes)
 
@@ -163,11 +163,11 @@ def test_a_recovery_is_said_and_not_mended_twice(tmp_path):
 def test_zeros_that_went_by_are_told_and_a_dip_is_none(tmp_path):
     zeros = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.0), steps=150)).write(tmp_path / "zeros")
     found = diagnosis_of(zeros)
-    assert (found.word, found.onset.step, found.onset.is_over) == (RunCondition.RECOVERED, 60, True)
+    assert (found.condition, found.onset.step, found.onset.is_over) == (RunCondition.RECOVERED, 60, True)
     assert any("came back by themselves" in note for note in found.notes)
     dip = RunMaker(Made(rewards=dict.fromkeys(range(60, 75), 0.4), steps=150)).write(tmp_path / "dip")
     found = diagnosis_of(dip)
-    assert (found.word, found.onset, [one.step for one in found.others]) == (RunCondition.FINE, None, [60])
+    assert (found.condition, found.onset, [one.step for one in found.others]) == (RunCondition.FINE, None, [60])
 
 
 def test_rewards_beyond_all_reason_are_named(tmp_path):
@@ -178,14 +178,14 @@ def test_rewards_beyond_all_reason_are_named(tmp_path):
         head + re.sub(r"(ppo_actor/task_reward/avg\s+│\s+)\S+", r"\g<1>-2.34e+36", tail, count=1)
     )
     found = diagnosis_of(logs)
-    assert found.word is RunCondition.FINE
+    assert found.condition is RunCondition.FINE
     assert any("far from all others" in note and "-2.34e+36" in note for note in found.notes)
 
 
 def test_a_run_that_begins_with_zeros_only_accuses_the_reward_function(tmp_path):
     made = Made(rewards=dict.fromkeys(range(60), 0.0), steps=60)
     found = diagnosis_of(RunMaker(made).write(tmp_path / "run"))
-    assert (found.word, found.causes.first.guess) == (RunCondition.FELL, Guess.REWARD_FUNCTION)
+    assert (found.condition, found.causes.first.guess) == (RunCondition.FELL, Guess.REWARD_FUNCTION)
     assert "0 from the first step" in found.headline
 
 
@@ -195,7 +195,7 @@ def test_a_run_that_begins_with_zeros_only_accuses_the_reward_function(tmp_path)
 def test_the_last_whole_checkpoint_before_the_onset_is_chosen(tmp_path):
     logs = made_run(tmp_path, Made(fails="crash", onset=60), steps=(19, 39, 79, 99))
     export(tmp_path / "checkpoints" / "me" / "exp" / "t0" / "default", 59, is_whole=False)
-    way = diagnosis_of(logs).way_back
+    way = diagnosis_of(logs).restore_advice
     assert (way.checkpoint.global_step, way.until) == (39, 59)
     (command,) = way.commands
     assert command.startswith("python -m scripts.resume_training --experiment-name exp --trial-name t0 --fileroot")
@@ -206,8 +206,8 @@ def test_the_last_whole_checkpoint_before_the_onset_is_chosen(tmp_path):
 def test_weights_that_degraded_accuse_the_checkpoint_next_to_the_onset(tmp_path):
     steps = (19, 39, 59, 68, 79)
     found = diagnosis_of(made_run(tmp_path, Made(fails="degradation", onset=70, steps=150), steps=steps))
-    assert found.way_back.checkpoint.global_step <= 59
-    assert found.way_back.until <= 67
+    assert found.restore_advice.checkpoint.global_step <= 59
+    assert found.restore_advice.until <= 67
 
 
 def test_areals_recover_checkpoint_from_after_the_onset_is_warned_of(tmp_path):
@@ -215,7 +215,7 @@ def test_areals_recover_checkpoint_from_after_the_onset_is_warned_of(tmp_path):
     folder = tmp_path / "checkpoints" / "me" / "exp" / "t0" / "recover_info"
     folder.mkdir()
     (folder / "step_info.json").write_text(json.dumps({"epoch": 0, "epoch_step": 119, "global_step": 119}))
-    assert "recover_checkpoint is of step 119" in diagnosis_of(logs).way_back.warning
+    assert "recover_checkpoint is of step 119" in diagnosis_of(logs).restore_advice.warning
 
 
 @pytest.mark.parametrize("layout", ["checkpoints/exp/t0", "recover/exp/t0", "elsewhere"])
@@ -223,18 +223,18 @@ def test_other_layouts_are_found(tmp_path, layout):
     logs = made_run(tmp_path, Made(fails="crash", onset=60))
     export(tmp_path / layout, 39)
     given = tmp_path / layout if layout == "elsewhere" else None
-    assert diagnosis_of(logs, checkpoints=given).way_back.checkpoint.global_step == 39
+    assert diagnosis_of(logs, checkpoints=given).restore_advice.checkpoint.global_step == 39
 
 
 def test_without_a_checkpoint_folder_the_limit_is_said(tmp_path):
-    way = diagnosis_of(RunMaker(Made(fails="crash", onset=60)).write(tmp_path / "run")).way_back
+    way = diagnosis_of(RunMaker(Made(fails="crash", onset=60)).write(tmp_path / "run")).restore_advice
     assert way.checkpoint is None
     assert "step 59 or earlier" in way.reason
     assert "--before-step 60" in way.commands[0]
 
 
 def test_a_run_that_stopped_undamaged_goes_on_from_its_newest(tmp_path):
-    way = diagnosis_of(made_run(tmp_path, Made(fails="trainer_oom", onset=60), steps=(19, 39))).way_back
+    way = diagnosis_of(made_run(tmp_path, Made(fails="trainer_oom", onset=60), steps=(19, 39))).restore_advice
     assert (way.checkpoint.global_step, way.until) == (39, None)
     assert not any("--before-step" in command for command in way.commands)
 
@@ -280,7 +280,7 @@ def test_the_settings_of_the_run_are_read(tmp_path):
     settings = "sglang:\n  mem_fraction_static: 0.7\nrollout:\n  max_concurrent_rollouts: 8\n"
     found = diagnosis_of(made_run(tmp_path, Made(fails="server_oom", onset=60), settings=settings))
     assert found.remedy.overrides == ("sglang.mem_fraction_static=0.6",)
-    assert found.way_back.commands[-1].endswith("sglang.mem_fraction_static=0.6")
+    assert found.restore_advice.commands[-1].endswith("sglang.mem_fraction_static=0.6")
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -41,8 +41,8 @@ def write(folder, name, text):
 
 def counts(contents):
     found = {}
-    for happening in contents.happenings:
-        found[happening.kind] = found.get(happening.kind, 0) + happening.count
+    for event in contents.log_events:
+        found[event.kind] = found.get(event.kind, 0) + event.count
     return found
 
 
@@ -86,13 +86,13 @@ def test_blocks_may_end_anywhere(tmp_path, monkeypatch, block, minibatches):
     assert in_parts.steps.steps.tolist() == whole.steps.steps.tolist()
     assert np.array_equal(in_parts.steps.column(REWARD), whole.steps.column(REWARD))
     assert counts(in_parts) == counts(whole)
-    assert [h.where for h in in_parts.happenings][:3] == [h.where for h in whole.happenings][:3]
+    assert [h.where for h in in_parts.log_events][:3] == [h.where for h in whole.log_events][:3]
 
 
 def test_a_line_is_where_it_is_said_to_be(tmp_path, monkeypatch):
     monkeypatch.setattr(line_reader, "BLOCK_BYTES", 5000)
     folder = RunMaker(Made(fails="crash", onset=10, steps=20)).write(tmp_path / "run")
-    refused = next(h for h in read(folder).happenings if h.kind is Kind.REFUSED)
+    refused = next(h for h in read(folder).log_events if h.kind is Kind.REFUSED)
     name, number = refused.where.split(":")
     assert "ConnectionRefusedError" in (folder / name).read_text().splitlines()[int(number) - 1]
 
@@ -155,7 +155,7 @@ def test_logs_that_follow_one_another_are_one_run_and_copies_are_not_two(tmp_pat
 
 def test_an_hour_of_failures_is_one_record_for_each_step(tmp_path):
     contents = read(RunMaker(Made(fails="crash", onset=10, steps=20, groups=50)).write(tmp_path / "run"))
-    refused = [h for h in contents.happenings if h.kind is Kind.REFUSED]
+    refused = [h for h in contents.log_events if h.kind is Kind.REFUSED]
     assert len(refused) == 10
     assert sum(h.count for h in refused) == 10 * 2 * 50  # the traceback's line, and the request's
     assert [h.after_step for h in refused] == list(range(9, 19))
@@ -163,9 +163,9 @@ def test_an_hour_of_failures_is_one_record_for_each_step(tmp_path):
 
 def test_in_merged_log_each_line_has_its_role(tmp_path):
     contents = read(RunMaker(Made(fails="server_oom", onset=20, steps=30)).write(tmp_path / "run", merged=True))
-    (ran_out,) = [h for h in contents.happenings if h.kind is Kind.OUT_OF_MEMORY]
+    (ran_out,) = [h for h in contents.log_events if h.kind is Kind.OUT_OF_MEMORY]
     assert ran_out.role is Role.SERVER
-    assert {h.role for h in contents.happenings if h.kind is Kind.REFUSED} == {Role.TRAINER}
+    assert {h.role for h in contents.log_events if h.kind is Kind.REFUSED} == {Role.TRAINER}
 
 
 def test_merged_log_alone_is_read_where_it_is(tmp_path):
@@ -179,9 +179,9 @@ def test_a_servers_pause_is_found_wherever_it_lies(tmp_path):
     times = [f"{9 + s // 3600:02}:{s // 60 % 60:02}:{s % 60:02}" for s in range(4000)]
     lines = [f"[2025-11-11 {time}] Decode batch, #running-req: 4, #queue-req: 0, \n" for time in times]
     path = write(tmp_path, "llm_server.log", "".join(lines[:1234] + lines[1634:]))
-    pauses = [h for h in read(path).happenings if h.kind is Kind.NO_TOKENS and not h.facts["is_last"]]
+    pauses = [h for h in read(path).log_events if h.kind is Kind.NO_TOKENS and not h.facts["is_last"]]
     assert [round(float(str(h.facts["seconds"]))) for h in pauses] == [401]
-    silent = [h for h in read(path).happenings if h.kind is Kind.SILENCE]
+    silent = [h for h in read(path).log_events if h.kind is Kind.SILENCE]
     assert len(silent) == 1
 
 
@@ -192,9 +192,9 @@ def test_a_server_that_talks_and_makes_no_tokens_is_not_silent(tmp_path):
     made = [line(s, "Decode batch, #running-req: 4, #queue-req: 0, ") for s in range(100)]
     talk = [line(s, "POST /health_generate HTTP/1.1 503") for s in range(100, 900)]
     contents = read(write(tmp_path, "llm_server.log", "".join(made + talk)))
-    (last,) = [h for h in contents.happenings if h.kind is Kind.NO_TOKENS]
+    (last,) = [h for h in contents.log_events if h.kind is Kind.NO_TOKENS]
     assert (last.facts["is_last"], round(float(str(last.facts["seconds"])))) == (True, 800)
-    assert not [h for h in contents.happenings if h.kind is Kind.SILENCE]
+    assert not [h for h in contents.log_events if h.kind is Kind.SILENCE]
 
 
 @pytest.mark.parametrize(
