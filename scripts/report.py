@@ -15,7 +15,7 @@ if __package__ in (None, ""):  # python scripts/report.py
 
 from launcher.base.errors import UsageError
 from launcher.html_report.report_writer import write_report
-from launcher.html_report.run_facts import RunFacts
+from launcher.reporting.run_facts import RunFacts
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import DONE, ended, print_json
 from scripts.faults.find import NotLive, find_driver

@@ -24,9 +24,9 @@ from launcher.html_report.page_tables import (
     when,
 )
 from launcher.html_report.reward_chart import reward_chart
-from launcher.html_report.run_facts import RunFacts
 from launcher.html_report.series_charts import GIB, memory_chart, tokens_chart
 from launcher.html_report.timeline import timeline
+from launcher.reporting.run_facts import RunFacts
 from launcher.reporting.run_progress import MEAN_OVER_STEPS
 
 FILES = (

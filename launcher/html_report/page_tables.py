@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from launcher.html_report.incident_facts import IncidentFacts
 from launcher.html_report.markup import Markup, join, tag, text
-from launcher.html_report.run_facts import CheckpointSummary, RunFacts
+from launcher.reporting.incident_facts import IncidentFacts
+from launcher.reporting.run_facts import CheckpointSummary, RunFacts
 
 MOST_INCIDENTS = 200
 MOST_PROBLEMS = 20

@@ -15,8 +15,8 @@ import yaml
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
 from launcher.html_report.page import page
-from launcher.html_report.run_facts import RunFacts, facts_of
-from launcher.html_report.run_reader import RunReader, incident_folders
+from launcher.reporting.run_facts import RunFacts, facts_of
+from launcher.reporting.run_reader import RunReader, incident_folders
 from launcher.run_files.run_paths import RunPaths
 
 PERIOD_S = 10.0
@@ -85,7 +85,7 @@ class _Maker:
     def write(self, *, is_live: bool | None) -> RunFacts:
         began = time.monotonic()
         facts = facts_of(
-            self._reader.story,
+            self._reader.data,
             experiment_name=self._paths.experiment_name,
             trial_name=self._paths.trial_name,
             staleness=_staleness(self._paths),

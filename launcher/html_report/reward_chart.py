@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from launcher.html_report.downsample import Stretch, running_mean, thin
-from launcher.html_report.incident_facts import IncidentFacts
 from launcher.html_report.markup import NOTHING, Markup, join, tag
 from launcher.html_report.plot import TOP, Plot, Size, chart, legend, span_of, step_ticks
-from launcher.html_report.run_facts import RunFacts
-from launcher.html_report.run_reader import StepLine
+from launcher.reporting.downsample import Stretch, downsample, running_mean
 from launcher.reporting.event_lines import WHAT_HAPPENED
+from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.reward_curve import WINDOWS_ACROSS
+from launcher.reporting.run_facts import RunFacts
 from launcher.reporting.run_progress import MEAN_OVER_STEPS
+from launcher.reporting.run_reader import StepLine
 
 DOTS = 400
 """Up to so many steps each has a dot; beyond, the range of each stretch is a band."""
@@ -69,7 +69,7 @@ def _reward_span(values: Sequence[float]) -> tuple[float, float]:
 def _standing(facts: RunFacts, plot: Plot, size: Size) -> Markup:
     steps = facts.steps
     points = [(float(line.step), line.reward) for line in steps]
-    stretches = thin(points, size.points)
+    stretches = downsample(points, size.points)
     means = running_mean(points, _window(facts), size.points)
     parts = []
     if len(steps) <= DOTS:
@@ -82,7 +82,7 @@ def _standing(facts: RunFacts, plot: Plot, size: Size) -> Markup:
 
 def _strips(facts: RunFacts, plot: Plot, size: Size) -> Markup:
     """Below all else, so that what lies above keeps its own titles."""
-    stretches = thin([(float(line.step), line.reward) for line in facts.steps], size.points)
+    stretches = downsample([(float(line.step), line.reward) for line in facts.steps], size.points)
     return plot.hover([(s.first - 0.5, s.last + 0.5, _say_stretch(s)) for s in stretches])
 
 
@@ -101,7 +101,7 @@ def _dot(plot: Plot, x: float, value: float, css: str) -> Markup:
 
 
 def _pale(plot: Plot, segment: Sequence[StepLine], size: Size) -> Markup:
-    stretches = thin([(float(line.step), line.reward) for line in segment], size.points // 2)
+    stretches = downsample([(float(line.step), line.reward) for line in segment], size.points // 2)
     first, last = segment[0], segment[-1]
     title = tag("title", f"steps {first.step} to {last.step}: taken back by a restore")
     if len(segment) <= DOTS // 4:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from launcher.html_report.downsample import Stretch, thin
 from launcher.html_report.markup import Markup, join, tag
 from launcher.html_report.plot import Plot, Size, chart, clock_text, legend, span_of, step_ticks, time_ticks
-from launcher.html_report.run_facts import RunFacts
+from launcher.reporting.downsample import Stretch, downsample
+from launcher.reporting.run_facts import RunFacts
 
 GIB = 2**30
 MOST_SERIES = 6
@@ -26,7 +26,7 @@ def tokens_chart(facts: RunFacts) -> Markup:
 
 
 def _draw_tokens(points: Sequence[tuple[float, float]], size: Size) -> Markup:
-    stretches = thin(points, size.points)
+    stretches = downsample(points, size.points)
     last = points[-1][0]
     _, high = span_of([value for _, value in points])
     plot = Plot(size=size, x=(-0.01 * max(last, 1.0), 1.01 * max(last, 1.0)), y=(0.0, max(high, 1.0)))
@@ -67,7 +67,7 @@ def _draw_memory(facts: RunFacts, names: Sequence[str], size: Size) -> Markup:
     parts += [plot.vertical(at, "border", title="another attempt begins") for at in facts.clock.borders]
     for index, name in enumerate(names):
         points = [(facts.clock.at(r.time), _share(r.in_use.get(name))) for r in facts.memory]
-        stretches = thin(points, size.points)
+        stretches = downsample(points, size.points)
         parts.append(tag("path", d=plot.path([(s.middle, s.high) for s in stretches]), class_=f"line s{index}"))
     readings = facts.memory
     marks = [facts.clock.at(reading.time) for reading in readings]

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launcher.html_report.incident_facts import IncidentFacts
 from launcher.html_report.markup import Markup, join, tag
 from launcher.html_report.plot import BOTTOM, NARROW, WIDE, Plot, Size, chart, clock_text, legend, time_ticks
 from launcher.html_report.reward_chart import incident_entries
-from launcher.html_report.run_facts import RunFacts
+from launcher.reporting.incident_facts import IncidentFacts
+from launcher.reporting.run_facts import RunFacts
 
 LANE, FIRST_LANE, LABELS = 22, 6, 84
 MOST_LANES = 8

@@ -14,7 +14,7 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.diagnosis.health.judge_server import ServerSeen, judge_server
-from launcher.html_report.run_reader import whole
+from launcher.reporting.run_reader import as_integer
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.find import Server, state
@@ -63,7 +63,7 @@ async def _one(subject: Subject, client: SGLangClient, name: str, said: ServerSa
             _token(client, said.url, timeout_s),
         )
     after = trainer_version(subject.paths)
-    allowed = whole(subject.view.setting("rollout", "max_head_offpolicyness")) or 0
+    allowed = as_integer(subject.view.setting("rollout", "max_head_offpolicyness")) or 0
     expected = None
     if before is not None and after is not None and name != said.url:  # a publish or a restore may come in between
         expected = min(before, after) - allowed, max(before, after) + 1

@@ -10,8 +10,8 @@ from statistics import median
 
 import yaml
 
-from launcher.html_report.run_reader import figure, moment, whole
 from launcher.reporting.event_lines import what_happened
+from launcher.reporting.run_reader import as_float, as_integer, as_unix_time
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
@@ -61,8 +61,8 @@ class HealthView:
 
 def read_view(paths: RunPaths) -> HealthView:
     events = list(read_lines(paths.events))
-    attempts = [number for event in events if (number := whole(event.get("attempt"))) is not None]
-    mine = [event for event in events if whole(event.get("attempt")) == max(attempts, default=0)]
+    attempts = [number for event in events if (number := as_integer(event.get("attempt"))) is not None]
+    mine = [event for event in events if as_integer(event.get("attempt")) == max(attempts, default=0)]
     view = HealthView(
         started_at=0.0, ended_at=0.0, word="", reason="", state="", state_reason="", servers={}, open_incidents=(),
         pids=frozenset(), deaths=0, ran_out=(), total_steps=None, settings=_settings(paths),
@@ -78,13 +78,13 @@ def _take(
     view: HealthView, event: Mapping[str, object], servers: dict[str, ServerSaid], incidents: dict[int, str]
 ) -> HealthView:
     name, subject, reason = str(event.get("event")), str(event.get("subject")), str(event.get("reason") or "")
-    pid, number = whole(event.get("pid")), whole(event.get("incident"))
-    view = replace(view, ended_at=max(view.ended_at, moment(event.get("time"))))
+    pid, number = as_integer(event.get("pid")), as_integer(event.get("incident"))
+    view = replace(view, ended_at=max(view.ended_at, as_unix_time(event.get("time"))))
     if pid is not None:
         view = replace(view, pids=view.pids | {pid})
     match name:
         case "run.started":
-            return replace(view, started_at=moment(event.get("time")), state="INITIALIZING", state_reason=reason)
+            return replace(view, started_at=as_unix_time(event.get("time")), state="INITIALIZING", state_reason=reason)
         case "run.finished" | "run.errored" | "run.aborted":
             return replace(view, word=name.removeprefix("run.").upper(), reason=reason)
         case "server.starting" | "server.restarting":
@@ -106,7 +106,7 @@ def _take(
         case "memory.ran_out":
             view = replace(view, ran_out=(*view.ran_out, f"{subject} ({event.get('ran_out')})"))
         case "trainer.started":
-            view = replace(view, total_steps=whole(event.get("total_steps")))
+            view = replace(view, total_steps=as_integer(event.get("total_steps")))
     if name in DIED:
         view = replace(view, deaths=view.deaths + 1)
     if name.startswith("run.") and isinstance(state := event.get("state"), str):
@@ -136,14 +136,14 @@ class StepsSeen:
 
 
 def read_steps(path: Path) -> StepsSeen:
-    lines = [line for line in last_lines(path) if whole(line.get("global_step")) is not None]
-    seconds = [value for line in lines if math.isfinite(value := figure(line.get("timeperf/step_s")))]
-    rewards = [value for line in lines[-LAST_STEPS:] if math.isfinite(value := figure(line.get("rollout/reward")))]
+    lines = [line for line in last_lines(path) if as_integer(line.get("global_step")) is not None]
+    seconds = [value for line in lines if math.isfinite(value := as_float(line.get("timeperf/step_s")))]
+    rewards = [value for line in lines[-LAST_STEPS:] if math.isfinite(value := as_float(line.get("rollout/reward")))]
     last: Mapping[str, object] = lines[-1] if lines else {}
     return StepsSeen(
-        last_step=whole(last.get("global_step")),
-        last_at=moment(last.get("time")) or None,
-        policy_version=whole(last.get("policy_version")),
+        last_step=as_integer(last.get("global_step")),
+        last_at=as_unix_time(last.get("time")) or None,
+        policy_version=as_integer(last.get("policy_version")),
         usual_step_s=median(seconds) if seconds else None,
         last_rewards=tuple(rewards),
     )
@@ -153,8 +153,8 @@ def trainer_version(paths: RunPaths) -> int | None:
     """The weights that servers should hold: after the last step, or after a restore that no step has followed yet."""
     steps = read_steps(paths.metrics)
     restored = [event for event in last_lines(paths.events) if event.get("event") == "trainer.restored"]
-    if restored and moment(restored[-1].get("time")) > (steps.last_at or 0.0):
-        step = whole(restored[-1].get("global_step"))
+    if restored and as_unix_time(restored[-1].get("time")) > (steps.last_at or 0.0):
+        step = as_integer(restored[-1].get("global_step"))
         return None if step is None else step + 1
     return steps.policy_version
 

@@ -1,32 +1,32 @@
-"""A story for the report's tests, told line by line, and a page as a browser reads it."""
+"""A data for the report's tests, told line by line, and a page as a browser reads it."""
 
 from html.parser import HTMLParser
 
-from launcher.html_report.run_facts import facts_of
+from launcher.reporting.run_facts import facts_of
 
 T0 = 1_790_000_000.0
 
 
-def event(story, name, now, /, **facts):
-    story.take_event({"time": T0 + now, "monotonic": now, "event": name, "attempt": 1} | facts)
+def event(data, name, now, /, **facts):
+    data.take_event({"time": T0 + now, "monotonic": now, "event": name, "attempt": 1} | facts)
 
 
-def step(story, number, at, *, reward=0.5, took=10.0, attempt=1):
-    story.take_step(
+def step(data, number, at, *, reward=0.5, took=10.0, attempt=1):
+    data.take_step(
         {"global_step": number, "attempt": attempt, "time": T0 + at, "rollout/reward": reward}
         | {"timeperf/step_s": took, "rollout/tokens_per_s": 100.0}
     )
     ledger = {"global_step": number, "prompt_ids": [f"p{number}"], "weight_versions": [number]}
-    story.take_ledger(ledger | {"rollouts_failed": 1, "rollouts_retried": 2})
+    data.take_ledger(ledger | {"rollouts_failed": 1, "rollouts_retried": 2})
 
 
-def facts(story, **more):
-    return facts_of(story, experiment_name="exp", trial_name="t0", **more)
+def facts(data, **more):
+    return facts_of(data, experiment_name="exp", trial_name="t0", **more)
 
 
-def started(story):
-    event(story, "run.started", 0, reason="fresh")
-    event(story, "trainer.started", 5, prompts=1000, total_steps=100)
+def started(data):
+    event(data, "run.started", 0, reason="fresh")
+    event(data, "trainer.started", 5, prompts=1000, total_steps=100)
 
 
 class Elements(HTMLParser):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.html_report.page import page
-from launcher.html_report.run_reader import RunData
+from launcher.reporting.run_reader import RunData
 from tests.support.report_parts import T0, facts
 
 NAMES = (
@@ -39,10 +39,10 @@ SOUND = st.fixed_dictionaries({"time": st.floats(T0, T0 + 1000), "attempt": st.i
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(LINE, st.one_of(SOUND, st.just({}))), max_size=25), st.sampled_from([True, False, None]))
 def test_no_line_keeps_the_report_from_being_made(lines, is_live):
-    story = RunData()
+    data = RunData()
     for (name, damaged), sound in lines:
         line = damaged | sound
-        story.take_event({"event": name} | line)
-        for take in (story.take_step, story.take_ledger, story.take_memory):
+        data.take_event({"event": name} | line)
+        for take in (data.take_step, data.take_ledger, data.take_memory):
             take(line)
-    assert len(page(facts(story), written_at=T0, is_live=is_live)) < 600_000
+    assert len(page(facts(data), written_at=T0, is_live=is_live)) < 600_000

@@ -4,24 +4,22 @@ import inspect
 
 import pytest
 
-from launcher.html_report.incident_facts import SILENCES
 from launcher.html_report.page import page
-from launcher.html_report.run_reader import MOST_MEMORY, RunData
 from launcher.policy import liveness, trainer_liveness
+from launcher.reporting.incident_facts import SILENCES
+from launcher.reporting.run_reader import MOST_MEMORY, RunData
 from tests.support.report_parts import T0, event, facts, started, step
 
 
 def test_an_incident_is_timed_from_its_own_beginning():
-    story = RunData()
-    started(story)
-    step(story, 0, 20)
-    event(story, "server.died", 23.2, incident=1, subject="server-0", detected_after_s=0.2)
-    event(
-        story, "incident.began", 23.5, incident=1, cause="server_crash", subject="server-0", at=23.2, reason="SIGKILL"
-    )
-    step(story, 1, 30)
-    event(story, "incident.ended", 33.2, incident=1, cause="server_crash", is_mended=True, actions=["restarted"])
-    (one,) = facts(story).incidents
+    data = RunData()
+    started(data)
+    step(data, 0, 20)
+    event(data, "server.died", 23.2, incident=1, subject="server-0", detected_after_s=0.2)
+    event(data, "incident.began", 23.5, incident=1, cause="server_crash", subject="server-0", at=23.2, reason="SIGKILL")
+    step(data, 1, 30)
+    event(data, "incident.ended", 33.2, incident=1, cause="server_crash", is_mended=True, actions=["restarted"])
+    (one,) = facts(data).incidents
     assert one.detected_s == pytest.approx(0.3)  # the observer's beginning is earlier than 23.5 - 0.2
     assert one.repaired_s == pytest.approx(10.0)
     assert one.next_step_s == pytest.approx(6.8)
@@ -29,12 +27,12 @@ def test_an_incident_is_timed_from_its_own_beginning():
 
 
 def test_a_hang_began_with_its_last_sign_of_life():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     reason = "scheduler stopped for 3.3 s; loading weights for 9.5 s; one-token generation unanswered for 3.0 s"
-    event(story, "incident.began", 50, incident=1, cause="server_hang", subject="server-0", at=49.9, reason=reason)
-    event(story, "incident.ended", 60, incident=1, cause="server_hang", is_mended=True)
-    (one,) = facts(story).incidents
+    event(data, "incident.began", 50, incident=1, cause="server_hang", subject="server-0", at=49.9, reason=reason)
+    event(data, "incident.ended", 60, incident=1, cause="server_hang", is_mended=True)
+    (one,) = facts(data).incidents
     assert (one.detected_s, one.repaired_s) == pytest.approx((3.3, 13.3))
 
 
@@ -44,15 +42,15 @@ def test_the_words_for_silence_are_those_of_the_policies():
 
 
 def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_it_was_told():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in range(10):
-        step(story, number, 20 + 10 * number, reward=0.0 if number >= 7 else 0.8)
-    event(story, "incident.began", 111, incident=1, cause="reward_collapse", subject="policy", onset_step=7, at=111.0)
-    event(story, "trainer.restored", 112, global_step=4, incident=1, reason="from step 4")
-    step(story, 5, 130)
-    event(story, "incident.ended", 131, incident=1, cause="reward_collapse", is_mended=True)
-    told = facts(story)
+        step(data, number, 20 + 10 * number, reward=0.0 if number >= 7 else 0.8)
+    event(data, "incident.began", 111, incident=1, cause="reward_collapse", subject="policy", onset_step=7, at=111.0)
+    event(data, "trainer.restored", 112, global_step=4, incident=1, reason="from step 4")
+    step(data, 5, 130)
+    event(data, "incident.ended", 131, incident=1, cause="reward_collapse", is_mended=True)
+    told = facts(data)
     (one,) = told.incidents
     assert (one.detected_s, one.next_step_s, one.steps_back) == (21.0, 40.0, 5)
     assert [line.step for line in told.steps] == [0, 1, 2, 3, 4, 5]
@@ -61,15 +59,15 @@ def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_
 
 
 def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in range(4):
-        step(story, number, 20 + 10 * number)
-    event(story, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
-    step(story, 4, 90, took=40.0)
-    event(story, "incident.ended", 80, incident=1, cause="server_hang", is_mended=True)
-    event(story, "run.finished", 100, reason="done")
-    losses = facts(story).losses
+        step(data, number, 20 + 10 * number)
+    event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
+    step(data, 4, 90, took=40.0)
+    event(data, "incident.ended", 80, incident=1, cause="server_hang", is_mended=True)
+    event(data, "run.finished", 100, reason="done")
+    losses = facts(data).losses
     assert losses.wall_s == 100.0
     assert losses.ettr == pytest.approx(0.8)
     assert losses.strict == pytest.approx(0.5)  # the step that waited counts as a usual one
@@ -78,55 +76,55 @@ def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
 
 
 def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in range(5):
-        step(story, number, 20 + 10 * number)
-    event(story, "incident.began", 61, incident=1, cause="verifier_broken", subject="reward", onset_step=3, at=61.0)
-    event(story, "run.errored", 100, reason="the reward function is broken")
-    told = facts(story)
+        step(data, number, 20 + 10 * number)
+    event(data, "incident.began", 61, incident=1, cause="verifier_broken", subject="reward", onset_step=3, at=61.0)
+    event(data, "run.errored", 100, reason="the reward function is broken")
+    told = facts(data)
     assert (told.losses.bad_steps, told.word) == (2, "ERRORED")
     assert told.losses.semantic == pytest.approx(0.3)
-    event(story, "incident.began", 99, incident=2, cause="reward_collapse", subject="policy", at=99.0)
-    assert facts(story).losses.semantic is None  # nobody knows where that one began
+    event(data, "incident.began", 99, incident=2, cause="reward_collapse", subject="policy", at=99.0)
+    assert facts(data).losses.semantic is None  # nobody knows where that one began
 
 
 def test_steps_after_a_batch_that_was_turned_away_are_sound():
     """The batch of step 3 was dropped, another took its place: the page said that 2 steps were trained on bad data."""
     told = {"incident": 1, "cause": "reward_collapse"}
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in range(5):
-        step(story, number, 20 + 10 * number)
-    event(story, "incident.began", 61, **told, subject="policy", onset_step=3, at=61.0)
-    assert facts(story).losses.bad_steps == 2, "nobody knows yet"
-    event(story, "incident.joined", 61, **told, subject="batch")
-    event(story, "incident.ended", 62, **told, is_mended=True, reason="training goes on", batches_rejected=1)
-    event(story, "run.finished", 100, reason="done")
-    losses = facts(story).losses
+        step(data, number, 20 + 10 * number)
+    event(data, "incident.began", 61, **told, subject="policy", onset_step=3, at=61.0)
+    assert facts(data).losses.bad_steps == 2, "nobody knows yet"
+    event(data, "incident.joined", 61, **told, subject="batch")
+    event(data, "incident.ended", 62, **told, is_mended=True, reason="training goes on", batches_rejected=1)
+    event(data, "run.finished", 100, reason="done")
+    losses = facts(data).losses
     assert losses.bad_steps == 0
     assert losses.semantic == losses.ettr
 
 
 def test_a_restore_takes_steps_back_before_the_first_is_repeated():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in range(6):
-        step(story, number, 20 + number)
-    event(story, "trainer.restored", 40, global_step=3, reason="from step 3")
-    event(story, "trainer.restored", 41, global_step=1, reason="from step 1")
-    told = facts(story)
+        step(data, number, 20 + number)
+    event(data, "trainer.restored", 40, global_step=3, reason="from step 3")
+    event(data, "trainer.restored", 41, global_step=1, reason="from step 1")
+    told = facts(data)
     assert [line.step for line in told.steps] == [0, 1]
     assert [one.steps_back for one in told.restores] == [2, 2]
 
 
 def test_attempts_are_laid_end_to_end():
-    story = RunData()
-    started(story)
-    step(story, 0, 50)
-    story.take_event({"time": T0 + 10_000, "event": "run.started", "attempt": 2, "reason": "resumed"})
-    step(story, 1, 10_060, attempt=2)
-    told = facts(story)
+    data = RunData()
+    started(data)
+    step(data, 0, 50)
+    data.take_event({"time": T0 + 10_000, "event": "run.started", "attempt": 2, "reason": "resumed"})
+    step(data, 1, 10_060, attempt=2)
+    told = facts(data)
     assert told.clock.total_s == 110.0
     assert told.clock.idle_s == 9950.0
     assert [told.clock.at(T0 + at) for at in (25, 5000, 10_030)] == [25.0, 50.0, 80.0]
@@ -134,40 +132,40 @@ def test_attempts_are_laid_end_to_end():
 
 
 def test_the_ledgers_violations_are_told():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in (0, 1, 3):
-        step(story, number, 20 + number)
-    event(story, "run.finished", 60, reason="done")
-    content = page(facts(story), written_at=T0, is_live=False).decode()
+        step(data, number, 20 + number)
+    event(data, "run.finished", 60, reason="done")
+    content = page(facts(data), written_at=T0, is_live=False).decode()
     assert "violations" in content
     assert "steps never committed: [2]" in content
 
 
 def test_the_step_that_is_being_written_down_is_no_violation():
-    story = RunData()
-    started(story)
-    step(story, 0, 20)
-    story.take_ledger({"global_step": 1, "prompt_ids": ["p1"], "weight_versions": [1]})
-    assert facts(story).audit.problems == ()
-    event(story, "run.errored", 60, reason="full disk")
-    assert facts(story).audit.problems == ("steps without metrics: [1]",)
+    data = RunData()
+    started(data)
+    step(data, 0, 20)
+    data.take_ledger({"global_step": 1, "prompt_ids": ["p1"], "weight_versions": [1]})
+    assert facts(data).audit.problems == ()
+    event(data, "run.errored", 60, reason="full disk")
+    assert facts(data).audit.problems == ("steps without metrics: [1]",)
 
 
 def test_what_became_of_checkpoints_is_told():
-    story = RunData()
-    started(story)
+    data = RunData()
+    started(data)
     for number in (4, 9, 14):
-        event(story, "checkpoint.committed", number, global_step=number, seconds=0.1)
-    event(story, "checkpoint.pruned", 15, subject="epoch0epochstep4globalstep4", global_step=4)
-    event(story, "checkpoint.condemned", 16, checkpoints=["epoch0epochstep14globalstep14.condemned-1"])
-    assert {one.step: one.fate for one in facts(story).checkpoints} == {4: "made room", 9: "", 14: "condemned"}
+        event(data, "checkpoint.committed", number, global_step=number, seconds=0.1)
+    event(data, "checkpoint.pruned", 15, subject="epoch0epochstep4globalstep4", global_step=4)
+    event(data, "checkpoint.condemned", 16, checkpoints=["epoch0epochstep14globalstep14.condemned-1"])
+    assert {one.step: one.fate for one in facts(data).checkpoints} == {4: "made room", 9: "", 14: "condemned"}
 
 
 def test_no_peak_of_memory_is_lost_over_a_long_run():
-    story = RunData()
+    data = RunData()
     for at in range(5 * MOST_MEMORY):
         used = 90.0 if at == 1234 else 10.0
-        story.take_memory({"time": T0 + at, "in_use": {"host memory": [used, 100.0]}})
-    assert len(story.memory) <= MOST_MEMORY
-    assert max(reading.in_use["host memory"][0] for reading in story.memory) == 90.0
+        data.take_memory({"time": T0 + at, "in_use": {"host memory": [used, 100.0]}})
+    assert len(data.memory) <= MOST_MEMORY
+    assert max(reading.in_use["host memory"][0] for reading in data.memory) == 90.0

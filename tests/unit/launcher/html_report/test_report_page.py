@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from launcher.html_report.downsample import running_mean, thin
 from launcher.html_report.markup import join, tag, text
 from launcher.html_report.page import page
 from launcher.html_report.plot import clock_text, span_of, ticks, time_ticks
 from launcher.html_report.report_writer import write_report
-from launcher.html_report.run_facts import facts_of
-from launcher.html_report.run_reader import RunData
+from launcher.reporting.downsample import downsample, running_mean
+from launcher.reporting.run_facts import facts_of
+from launcher.reporting.run_reader import RunData
 from launcher.run_files.run_paths import RunPaths
 from tests.support.long_run import LongRun
 from tests.support.report_parts import T0, Elements, event, facts, started, step
@@ -36,27 +36,27 @@ OURS = frozenset(
 )
 
 
-def malicious_story():
-    story = RunData()
-    started(story)
+def malicious_data():
+    data = RunData()
+    started(data)
     for number in range(40):
-        step(story, number, 20 + number)
-    event(story, "incident.began", 50, incident=1, cause=BAD, subject=BAD, reason=BAD, doing=BAD, onset_step=3)
-    event(story, "incident.ended", 55, incident=1, is_mended=False, reason=BAD, actions=[BAD])
-    event(story, "incident.began", 56, incident=2, cause="server_crash", subject=BAD, reason=BAD)
-    event(story, "trainer.restored", 57, global_step=30, reason=BAD)
-    event(story, "run.running", 58, state=BAD, reason=BAD)
-    event(story, "run.paused", 58, state="PAUSED", reason=BAD)
-    event(story, "checkpoint.committed", 59, global_step=30, subject=BAD, seconds=BAD)
+        step(data, number, 20 + number)
+    event(data, "incident.began", 50, incident=1, cause=BAD, subject=BAD, reason=BAD, doing=BAD, onset_step=3)
+    event(data, "incident.ended", 55, incident=1, is_mended=False, reason=BAD, actions=[BAD])
+    event(data, "incident.began", 56, incident=2, cause="server_crash", subject=BAD, reason=BAD)
+    event(data, "trainer.restored", 57, global_step=30, reason=BAD)
+    event(data, "run.running", 58, state=BAD, reason=BAD)
+    event(data, "run.paused", 58, state="PAUSED", reason=BAD)
+    event(data, "checkpoint.committed", 59, global_step=30, subject=BAD, seconds=BAD)
     for at in (10, 20, 30):
-        story.take_memory({"time": T0 + at, "in_use": {BAD: [1e9, 2e9]}})
-    story.take_ledger({"global_step": 7, "prompt_ids": [BAD, BAD], "weight_versions": [BAD]})
-    event(story, "run.errored", 90, reason=BAD)
-    return story
+        data.take_memory({"time": T0 + at, "in_use": {BAD: [1e9, 2e9]}})
+    data.take_ledger({"global_step": 7, "prompt_ids": [BAD, BAD], "weight_versions": [BAD]})
+    event(data, "run.errored", 90, reason=BAD)
+    return data
 
 
 def test_nothing_that_a_log_says_can_break_out_of_the_page():
-    told = facts_of(malicious_story(), experiment_name=BAD, trial_name=BAD)
+    told = facts_of(malicious_data(), experiment_name=BAD, trial_name=BAD)
     content = page(told, written_at=T0, is_live=None).decode()
     elements = Elements(content)
     assert elements.found.count("script") == 1
@@ -68,7 +68,7 @@ def test_nothing_that_a_log_says_can_break_out_of_the_page():
 
 
 def test_links_lead_to_the_runs_own_files_alone():
-    told = facts_of(malicious_story(), experiment_name="e", trial_name="t", folders=frozenset({1, 2}))
+    told = facts_of(malicious_data(), experiment_name="e", trial_name="t", folders=frozenset({1, 2}))
     links = [
         value for name, value in Elements(page(told, written_at=T0, is_live=True).decode()).attributes if name == "href"
     ]
@@ -134,15 +134,15 @@ def test_torn_and_foreign_lines_are_passed_over(paths):
     ],
 )
 def test_any_figure_can_be_drawn(line):
-    story = RunData()
-    started(story)
-    step(story, 0, 10)
-    story.take_step(line)
-    story.take_ledger(line)
-    story.take_memory({"time": line["time"], "in_use": {"host memory": ["NaN", 0]}})
-    story.take_event({"event": "incident.began", "incident": 1} | line)
-    story.take_event({"event": "trainer.restored", "time": 0, "global_step": -1})
-    content = page(facts(story), written_at=T0, is_live=True).decode()
+    data = RunData()
+    started(data)
+    step(data, 0, 10)
+    data.take_step(line)
+    data.take_ledger(line)
+    data.take_memory({"time": line["time"], "in_use": {"host memory": ["NaN", 0]}})
+    data.take_event({"event": "incident.began", "incident": 1} | line)
+    data.take_event({"event": "trainer.restored", "time": 0, "global_step": -1})
+    content = page(facts(data), written_at=T0, is_live=True).decode()
     assert "nan" not in re.sub(r"<style>.*?</style>", "", content, flags=re.DOTALL).lower()
 
 
@@ -156,10 +156,10 @@ def test_one_absurd_reward_does_not_hide_the_others():
 
 
 def test_stretches_and_ticks():
-    stretches = thin([(float(k), float(k)) for k in range(10)], 4)
+    stretches = downsample([(float(k), float(k)) for k in range(10)], 4)
     assert [(s.first, s.last, s.mean, s.low, s.high, s.count) for s in stretches][-1] == (9, 9, 9, 9, 9, 1)
     assert len(stretches) == 4
-    assert math.isnan(thin([(0.0, math.nan)], 4)[0].mean)
+    assert math.isnan(downsample([(0.0, math.nan)], 4)[0].mean)
     assert ticks(0, 1, most=5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert ticks(3, 3, most=5) == [3]
     assert [label for _, label in time_ticks(90, type("S", (), {"ticks_across": 5}))] == [

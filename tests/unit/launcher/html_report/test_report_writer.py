@@ -10,7 +10,7 @@ from launcher.cli.run_screen import Screen
 from launcher.config.schema import RunConfig
 from launcher.html_report import report_writer
 from launcher.html_report.report_writer import ReportWriter
-from launcher.html_report.run_reader import RunReader
+from launcher.reporting.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.html_report.incident_facts import IncidentFacts
-from launcher.html_report.run_clock import AttemptSpan
-from launcher.html_report.run_reader import StepLine
+from launcher.reporting.incident_facts import IncidentFacts
+from launcher.reporting.run_clock import AttemptSpan
+from launcher.reporting.run_reader import StepLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,5 +94,7 @@ def _bad_steps(steps: Sequence[StepLine], incidents: Sequence[IncidentFacts]) ->
         if one.onset_step is None:
             return None
         first = one.onset_step
-        bad |= {line.step: line for line in steps if line.step >= first and one.began_at <= line.time <= one.told_at}
+        bad |= {
+            line.step: line for line in steps if line.step >= first and one.began_at <= line.time <= one.reported_at
+        }
     return list(bad.values())

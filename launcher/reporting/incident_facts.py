@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.html_report.run_reader import Line, RunData, StepLine, figure, moment, whole
+from launcher.reporting.run_reader import Line, RunData, StepLine, as_float, as_integer, as_unix_time
 
 HANGS = frozenset({"server_hang", "trainer_hang"})
 SILENCES = (
@@ -38,7 +38,7 @@ class IncidentFacts:
     step: int
     onset_step: int | None
     began_at: float
-    told_at: float
+    reported_at: float
     ended_at: float | None
     is_mended: bool | None
     end_reason: str
@@ -56,15 +56,15 @@ class IncidentFacts:
 
 
 def incidents_of(
-    story: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]
+    data: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]
 ) -> tuple[IncidentFacts, ...]:
     """By number; the first beginning and the last end of each count."""
     began: dict[int, Line] = {}
     ended: dict[int, Line] = {}
     deaths: dict[int, float] = {}
     joined: Counter[int] = Counter()
-    for event in story.events:
-        number = whole(event.get("incident"))
+    for event in data.events:
+        number = as_integer(event.get("incident"))
         if number is None:
             continue
         match event.get("event"):
@@ -75,15 +75,15 @@ def incidents_of(
             case "incident.joined":
                 joined[number] += 1
             case "server.died":
-                deaths.setdefault(number, max(figure(event.get("detected_after_s"), 0.0), 0.0))
-    times = [line.time for line in story.steps]
+                deaths.setdefault(number, max(as_float(event.get("detected_after_s"), 0.0), 0.0))
+    times = [line.time for line in data.steps]
     found = []
     for number, event in sorted(began.items()):
-        onset = _onset(event, deaths.get(number, 0.0), story.steps, times)
+        onset = _onset(event, deaths.get(number, 0.0), data.steps, times)
         end = ended.get(number)
         found.append(
             _facts(
-                number, event, end, onset, story.steps, times,
+                number, event, end, onset, data.steps, times,
                 steps_back=steps_back.get(number, 0), rejected=joined[number], folders=folders, what=say(event),
             )
         )  # fmt: skip
@@ -103,11 +103,11 @@ def _facts(
     folders: frozenset[int],
     what: str,
 ) -> IncidentFacts:
-    told_at = moment(event.get("time"))
+    reported_at = as_unix_time(event.get("time"))
     is_mended = None if end is None else end.get("is_mended") is True
-    ended_at = None if end is None else moment(end.get("time"))
+    ended_at = None if end is None else as_unix_time(end.get("time"))
     # Of bad data the steps until it was told are no proof of anything.
-    later = bisect_right(times, told_at if event.get("cause") in OF_LEARNING else onset)
+    later = bisect_right(times, reported_at if event.get("cause") in OF_LEARNING else onset)
     actions = None if end is None else end.get("actions")
     return IncidentFacts(
         number=number,
@@ -115,14 +115,14 @@ def _facts(
         subject=str(event.get("subject") or ""),
         what=what,
         doing=str(event.get("doing") or ""),
-        step=_shown_at(event, lines, bisect_right(times, told_at)),
-        onset_step=whole(event.get("onset_step")),
+        step=_shown_at(event, lines, bisect_right(times, reported_at)),
+        onset_step=as_integer(event.get("onset_step")),
         began_at=onset,
-        told_at=told_at,
+        reported_at=reported_at,
         ended_at=ended_at,
         is_mended=is_mended,
         end_reason="" if end is None else str(end.get("reason") or ""),
-        detected_s=told_at - onset,
+        detected_s=reported_at - onset,
         repaired_s=ended_at - onset if ended_at is not None and is_mended else None,
         next_step_s=times[later] - onset if later < len(times) else None,
         steps_back=steps_back,
@@ -135,16 +135,16 @@ def _facts(
 def _onset(event: Line, death_s: float, lines: Sequence[StepLine], times: Sequence[float]) -> float:
     """The earliest known: the observer's `at`, the death that its guard saw, the last sign of life of what hangs, the
     commit of the first bad step."""
-    told_at = moment(event.get("time"))
-    since_s = figure(event.get("monotonic")) - figure(event.get("at"))
-    candidates = [told_at - death_s]
+    reported_at = as_unix_time(event.get("time"))
+    since_s = as_float(event.get("monotonic")) - as_float(event.get("at"))
+    candidates = [reported_at - death_s]
     if event.get("cause") in HANGS:
-        candidates += [told_at - float(said) for said in SILENCE.findall(str(event.get("reason")))]
+        candidates += [reported_at - float(said) for said in SILENCE.findall(str(event.get("reason")))]
     if 0 <= since_s < LONGEST_S:
-        candidates.append(told_at - since_s)
-    onset_step = whole(event.get("onset_step"))
+        candidates.append(reported_at - since_s)
+    onset_step = as_integer(event.get("onset_step"))
     if onset_step is not None and event.get("cause") in OF_LEARNING:
-        for index in range(bisect_right(times, told_at) - 1, -1, -1):
+        for index in range(bisect_right(times, reported_at) - 1, -1, -1):
             if lines[index].step == onset_step:
                 candidates.append(times[index])
                 break
@@ -155,7 +155,7 @@ def _onset(event: Line, death_s: float, lines: Sequence[StepLine], times: Sequen
 
 def _shown_at(event: Line, lines: Sequence[StepLine], before: int) -> int:
     """On the curve: the step that was under way when it was told, or at which it began."""
-    onset = whole(event.get("onset_step"))
+    onset = as_integer(event.get("onset_step"))
     if onset is not None:
         return max(onset, 0)
     return lines[before - 1].step + 1 if before else 0

@@ -23,7 +23,7 @@ class Stretch:
         return (self.first + self.last) / 2
 
 
-def thin(points: Sequence[tuple[float, float]], most: int) -> list[Stretch]:
+def downsample(points: Sequence[tuple[float, float]], most: int) -> list[Stretch]:
     """At most `most` stretches of equally many points, in order. (x, value) each."""
     size = max(-(-len(points) // most), 1)
     return [_stretch(points[start : start + size]) for start in range(0, len(points), size)]

@@ -70,31 +70,31 @@ class RunData:
         self._thinning = 1
 
     def take_step(self, line: Line) -> None:
-        step = whole(line.get("global_step"))
+        step = as_integer(line.get("global_step"))
         if step is None:
             return
         self.steps.append(
             StepLine(
                 step=step,
-                attempt=whole(line.get("attempt")) or 0,
-                time=moment(line.get("time")),
-                reward=figure(line.get(REWARD)),
-                low=figure(line.get("grpo_actor/task_reward/min")),
-                high=figure(line.get("grpo_actor/task_reward/max")),
-                tokens_per_s=figure(line.get(TOKENS_PER_S)),
-                step_s=figure(line.get(STEP_SECONDS)),
-                rollout_s=figure(line.get("timeperf/rollout_s")),
-                train_s=figure(line.get("timeperf/train_s")),
-                distance=figure(line.get(DISTANCE)),
+                attempt=as_integer(line.get("attempt")) or 0,
+                time=as_unix_time(line.get("time")),
+                reward=as_float(line.get(REWARD)),
+                low=as_float(line.get("grpo_actor/task_reward/min")),
+                high=as_float(line.get("grpo_actor/task_reward/max")),
+                tokens_per_s=as_float(line.get(TOKENS_PER_S)),
+                step_s=as_float(line.get(STEP_SECONDS)),
+                rollout_s=as_float(line.get("timeperf/rollout_s")),
+                train_s=as_float(line.get("timeperf/train_s")),
+                distance=as_float(line.get(DISTANCE)),
             )
         )
 
     def take_ledger(self, line: Line) -> None:
-        step, ids, versions = whole(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
+        step, ids, versions = as_integer(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
         if step is None:
             return
-        self.rollouts_failed += whole(line.get("rollouts_failed")) or 0
-        self.rollouts_retried += whole(line.get("rollouts_retried")) or 0
+        self.rollouts_failed += as_integer(line.get("rollouts_failed")) or 0
+        self.rollouts_retried += as_integer(line.get("rollouts_retried")) or 0
         # Each epoch names the same prompts: one string for all.
         prompts = (
             [sys.intern(one) if isinstance(one, str) else str(one) for one in ids] if isinstance(ids, list) else []
@@ -112,11 +112,11 @@ class RunData:
         if not isinstance(in_use, dict):
             return
         pairs = {
-            str(name): (figure(pair[0]), figure(pair[1]))
+            str(name): (as_float(pair[0]), as_float(pair[1]))
             for name, pair in in_use.items()
             if isinstance(pair, list) and len(pair) == 2
         }
-        reading = MemoryReading(time=moment(line.get("time")), in_use=pairs)
+        reading = MemoryReading(time=as_unix_time(line.get("time")), in_use=pairs)
         if self._since_memory % self._thinning and self.memory:
             reading = _larger(self.memory.pop(), reading)
         self._since_memory += 1
@@ -132,16 +132,16 @@ class RunData:
 
 
 class RunReader:
-    """`refresh` reads what is new in a run's files into `story`."""
+    """`refresh` reads what is new in a run's files into `data`."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self.story = RunData()
+        self.data = RunData()
         # The ledger before the metrics, which are written after it: each step of the ledger then has its metrics.
         self._files = (
-            (LineTail(paths.events), self.story.take_event),
-            (LineTail(paths.ledger), self.story.take_ledger),
-            (LineTail(paths.metrics), self.story.take_step),
-            (LineTail(paths.memory), self.story.take_memory),
+            (LineTail(paths.events), self.data.take_event),
+            (LineTail(paths.ledger), self.data.take_ledger),
+            (LineTail(paths.metrics), self.data.take_step),
+            (LineTail(paths.memory), self.data.take_memory),
         )
 
     def refresh(self, *, has_ended: bool = False) -> int:
@@ -166,19 +166,19 @@ def _folder(path: Path) -> Iterator[Path]:
         return
 
 
-def figure(value: object, otherwise: float = math.nan) -> float:
+def as_float(value: object, otherwise: float = math.nan) -> float:
     """What could not even be summed is infinite too."""
     number = number_of(value, otherwise)
     return math.copysign(math.inf, number) if abs(number) > MOST else number  # not of NaN: it compares as False
 
 
-def moment(value: object) -> float:
+def as_unix_time(value: object) -> float:
     """Unix seconds; 0 where they are not known."""
-    time = figure(value)
+    time = as_float(value)
     return time if math.isfinite(time) and 0 < time < MOST_SECONDS else 0.0
 
 
-def whole(value: object) -> int | None:
+def as_integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE else None
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.html_report.run_reader import RunData, moment, whole
+from launcher.reporting.run_reader import RunData, as_integer, as_unix_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RunClock:
         return self._before[index] + min(max(time - attempt.start, 0.0), attempt.seconds)
 
 
-def attempts_of(story: RunData) -> tuple[AttemptSpan, ...]:
+def attempts_of(data: RunData) -> tuple[AttemptSpan, ...]:
     """By number. One whose beginning was lost begins with the first that is known of it."""
     spans: dict[int, tuple[float, float]] = {}
 
@@ -65,11 +65,11 @@ def attempts_of(story: RunData) -> tuple[AttemptSpan, ...]:
             low, high = spans.get(number, (start, end))
             spans[number] = (min(low, start), max(high, end))
 
-    for event in story.events:
-        time = moment(event.get("time"))
-        extend(whole(event.get("attempt")), time, time)
+    for event in data.events:
+        time = as_unix_time(event.get("time"))
+        extend(as_integer(event.get("attempt")), time, time)
     first_steps: dict[int, int] = {}
-    for line in story.steps:
+    for line in data.steps:
         extend(line.attempt, line.time, line.time)
         first_steps.setdefault(line.attempt, line.step)
     found: list[AttemptSpan] = []

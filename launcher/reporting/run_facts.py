@@ -1,4 +1,4 @@
-"""What a run's story amounts to: what stands, what happened, what was lost. Pure: a Story in, RunFacts out.
+"""What a run's data amounts to: what stands, what happened, what was lost. Pure: a Story in, RunFacts out.
 
 Measures are those of the field, as far as a run can know them of itself:
 
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import EvalReport
-from launcher.html_report.incident_facts import IncidentFacts, incidents_of
-from launcher.html_report.lost_time import Losses, losses_of
-from launcher.html_report.run_clock import AttemptSpan, RunClock, attempts_of
-from launcher.html_report.run_reader import Line, MemoryReading, RunData, StepLine, figure, moment, whole
 from launcher.reporting.event_lines import what_happened
+from launcher.reporting.incident_facts import IncidentFacts, incidents_of
 from launcher.reporting.ledger_audit import Audit, audit
+from launcher.reporting.lost_time import Losses, losses_of
+from launcher.reporting.run_clock import AttemptSpan, RunClock, attempts_of
+from launcher.reporting.run_reader import Line, MemoryReading, RunData, StepLine, as_float, as_integer, as_unix_time
 
 GLOBAL_STEP = re.compile(r"globalstep(\d+)")
 
@@ -76,16 +76,16 @@ class RunFacts:
 
 
 def facts_of(
-    story: RunData, *, experiment_name: str, trial_name: str, staleness: int = 0, folders: frozenset[int] = frozenset()
+    data: RunData, *, experiment_name: str, trial_name: str, staleness: int = 0, folders: frozenset[int] = frozenset()
 ) -> RunFacts:
     """`staleness`: rollout.max_head_offpolicyness. `folders`: incidents of which evidence was kept."""
-    attempts = attempts_of(story)
-    word, reason = _last_word(story.events, attempts)
-    restores = _restores(story)
-    steps, taken_back = _standing(story.steps, restores)
+    attempts = attempts_of(data)
+    word, reason = _last_word(data.events, attempts)
+    restores = _restores(data)
+    steps, taken_back = _standing(data.steps, restores)
     until = max((attempt.end for attempt in attempts), default=0.0)
     backs = {one.incident: one.steps_back for one in restores if one.incident is not None}
-    incidents = incidents_of(story, steps_back=backs, folders=folders, say=what_happened)
+    incidents = incidents_of(data, steps_back=backs, folders=folders, say=what_happened)
     return RunFacts(
         experiment_name=experiment_name,
         trial_name=trial_name,
@@ -95,18 +95,18 @@ def facts_of(
         attempts=attempts,
         steps=steps,
         taken_back=taken_back,
-        total_steps=_last_fact(story.events, "trainer.started", "total_steps"),
-        evals=_evals(story.events),
+        total_steps=_last_fact(data.events, "trainer.started", "total_steps"),
+        evals=_evals(data.events),
         incidents=incidents,
         restores=restores,
-        checkpoints=_checkpoints(story.events),
-        states=_states(story.events),
-        memory=tuple(reading for reading in story.memory if reading.time),
-        rejected=sum(event.get("event") == "batch.rejected" for event in story.events),
-        rollouts_failed=story.rollouts_failed,
-        rollouts_retried=story.rollouts_retried,
-        audit=_audit(story, staleness, has_ended=bool(word)),
-        losses=losses_of(steps, story.steps, incidents, attempts, until),
+        checkpoints=_checkpoints(data.events),
+        states=_states(data.events),
+        memory=tuple(reading for reading in data.memory if reading.time),
+        rejected=sum(event.get("event") == "batch.rejected" for event in data.events),
+        rollouts_failed=data.rollouts_failed,
+        rollouts_retried=data.rollouts_retried,
+        audit=_audit(data, staleness, has_ended=bool(word)),
+        losses=losses_of(steps, data.steps, incidents, attempts, until),
     )
 
 
@@ -120,23 +120,23 @@ def _last_word(events: Sequence[Line], attempts: Sequence[AttemptSpan]) -> tuple
 
 
 def _is_of(event: Line, attempt: AttemptSpan) -> bool:
-    return whole(event.get("attempt")) == attempt.number
+    return as_integer(event.get("attempt")) == attempt.number
 
 
-def _restores(story: RunData) -> tuple[Restore, ...]:
+def _restores(data: RunData) -> tuple[Restore, ...]:
     """Each that found steps to stand behind; a run's first look for something to restore is none."""
     found: list[Restore] = []
     at, head = 0, -1
-    for event in story.events:
-        step, time = whole(event.get("global_step")), moment(event.get("time"))
+    for event in data.events:
+        step, time = as_integer(event.get("global_step")), as_unix_time(event.get("time"))
         if event.get("event") != "trainer.restored" or step is None:
             continue
-        while at < len(story.steps) and story.steps[at].time <= time:
-            head = story.steps[at].step
+        while at < len(data.steps) and data.steps[at].time <= time:
+            head = data.steps[at].step
             at += 1
         if at:
             back, head = max(head - step, 0), min(head, step)
-            reason, incident = str(event.get("reason") or ""), whole(event.get("incident"))
+            reason, incident = str(event.get("reason") or ""), as_integer(event.get("incident"))
             found.append(Restore(time=time, step=step, steps_back=back, reason=reason, incident=incident))
     return tuple(found)
 
@@ -166,9 +166,9 @@ def _standing(
 def _evals(events: Sequence[Line]) -> tuple[EvalReport, ...]:
     reports = {}
     for event in events:
-        version, prompts = whole(event.get("policy_version")), whole(event.get("prompts"))
+        version, prompts = as_integer(event.get("policy_version")), as_integer(event.get("prompts"))
         if event.get("event") == "eval.done" and version is not None and prompts is not None:
-            sampled, greedy = figure(event.get("sampled")), figure(event.get("greedy"))
+            sampled, greedy = as_float(event.get("sampled")), as_float(event.get("greedy"))
             reports[version] = EvalReport(policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy)
     return tuple(reports[version] for version in sorted(reports))
 
@@ -185,10 +185,10 @@ def _checkpoints(events: Sequence[Line]) -> tuple[CheckpointSummary, ...]:
     """Each commit; of a step that was saved twice, what became of one is told of the last before it."""
     found: list[CheckpointSummary] = []
     for event in events:
-        name, step = str(event.get("event")), whole(event.get("global_step"))
+        name, step = str(event.get("event")), as_integer(event.get("global_step"))
         if name == "checkpoint.committed" and step is not None:
-            seconds = figure(event.get("seconds"))
-            found.append(CheckpointSummary(step=step, time=moment(event.get("time")), seconds=seconds))
+            seconds = as_float(event.get("seconds"))
+            found.append(CheckpointSummary(step=step, time=as_unix_time(event.get("time")), seconds=seconds))
         elif name in FATES:
             for gone in _steps_named(event):
                 _mark(found, gone, FATES[name])
@@ -199,7 +199,7 @@ def _steps_named(event: Line) -> set[int]:
     names = event.get("checkpoints")
     said = [*(names if isinstance(names, list) else ()), event.get("subject")]
     steps = {int(match[1]) for text in said if (match := GLOBAL_STEP.search(str(text)))}
-    step = whole(event.get("global_step"))
+    step = as_integer(event.get("global_step"))
     return steps or ({step} if step is not None and event.get("event") != "checkpoint.condemned" else set())
 
 
@@ -222,22 +222,22 @@ def _states(events: Sequence[Line]) -> tuple[tuple[float, str, str], ...]:
         elif name in ("run.finished", "run.errored", "run.aborted"):
             state = name.removeprefix("run.").upper()
         if name.startswith("run.") and state:
-            found.append((moment(event.get("time")), state, str(event.get("reason") or "")))
+            found.append((as_unix_time(event.get("time")), state, str(event.get("reason") or "")))
     return tuple(found)
 
 
-def _audit(story: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
+def _audit(data: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
     """Of a run that goes on, the step that is being written down at this moment is left out."""
-    prompts = _last_fact(story.events, "trainer.started", "prompts")
-    if not prompts or not story.ledger:
+    prompts = _last_fact(data.events, "trainer.started", "prompts")
+    if not prompts or not data.ledger:
         return None
-    ledger = story.ledger
+    ledger = data.ledger
     if not has_ended:
-        known = {line.step for line in story.steps}
+        known = {line.step for line in data.steps}
         ledger = [line for line in ledger if line["global_step"] in known or line is not ledger[-1]]
-    metrics = [{"global_step": line.step, "grpo_actor/logprob_distance/avg": line.distance} for line in story.steps]
+    metrics = [{"global_step": line.step, "grpo_actor/logprob_distance/avg": line.distance} for line in data.steps]
     return audit(ledger, metrics, prompts=prompts, staleness=staleness)
 
 
 def _last_fact(events: Sequence[Line], name: str, key: str) -> int | None:
-    return next((whole(e.get(key)) for e in reversed(events) if e.get("event") == name), None)
+    return next((as_integer(e.get(key)) for e in reversed(events) if e.get("event") == name), None)
