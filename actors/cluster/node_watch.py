@@ -17,7 +17,7 @@ from typing import Any
 import ray._private.state as ray_state
 
 from actors.cluster.node_identity import OF_RAY
-from actors.processes.background_tasks import keep, raise_defects
+from actors.processes.background_tasks import BackgroundTasks
 
 LOOK_S = 0.5
 HOMELESS_S = 5.0
@@ -82,7 +82,7 @@ class NodeWatch:
         self._alive = set(known)
         self._nowhere_since: dict[str, float] = {}
         self._is_blind = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     @property
     def several(self) -> bool:
@@ -94,12 +94,12 @@ class NodeWatch:
 
     def homeless_since(self, name: str) -> float | None:
         """Since when no node has had room for this actor; None where it runs, or is only being started."""
-        raise_defects(self._tasks)
+        self._tasks.check()
         since = self._nowhere_since.get(name)
         return since if since is not None and self._clock() - since >= HOMELESS_S else None
 
     def begin_looking(self) -> None:
-        keep(self._tasks, self._look_on())
+        self._tasks.start(self._look_on())
 
     async def look(self) -> None:
         """One question, which may wait for a store that is away; without an answer, what was known stays known."""
@@ -134,6 +134,4 @@ class NodeWatch:
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()

@@ -1,30 +1,46 @@
-"""Tasks that go on beside their owner, and the errors that end them, told to who looks.
+"""Background tasks whose exceptions are re-raised to the owner.
 
-A task that only watches and has died of a defect would leave its Coordinator blind, and the run waiting for ever for
-what it no longer sees. A run that ends with its reason is the lesser evil (P9).
+A task that only watches and has died of a defect would leave its owner blind, and the run waiting for ever for what it
+no longer sees. A run that ends with its reason is the lesser evil (P9).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def keep(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-    """Begin `work`, and hold it in `tasks` until it has ended well."""
+class BackgroundTasks:
+    """The tasks of one owner, all on one loop. The owner calls `check` whenever it is asked something, and `close`."""
 
-    def let_go(task: asyncio.Task[None]) -> None:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work`; it is kept until it has ended well."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def check(self) -> None:
+        """Raises what ended one of the tasks, if an error did."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel all of them, and wait until they have ended."""
+        self.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled() or task.exception() is None:
-            tasks.discard(task)
-
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(let_go)
-
-
-def raise_defects(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Raises what ended one of `tasks`, if an error did."""
-    for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+            self._tasks.discard(task)

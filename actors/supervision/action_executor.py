@@ -10,10 +10,9 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Any
 
 from actors.cluster.actor_calls import ActorAway
-from actors.processes.background_tasks import raise_defects
+from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
 from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.interfaces import Facts, Observation
@@ -59,7 +58,7 @@ class ActionExecutor:
         self._slots, self._trainer, self._monitor = eyes.slots, eyes.trainer, eyes.monitor
         self._memory = eyes.memory
         self._shares_gpu = shares_gpu
-        self._first: list[asyncio.Task[Any]] = []
+        self._tasks = BackgroundTasks()
         self._unusable: UsageError | None = None
         self._is_stopped = False
         self._fleet = FleetScaling(config, history, eyes, start=self._start_server)
@@ -77,17 +76,16 @@ class ActionExecutor:
         self._trainer.adopt()
         self._eyes.begin_looking()
         if self._monitor is not None:
-            self._first.append(asyncio.create_task(self._ask_the_verifier_again(self._monitor)))
+            self._tasks.start(self._ask_the_verifier_again(self._monitor))
         fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
         for slot in fresh:
             slot.expect()
-        servers = [asyncio.create_task(self._first_start(self._start_server(slot))) for slot in fresh]
-        self._first += servers
+        servers = [self._tasks.start(self._first_start(self._start_server(slot))) for slot in fresh]
         view = self._trainer.view
         if not view.is_started and not view.busy and not self._history.attempts:
             self._trainer.expect()
             before = servers if self._shares_gpu else []
-            self._first.append(asyncio.create_task(self._first_start(self._start_trainer(before))))
+            self._tasks.start(self._first_start(self._start_trainer(before)))
 
     async def _first_start(self, starting: Awaitable[object]) -> None:
         """What can't be started for what the user wrote ends the run; anything else is the plan's to mend."""
@@ -128,7 +126,7 @@ class ActionExecutor:
     def look(self) -> Observation:
         if self._unusable is not None:
             raise self._unusable
-        raise_defects(self._first)
+        self._tasks.check()
         return self._eyes.look(is_stopped=self._is_stopped)
 
     # ── acting ──
@@ -282,8 +280,7 @@ class ActionExecutor:
 
     async def _halt(self, word: TerminalStatus) -> None:
         """In reverse order of the start. Nothing here may keep the run from ending: the driver ends what stays."""
-        for task in self._first:
-            task.cancel()
+        self._tasks.cancel()
         try:
             if word is not TerminalStatus.FINISHED:
                 await self._quietly("trainer", self._save(), within_s=self._config.health.trainer_first_s)
@@ -312,6 +309,4 @@ class ActionExecutor:
             self._history.event("actor.stop_failed", subject=subject, reason=str(error) or "no answer in time")
 
     async def close(self) -> None:
-        for task in self._first:
-            task.cancel()
-        await asyncio.gather(*self._first, self._fleet.close(), self._eyes.close(), return_exceptions=True)
+        await asyncio.gather(self._tasks.close(), self._fleet.close(), self._eyes.close(), return_exceptions=True)

@@ -17,7 +17,7 @@ from typing import Any
 from actors.cluster.node_identity import is_here, lease_of
 from actors.cluster.node_watch import ClusterNode, NodeWatch
 from actors.monitoring.monitor_view import Watched
-from actors.processes.background_tasks import keep
+from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.interfaces import Observation
 from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.oom_backoff import OomBackoff
@@ -82,7 +82,7 @@ class ClusterObserver:
         self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
         self._has_nodes = config.cluster.address != "local"
         self._homeless: set[str] = set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.monitor = (
             None
             if monitor is None
@@ -107,7 +107,7 @@ class ClusterObserver:
 
     async def refresh(self) -> None:
         """Ask everybody anew, side by side."""
-        await asyncio.gather(self.trainer.refresh(), *(slot.refresh() for slot in self.slots.values()))
+        await asyncio.gather(self.trainer.probe.refresh(), *(slot.probe.refresh() for slot in self.slots.values()))
 
     def begin_looking(self) -> None:
         self.trainer.begin_looking()
@@ -119,6 +119,7 @@ class ClusterObserver:
             self.monitor.begin_looking()
 
     def look(self, *, is_stopped: bool) -> Observation:
+        self._tasks.check()
         now = time.monotonic()
         trainer = self.trainer.facts(self.nodes.homeless_since(TRAINER))
         incident = self.incident(now)
@@ -187,7 +188,12 @@ class ClusterObserver:
         return self._last_words.explain(facts, slot.generation)
 
     async def close(self) -> None:
-        closing = [self.trainer.close(), self.nodes.close(), *(slot.close() for slot in self.slots.values())]
+        closing = [
+            self._tasks.close(),
+            self.trainer.close(),
+            self.nodes.close(),
+            *(slot.close() for slot in self.slots.values()),
+        ]
         if self.monitor is not None:
             closing.append(self.monitor.close())
         await asyncio.gather(*closing, return_exceptions=True)
@@ -218,7 +224,7 @@ class ClusterObserver:
             reason = f"no node has room for {name}: {left} of {len(self.slots)} servers go on"
             self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
             known = [info for info in self.trainer.view.servers if info.name == name]
-            keep(self._telling, self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
+            self._tasks.start(self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
         for name in sorted(self._homeless - homeless):
             reason = f"a node has room for {name} again"
             self._history.event("fleet.grown", subject=name, reason=reason, servers=left)
@@ -240,7 +246,7 @@ class ClusterObserver:
         )
         infos = [replace(slot.info, state=ServerState.DEAD, reason=reason) for slot in gone if slot.info is not None]
         if infos and TRAINER not in names:
-            keep(self._telling, self._tell_trainer(infos))
+            self._tasks.start(self._tell_trainer(infos))
 
     async def _tell_trainer(self, infos: list[ServerInfo]) -> None:
         with contextlib.suppress(LauncherError):  # a trainer that is away has no requests either

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
 from actors.supervision.interfaces import Facts
 from actors.supervision.run_history import RunHistory
@@ -43,7 +44,7 @@ class FleetScaling:
         self._start = start
         self._find = find
         self._drain_s = config.sglang.drain_timeout
-        self._starting: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self.join_deadline_s = ACTOR_S + MARGIN_S
         self.leave_deadline_s = self._drain_s + STOP_S + 2 * MARGIN_S
 
@@ -52,9 +53,7 @@ class FleetScaling:
         slot = self._eyes.add_slot(name, await self._actor_of(name))
         slot.expect()
         slot.begin_looking()
-        task = asyncio.create_task(self._begin(slot))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._tasks.start(self._begin(slot))
         return {"servers": len(self._eyes.slots)}
 
     async def _actor_of(self, name: str) -> Any:
@@ -92,7 +91,4 @@ class FleetScaling:
         return {"moved": moved, "servers": len(self._eyes.slots)}
 
     async def close(self) -> None:
-        tasks = list(self._starting)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()

@@ -1,7 +1,7 @@
-"""The HealthMonitor as the Coordinator's hands hold it: told the servers again and again, and its last word heard.
+"""The Coordinator's handle of the HealthMonitor: sends it the server list periodically and caches its latest verdicts.
 
-A monitor that hangs or restarts delays nobody; its word grows old and is dropped, and unknown is never a reason to
-kill (P7). One that was restarted learns the servers from the next telling.
+A monitor that hangs or restarts delays nobody: its verdicts grow old and are dropped, and unknown is never a reason to
+kill (P7). One that was restarted learns the servers from the next question.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ray
 from actors.cluster.actor_calls import answer
 from actors.cluster.node_identity import clock_shift
 from actors.monitoring.monitor_view import MonitorView, Watched
-from actors.processes.background_tasks import raise_defects
+from actors.supervision.actor_probe import ActorProbe
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, Incident, Verdict
 from launcher.policy.canary_policy import CanaryRound
@@ -32,12 +32,12 @@ LONGEST_TURN_S = 5.0
 
 
 class MonitorHandle:
-    """`targets`: the servers to watch, as they are now. `changed` is set when the monitor says something else.
+    """`targets`: the servers to watch, as they are now. `changed` is set when a verdict changes.
 
-    `hung` hears that its process was ended for answering nobody: one that is stopped is alive to Ray, and the trainer
-    would wait at the gate for ever. `hung_after_s` is counted in questions without an answer, of ANSWER_S each, so that
-    a pause of the Coordinator's own is none of the monitor's; one that was never heard gets more, it may be starting.
-    `silent_s`: for how long it has been asked in vain.
+    `hung` is called when the monitor's process is ended because it answers nobody: a stopped process is alive to Ray,
+    and the trainer would wait at the gate for ever. `hung_after_s` is counted in unanswered questions of ANSWER_S each,
+    so that a pause of the Coordinator's own is not taken for the monitor's; one that never answered gets more time, it
+    may be starting. `silent_s`: for how long it has been asked in vain.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class MonitorHandle:
         self._targets = targets
         self._changed = changed
         self._view: MonitorView | None = None
-        self._heard_at = float("-inf")
-        self._task: asyncio.Task[None] | None = None
+        self._turned_at = float("inf")
+        self._probe = ActorProbe(self._ask, heard=self._take, missed=self._note_silence)
 
     @property
     def incident(self) -> Incident | None:
-        raise_defects([] if self._task is None else [self._task])
+        self._probe.tasks.check()
         view = self._fresh()
         return None if view is None else view.incident
 
     def verdict(self, name: str, generation: int) -> Verdict | None:
-        """On one life of one server; doubt of its weights is one too. None where nothing is known."""
+        """On one incarnation of one server; doubt of its weights is one too. None where nothing is known."""
         view = self._fresh()
         for server in () if view is None else view.servers:
             if (server.name, server.generation) == (name, generation):
@@ -77,58 +77,50 @@ class MonitorHandle:
         return None
 
     def _fresh(self) -> MonitorView | None:
-        return self._view if time.monotonic() - self._heard_at <= FRESH_S else None
+        return self._view if self._probe.is_fresh(FRESH_S) else None
 
     def begin_looking(self) -> None:
-        self._task = asyncio.create_task(self._look_on())
+        self._turned_at = time.monotonic()
+        self._probe.begin(lambda: LOOK_S)
 
     async def trust(self, name: str) -> None:
-        """Its weights have been sent again, or proven."""
+        """Its weights have been sent again, or verified."""
         with contextlib.suppress(LauncherError):  # a monitor that has restarted doubts nobody
             await answer(self._actor.trust.remote(name), within_s=ANSWER_S, of="the HealthMonitor")
-            await self._look()
+            await self._probe.refresh()
 
     async def restored(self, global_step: int) -> None:
         with contextlib.suppress(LauncherError):  # it reads it from the journal too
             await answer(self._actor.restored.remote(global_step), within_s=ANSWER_S, of="the HealthMonitor")
-            await self._look()
+            await self._probe.refresh()
 
     async def canaries(self, scored: CanaryRound) -> None:
         await answer(self._actor.canaries.remote(scored), within_s=ANSWER_S, of="the HealthMonitor")
 
-    async def _look(self) -> None:
+    async def _ask(self) -> MonitorView:
         view: MonitorView = await answer(
             self._actor.watch.remote(list(self._targets()), time.monotonic()), within_s=ANSWER_S, of="the HealthMonitor"
         )
-        view = _on_this_clock(view)
-        if _said(view) != _said(self._view):
+        return _on_this_clock(view)
+
+    def _take(self, view: MonitorView) -> None:
+        if _verdicts(view) != _verdicts(self._view):
             self._changed.set()
-        self._view, self._heard_at, self._unanswered = view, time.monotonic(), 0
+        self._view, self._unanswered = view, 0
+        self._turned_at, self.silent_s = time.monotonic(), 0.0
 
-    async def _look_on(self) -> None:
-        turned_at = time.monotonic()
-        while True:
-            try:
-                await self._look()
-                self.silent_s = 0.0
-            except LauncherError as error:  # its word ages, and is dropped
-                self.silent_s += min(time.monotonic() - turned_at, LONGEST_TURN_S)
-                self._unanswered += isinstance(error.__cause__, TimeoutError)
-                await self._end_if_hung()
-            turned_at = time.monotonic()
-            await asyncio.sleep(LOOK_S)
-
-    async def _end_if_hung(self) -> None:
-        if self._unanswered < self._hung_looks * (1 if self._view is not None else 4):
-            return
-        self._view, self._unanswered = None, 0
-        self._hung()
-        await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
+    def _note_silence(self, error: LauncherError) -> None:
+        now = time.monotonic()
+        self.silent_s += min(max(now - self._turned_at, 0.0), LONGEST_TURN_S)
+        self._turned_at = now
+        self._unanswered += isinstance(error.__cause__, TimeoutError)
+        if self._unanswered >= self._hung_looks * (1 if self._view is not None else 4):
+            self._view, self._unanswered = None, 0
+            self._hung()
+            self._probe.tasks.start(asyncio.to_thread(ray.kill, self._actor, no_restart=False))
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._probe.close()
 
 
 def _on_this_clock(view: MonitorView) -> MonitorView:
@@ -137,8 +129,8 @@ def _on_this_clock(view: MonitorView) -> MonitorView:
     return replace(view, incident=replace(view.incident, since=view.incident.since + shift))
 
 
-def _said(view: MonitorView | None) -> object:
-    """What of a view calls for a plan at once."""
+def _verdicts(view: MonitorView | None) -> object:
+    """The part of a view whose change calls for a plan at once."""
     if view is None:
         return None
     servers = tuple((s.name, s.generation, s.verdict.health, bool(s.doubt)) for s in view.servers)

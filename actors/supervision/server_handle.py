@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.cluster.actor_calls import answer
 from actors.cluster.node_identity import is_here, on_this_clock
-from actors.processes.background_tasks import keep, raise_defects
+from actors.supervision.actor_probe import ActorProbe
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
 from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
@@ -51,15 +51,13 @@ class ServerHandle:
         self._changed = changed
         self._setup_s = setup_s
         self._info: ServerInfo | None = None
-        self._lost = ""
         self._is_ordered = False
         self._ended_at: dict[int, float] = {}
         self._was_ready = False
         self._failed_start = ""
         self._adopted_at = float("inf")
-        self._asked, self._heard = 0, 0
         self._kills = KillWatch()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.probe = ActorProbe(self._ask_info, heard=self._take_info)
         self._lost_with = ""
         self._lost_life: int | None = None
         self._gone: tuple[int, float] | None = None
@@ -67,12 +65,12 @@ class ServerHandle:
     # ── seeing ──
 
     def begin_looking(self) -> None:
-        self._keep(self._look_on())
+        self.probe.begin(self._interval_s)
 
     def adopt(self, generation: int, lineage: int | None) -> None:
         """A life that an earlier Coordinator ordered."""
         self.generation, self.lineage, self._adopted_at = generation, lineage, time.monotonic()
-        self._keep(self._watch(generation))
+        self.probe.tasks.start(self._watch(generation))
 
     def expect(self) -> None:
         """It is about to be started: that it does not run means nothing."""
@@ -97,19 +95,18 @@ class ServerHandle:
             return None
         return dataclasses.replace(self._info, lineage=self.lineage)
 
-    async def refresh(self) -> None:
-        """Ask the actor. An answer that comes after that to a later question is dropped."""
-        self._asked += 1
-        number = self._asked
-        try:
-            info: ServerInfo = await answer(self._actor.info.remote(), within_s=ANSWER_S, of=self.name)
-        except LauncherError as error:
-            self._lost = error.message
-            return
-        if number > self._heard:
-            self._heard, self._lost, self._info = number, "", info
-            if self.exit is None or self.exit.generation != self.generation:
-                self._kills.look()
+    async def _ask_info(self) -> ServerInfo:
+        info: ServerInfo = await answer(self._actor.info.remote(), within_s=ANSWER_S, of=self.name)
+        return info
+
+    def _take_info(self, info: ServerInfo) -> None:
+        self._info = info
+        if self.exit is None or self.exit.generation != self.generation:
+            self._kills.look()
+
+    def _interval_s(self) -> float:
+        serves = self.info is not None and self.info.state is ServerState.READY and not self.is_over
+        return LOOK_READY_S if serves and not self.probe.error else LOOK_S
 
     def facts(
         self,
@@ -123,7 +120,7 @@ class ServerHandle:
 
         `is_publishing`: one that was READY is STALE for as long as it loads the new weights, and that is no fault.
         """
-        raise_defects(self._tasks)
+        self.probe.tasks.check()
         state, end = self._state(in_pool), self._end()
         if homeless_since is not None and not self._is_ordered and end is None:
             end = ExitFinding(cause=Cause.NODE_LOST, reason=f"no node has room for {self.name}")
@@ -196,18 +193,12 @@ class ServerHandle:
         reason = self._failed_start or (f"adopted, and still not ready after {self._setup_s:g} s" if is_late else "")
         return ExitFinding(cause=Cause.SERVER_HANG, reason=reason) if reason else None
 
-    async def _look_on(self) -> None:
-        while True:
-            await self.refresh()
-            serves = self.info is not None and self.info.state is ServerState.READY and not self.is_over
-            await asyncio.sleep(LOOK_READY_S if serves and not self._lost else LOOK_S)
-
     async def _watch(self, generation: int) -> None:
         """Hear of the end of one life as it happens. Where the actor dies, its next answer tells."""
         try:
             told: ServerExit = await answer(self._actor.wait_exit.remote(), within_s=float("inf"), of=self.name)
         except LauncherError as error:
-            self._lost = error.message
+            self.probe.error = error.message
             self._changed.set()
             return
         exit_ = on_this_clock(told)
@@ -233,7 +224,7 @@ class ServerHandle:
             return False
         if self._gone is None or self._gone[0] != self.generation:
             self._gone = self.generation, time.monotonic()
-        return not self._lost and time.monotonic() - self._gone[1] < WORD_S
+        return not self.probe.error and time.monotonic() - self._gone[1] < WORD_S
 
     # ── acting ──
 
@@ -255,7 +246,7 @@ class ServerHandle:
                 within_s=STOP_S,
                 of=self.name,
             )
-            self._keep(self._watch(generation))
+            self.probe.tasks.start(self._watch(generation))
             info: ServerInfo = await answer(self._actor.wait_ready.remote(), within_s=self._setup_s, of=self.name)
             self._failed_start = ""
             return info
@@ -264,7 +255,7 @@ class ServerHandle:
             raise
         finally:
             self._is_ordered = False
-            await self.refresh()
+            await self.probe.refresh()
 
     async def stop(self) -> None:
         self._order_end()
@@ -278,17 +269,12 @@ class ServerHandle:
         """An actor that died is being restarted by Ray; its calls fail until it is there."""
         give_up_at = time.monotonic() + STOP_S
         while True:
-            await self.refresh()
-            if not self._lost:
+            await self.probe.refresh()
+            if not self.probe.error:
                 return
             if time.monotonic() > give_up_at:
-                raise ServerError(f"the actor of {self.name} does not come back: {self._lost}")
+                raise ServerError(f"the actor of {self.name} does not come back: {self.probe.error}")
             await asyncio.sleep(LOOK_S)
 
-    def _keep(self, work: Any) -> None:
-        keep(self._tasks, work)
-
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.probe.close()

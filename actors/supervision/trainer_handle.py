@@ -17,9 +17,9 @@ from actors.cluster.actor_calls import ActorAway, answer
 from actors.cluster.fencing import MARGIN_S
 from actors.cluster.node_identity import is_here
 from actors.monitoring.trainer_watch import TrainerWatch
-from actors.processes.background_tasks import keep, raise_defects
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
+from actors.supervision.actor_probe import ActorProbe
 from actors.supervision.trainer_exit import why_it_ended
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of
 from launcher.base.errors import LauncherError, TrainerError
@@ -60,7 +60,6 @@ class TrainerHandle:
         """
         self.view = NOTHING
         self.lengths = Lengths()
-        self._viewed_at = float("-inf")
         self._actor = actor
         self._ended = ended
         self._changed = changed
@@ -78,15 +77,14 @@ class TrainerHandle:
         self._overdue = ""
         self._busy, self._busy_since = "", 0.0
         self._trouble = TrainerFault()
-        self._asked, self._heard = 0, 0
         self._run: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.probe = ActorProbe(self._ask_view, heard=self._take_view)
 
     # ── seeing ──
 
     def begin_looking(self) -> None:
-        self._keep(self._look_on())
-        self._keep(self._look_at_it())
+        self.probe.begin(lambda: LOOK_S)
+        self.probe.tasks.start(self._judge_always())
 
     def expect(self) -> None:
         """It is about to be started: that it is empty means nothing."""
@@ -97,28 +95,26 @@ class TrainerHandle:
         if self.view.is_allowed:
             self._await_run()
 
-    async def refresh(self) -> None:
-        """Ask the actor. An answer that comes after that to a later question is dropped."""
-        self._asked += 1
-        number, written = self._asked, size_of(self._log)
-        try:
-            view: TrainerView = await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer")
-        except LauncherError:
-            return
-        if number > self._heard:
-            if self.view.pid and view.node != self.view.node:
-                self.fence()
-            self._heard, self._viewed_at, self.view = number, time.monotonic(), view
-            self.lengths = self.lengths.now_said(view.longest_sequence, view.largest_micro_batch)
-            if view.is_started:
-                self._kills.look(view.pid if is_here(view.node) else None)
-            if view.failure is None:
-                self._log_read = written
-            self._watch(_life_of(view))
-            if view.busy != self._busy:
-                self._busy, self._busy_since = view.busy, self._viewed_at
-            if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must say `run`
-                self._await_run()
+    async def _ask_view(self) -> tuple[TrainerView, int]:
+        """With the size of its log before it was asked: up to there all is well, if the answer says so."""
+        log_bytes = size_of(self._log)
+        return await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer"), log_bytes
+
+    def _take_view(self, answered: tuple[TrainerView, int]) -> None:
+        view, log_bytes = answered
+        if self.view.pid and view.node != self.view.node:
+            self.fence()
+        self.view = view
+        self.lengths = self.lengths.now_said(view.longest_sequence, view.largest_micro_batch)
+        if view.is_started:
+            self._kills.look(view.pid if is_here(view.node) else None)
+        if view.failure is None:
+            self._log_read = log_bytes
+        self._watch(_life_of(view))
+        if view.busy != self._busy:
+            self._busy, self._busy_since = view.busy, self.probe.answered_at
+        if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must say `run`
+            self._await_run()
 
     def lost_with_node(self, node: str, reason: str) -> bool:
         """A node is lost; whether the trainer was on it. It may step on behind a partition until its lease is over."""
@@ -141,7 +137,7 @@ class TrainerHandle:
             self._fenced_until = time.monotonic() + self._lease_s + MARGIN_S
 
     def facts(self, homeless_since: float | None = None) -> TrainerFacts:
-        raise_defects(self._tasks)
+        self.probe.tasks.check()
         view, verdict = self.view, self._verdict()
         if homeless_since is not None and not self._is_ordered:
             verdict = Verdict(health=Health.DEAD, reason=self._why_homeless(), cause=Cause.NODE_LOST)
@@ -195,23 +191,18 @@ class TrainerHandle:
             return f"{self._busy} for {busy_s:.0f} s, more than {self._load_s:g} s (health.trainer_first_s)"
         return self._overdue
 
-    async def _look_at_it(self) -> None:
+    async def _judge_always(self) -> None:
         """Beside the questions, so that one that is not answered is seen to be none."""
         while True:
-            self._life.look(self.view, heard_at=self._viewed_at, is_asked=self._asked > self._heard)
+            self._life.look(self.view, heard_at=self.probe.answered_at, is_asked=self.probe.is_waiting)
             await asyncio.sleep(self._look_s)
-
-    async def _look_on(self) -> None:
-        while True:
-            await self.refresh()
-            await asyncio.sleep(LOOK_S)
 
     def _watch(self, life: Life) -> None:
         """One on another node is heard of by Ray alone: its calls fail, and another life answers."""
         if life != self._watched:
             self._watched = life
             if is_here(life[0]):
-                self._keep(self._wait_end(life))
+                self.probe.tasks.start(self._wait_end(life))
 
     async def _wait_end(self, life: Life) -> None:
         pid = life[1]
@@ -239,7 +230,7 @@ class TrainerHandle:
             raise
         finally:
             self._is_ordered = False
-            await self.refresh()
+            await self.probe.refresh()
 
     async def restore(self, global_step: int, lineage: int) -> int:
         self._overdue = ""
@@ -248,7 +239,7 @@ class TrainerHandle:
 
     async def resume(self) -> None:
         await self._ask(self._actor.allow.remote())
-        await self.refresh()
+        await self.probe.refresh()
         self._trouble.goes_on()
         self._await_run()
 
@@ -258,13 +249,13 @@ class TrainerHandle:
         Raises TrainerError where its process ends or hangs before. Any other deadline is the caller's.
         """
         await self._ask(self._actor.pause.remote(save))
-        await self.refresh()
+        await self.probe.refresh()
         while self.view.is_running or self.view.is_allowed:
             verdict = self._verdict()
             if verdict.health is Health.DEAD:
                 raise TrainerError(f"the trainer did not stand still: {verdict.reason}")
             await asyncio.sleep(SOON_S)
-            await self.refresh()
+            await self.probe.refresh()
 
     async def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         await self._ask(self._actor.set_servers.remote(list(servers)))
@@ -305,10 +296,10 @@ class TrainerHandle:
 
     async def _until_empty(self) -> None:
         give_up_at = time.monotonic() + RESTART_S
-        await self.refresh()
+        await self.probe.refresh()
         told = 0
         while self._is_not_there() or self.view.is_started or self.view.busy:
-            stale = time.monotonic() - self._viewed_at > ANSWER_S
+            stale = not self.probe.is_fresh(ANSWER_S)
             if (not self._is_not_there() and self.view.pid != told) or (stale and told == 0):
                 told = self.view.pid
                 await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
@@ -316,14 +307,14 @@ class TrainerHandle:
                 self._overdue = f"no empty trainer process within {RESTART_S:g} s"
                 raise TrainerError(self._overdue)
             await asyncio.sleep(SOON_S)
-            await self.refresh()
+            await self.probe.refresh()
 
     def _is_not_there(self) -> bool:
         return self.view.pid == 0 or _life_of(self.view) == self._dead
 
     def _await_run(self) -> None:
         if self._run is None or self._run.done():
-            self._run = asyncio.create_task(self._wait_run(self._actor.run.remote()))
+            self._run = self.probe.tasks.start(self._wait_run(self._actor.run.remote()))
 
     async def _wait_run(self, running: Any) -> None:
         """However it ends, the view says how; this only says when."""
@@ -331,7 +322,7 @@ class TrainerHandle:
             await answer(running, within_s=float("inf"), of="the trainer")
         except LauncherError as error:  # Ray says what it ended a process for
             self._note_end(find_trainer_cause(str(error.__cause__).splitlines(), None))
-        await self.refresh()
+        await self.probe.refresh()
         self._changed.set()
 
     def _note_end(self, found: ExitFinding) -> None:
@@ -339,14 +330,8 @@ class TrainerHandle:
         if found.ran_out is not None:
             self._last_words = found
 
-    def _keep(self, work: Any) -> None:
-        keep(self._tasks, work)
-
     async def close(self) -> None:
-        tasks = [*self._tasks, *([self._run] if self._run is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.probe.close()
 
 
 def _life_of(view: TrainerView) -> Life:

@@ -76,7 +76,7 @@ class Trial:
     async def begun(self):
         await self.hands.begin()
         async with asyncio.timeout(10):
-            while not all(task.done() for task in self.hands._first):
+            while not all(task.done() for task in self.hands._tasks._tasks):
                 await asyncio.sleep(0.001)
 
     def events(self):

@@ -101,7 +101,7 @@ def test_its_word_grows_old(monkeypatch):
         link = MonitorHandle(
             FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event(), hung_after_s=HUNG_S
         )
-        await link._look()
+        await link._probe.refresh()
         fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
         monkeypatch.setattr(monitor_handle, "FRESH_S", -1.0)
         return fresh, link.incident, link.verdict("server-0", 1)

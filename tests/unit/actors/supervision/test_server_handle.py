@@ -135,7 +135,7 @@ def test_an_actor_that_ray_started_anew_has_lost_its_server():
     async def play(slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         actor.generation, actor.state = -1, ServerState.STOPPED
-        await slot.refresh()
+        await slot.probe.refresh()
         return facts(slot, in_pool(ServerState.READY))
 
     seen = scenario(play)
@@ -252,10 +252,10 @@ def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starting(mon
         with pytest.raises(ActorAway):
             await slot.start(0, WEIGHTS, {})
         actor.generation = 0
-        await slot.refresh()
+        await slot.probe.refresh()
         dead = facts(slot)
         actor.state = ServerState.READY
-        await slot.refresh()
+        await slot.probe.refresh()
         return dead.state, facts(slot).state
 
     dead, late = scenario(play)
@@ -269,7 +269,7 @@ def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
         slot._setup_s = 0.04
         actor.generation, actor.state = 0, ServerState.STARTING
         slot.adopt(0, 1)
-        await slot.refresh()
+        await slot.probe.refresh()
         seen = [facts(slot).state]
         while seen[-1] is ServerState.STARTING:
             await asyncio.sleep(0.005)

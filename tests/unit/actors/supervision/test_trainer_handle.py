@@ -62,9 +62,9 @@ def test_one_that_was_allowed_to_step_though_nobody_heard_it_is_told_to():
     async def scenario(link):
         with pytest.raises(ActorAway):
             await link.resume()
-        await link.refresh()
+        await link.probe.refresh()
         await asyncio.sleep(0)
-        await link.refresh()
+        await link.probe.refresh()
         await asyncio.sleep(0)
         return world.actor.calls.count("run"), link.facts().is_paused
 
@@ -79,11 +79,11 @@ def test_a_restore_that_does_not_end_is_a_hang_however_busy_it_says_it_is():
     world = World(restore=restore)
 
     async def scenario(link):
-        await link.refresh()
+        await link.probe.refresh()
         before = link.facts().verdict.health
         with pytest.raises(LauncherError):
             await link.restore(4, 2)
-        await link.refresh()
+        await link.probe.refresh()
         return before, link.facts().verdict
 
     before, after = world.play(scenario)
@@ -95,7 +95,7 @@ def test_a_start_that_an_earlier_coordinator_ordered_has_a_deadline_too():
     world = World(dataclasses.replace(EMPTY, busy="starting"))
 
     async def scenario(link):
-        await link.refresh()
+        await link.probe.refresh()
         soon = link.facts().verdict.health
         while link.facts().verdict.health is soon:
             await asyncio.sleep(0.005)
@@ -166,7 +166,7 @@ def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
     world = World(view=dataclasses.replace(LOADED, is_allowed=True, is_running=True), run=never)
 
     async def scenario(link):
-        await link.refresh()
+        await link.probe.refresh()
         before = link.facts()
         link.expect()
         return before.is_loaded, link.facts().is_loaded

@@ -46,7 +46,7 @@ def link(actor, log=Path("no such log")):
 def facts_after(actor, work=None, **settings):
     async def scenario():
         trainer = link(actor, **settings)
-        await trainer.refresh()
+        await trainer.probe.refresh()
         if work is not None:
             await work(trainer)
         facts = trainer.facts()
@@ -142,9 +142,9 @@ def test_what_it_said_of_its_data_outlives_its_process():
     async def scenario():
         actor = Actor(view=TrainerView(pid=1, is_started=True, longest_sequence=42, largest_micro_batch=5376))
         trainer = link(actor)
-        await trainer.refresh()
+        await trainer.probe.refresh()
         actor.view = Call(TrainerView(pid=2))
-        await trainer.refresh()
+        await trainer.probe.refresh()
         await trainer.close()
         return trainer.view.pid, trainer.lengths
 

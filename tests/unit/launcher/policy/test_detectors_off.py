@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from actors.supervision import server_handle
+from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.server_handle import ServerHandle
 from actors.weights.weight_consistency_check import golden_distance
 from launcher.base.errors import TrainerError, WeightsRefused
@@ -181,10 +181,10 @@ def test_without_its_factor_a_slow_server_is_one_like_any_other():
 
 
 def test_without_raising_it_the_death_of_a_watching_task_would_pass_unseen(monkeypatch):
-    monkeypatch.setattr(server_handle, "raise_defects", lambda tasks: None)
+    monkeypatch.setattr(BackgroundTasks, "check", lambda tasks: None)
 
     async def play(slot, actor, died):
-        slot._keep(defect())
+        slot.probe.tasks.start(defect())
         for _ in range(5):
             await asyncio.sleep(0)
         return slot.facts(None, None, is_publishing=False).verdict.health
