@@ -92,11 +92,14 @@ def held_by_another():
 
 
 def main() -> None:
-    os.environ.update(RAY_ENVIRONMENT, RAY_AUTH_TOKEN_PATH=str(make_ray_token(Path(sys.argv[1]))))
     folder = tempfile.mkdtemp(prefix="ray-")
-    node = {"num_cpus": CPUS, "num_gpus": GPUS, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
-    cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)
+    token = str(make_ray_token(Path(sys.argv[1])))
+    # Cluster notes its address in $RAY_TMPDIR/ray, whatever its temp_dir, and expects that folder: on a machine that
+    # has never run Ray nobody else makes it.
+    os.environ.update(RAY_ENVIRONMENT, RAY_AUTH_TOKEN_PATH=token, RAY_TMPDIR=folder)
+    node = {"num_cpus": CPUS, "num_gpus": GPUS}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     wait(lambda: ray.cluster_resources().get("GPU") == 2 * GPUS)
     small = ("sglang.n_servers=2", "actor.dp_size=2", "sglang.gpu_fraction=0.5", "actor.gpu_fraction=0.5")
