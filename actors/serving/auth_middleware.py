@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from launcher.base.addresses import is_every_interface
 from launcher.base.errors import LauncherError
-from launcher.base.listening import is_everywhere
 from launcher.run_files.run_keys import ServerKeys
 
 VARIABLE = "GRPO_SERVER_KEYS"
@@ -111,5 +111,5 @@ def refuse_other_doors(server_args: Any) -> None:
     for name, (allowed, why) in OTHER_DOORS.items():
         if getattr(server_args, name, allowed) != allowed:
             sys.exit(f"--{name.replace('_', '-')} is not allowed: {why} (sglang.extra_args)")
-    if is_everywhere(server_args.host):
+    if is_every_interface(server_args.host):
         sys.exit("--host would listen on every interface: set sglang.host to one address of this machine")

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.base.addresses import is_every_interface
 from launcher.base.errors import ResourceError
-from launcher.base.listening import is_everywhere
 from launcher.config.schema import SGLangConfig
 
 CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
@@ -149,7 +149,7 @@ def choose_port(config: SGLangConfig, index: int) -> int:
                 "sglang.host must be an address of this machine",
             ) from error
         address, port = trial.getsockname()[:2]
-        if is_everywhere(address):  # a name may mean that too
+        if is_every_interface(address):  # a name may mean that too
             raise ResourceError(
                 f"sglang.host={config.host} is every interface of this machine: anybody could ask server {index}",
                 "set sglang.host to 127.0.0.1, or to this machine's address in the cluster's own network",

@@ -38,8 +38,8 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan) -> Iterat
     elif plan.shortage is not None:
         yield plan.shortage
     if plan.devices[0] == "cpu" and config.sglang.device != "cpu":  # the latter was checked with the configuration
-        for problem in token_pool_on_cpu(config):
-            yield ConfigError(str(problem), "no GPU was found for sglang.device=auto")
+        for key, allowed in token_pool_on_cpu(config, "cpu"):
+            yield ConfigError(f"{key}=null: {allowed}", "no GPU was found for sglang.device=auto")
 
 
 def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from launcher.base.addresses import url_problem
 from launcher.base.errors import UsageError
-from launcher.base.remote_url import problem_of
 from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
 
 
@@ -13,7 +13,7 @@ def read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint,
     """Where they are, and those that are whole, the newest last. Raises UsageError and CheckpointError."""
     if given.experiment_name is None or given.trial_name is None:
         raise UsageError("--url lists the copies of one trial", "give --experiment-name and --trial-name too")
-    if problem := problem_of(given.url):
+    if problem := url_problem(given.url):
         raise UsageError("--url can't be used (not shown)", problem)
     remote = RemoteStore(given.url, experiment_name=given.experiment_name, trial_name=given.trial_name)
     return remote.where, remote.list()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.serving.auth_middleware import API_PATHS, OTHER_DOORS, VARIABLE, AuthMiddleware, opens, refuse_other_doors
-from launcher.base.listening import is_everywhere
+from launcher.base.addresses import is_every_interface
 from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
 from launcher.run_files.run_keys import ServerKeys
@@ -148,12 +148,12 @@ EVERYWHERE = ["0.0.0.0", "::", "[::]", "0", "0x0", "0.0", "*", "", " ", "::0", "
 
 @pytest.mark.parametrize("host", EVERYWHERE)
 def test_every_interface_by_any_name(host):
-    assert is_everywhere(host)
+    assert is_every_interface(host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "10.0.0.1", "node-7", "fe80::1%lo"])
 def test_one_interface(host):
-    assert not is_everywhere(host)
+    assert not is_every_interface(host)
 
 
 def problems(**sglang):

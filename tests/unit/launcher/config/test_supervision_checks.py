@@ -1,5 +1,7 @@
 """Settings of supervision that contradict each other are named with key, value and what would be allowed."""
 
+import dataclasses
+
 import pytest
 
 from launcher.base.errors import ConfigError
@@ -8,7 +10,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision import HealthConfig, MemoryConfig, RestartConfig, RestoreConfig, RewardHealthConfig
 from launcher.config.supervision_checks import find_contradictions
-from launcher.resources.config_checks import check
+from launcher.resources.config_checks import check, find_problems
 
 SECTIONS = ("health.", "reward_health.", "restart.", "restore.", "memory.")
 
@@ -21,6 +23,10 @@ def test_the_defaults_contradict_nothing_and_are_in_their_ranges():
     for setting in ours:
         value = value_of(config, setting.key)
         assert setting.allowed is None or value is None or setting.allowed.allows(value), setting.key
+
+
+def sound_but(change):
+    return dataclasses.replace(compose(["conf=arithmetic_cpu"]), **change)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +60,9 @@ def test_the_defaults_contradict_nothing_and_are_in_their_ranges():
     ],
 )
 def test_a_contradiction_is_named(change, key, given, words):
-    ((found, value, allowed),) = find_contradictions(RunConfig(**change))
-    assert (found, value) == (key, given)
-    assert words in allowed
+    (problem,) = find_problems(sound_but(change))
+    assert (problem.key, problem.given) == (key, given)
+    assert words in problem.allowed
 
 
 def test_switching_off_contradicts_nothing():
