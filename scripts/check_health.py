@@ -11,7 +11,8 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):  # python scripts/check_health.py
@@ -21,17 +22,16 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.errors import UsageError
-from launcher.diagnosis.health.finding import CheckResult, Finding, first_line, is_healthy
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended, print_json
-from scripts.health.look_disk import check_checkpoints, check_disk
-from scripts.health.look_logs import check_logs
-from scripts.health.look_machine import check_gpus, check_memory
-from scripts.health.look_run import Subject, check_run, find_subject
-from scripts.health.look_servers import check_servers
-from scripts.health.side_by_side import Check, run_checks
-from scripts.health.view import read_view
+from scripts.health.disk_check import check_checkpoints, check_disk
+from scripts.health.findings import CheckResult, Finding, first_line, is_healthy, run_checks
+from scripts.health.log_check import check_logs
+from scripts.health.machine_check import check_gpus, check_memory
+from scripts.health.run_check import Subject, check_run, find_subject
+from scripts.health.run_view import read_view
+from scripts.health.server_check import check_servers
 from scripts.run_choice import add_run_arguments, chosen_run
 
 WIDTH_OF_A_FILE = 200
@@ -69,17 +69,13 @@ def _check(given: argparse.Namespace) -> int:
     subject = find_subject(
         paths, read_view(paths), timeout_s=given.timeout, recent_s=given.recent, extra_servers=tuple(given.server)
     )
-    findings = run_checks({name: _bound(check, subject) for name, check in CHECKS.items()}, timeout_s=given.timeout)
+    findings = run_checks({name: partial(check, subject) for name, check in CHECKS.items()}, timeout_s=given.timeout)
     with as_far_as_it_is_read():
         if given.json:
             print_json(as_json(paths, subject, findings), indent=1)
         else:
             show(paths, subject, findings)
     return IS_HEALTHY if is_healthy(findings) else NOT_HEALTHY
-
-
-def _bound(check: Callable[[Subject], list[Finding]], subject: Subject) -> Check:
-    return lambda: check(subject)
 
 
 def parser() -> argparse.ArgumentParser:

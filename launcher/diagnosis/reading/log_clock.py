@@ -49,6 +49,11 @@ def from_unix(seconds: float) -> float:
     return calendar.timegm(wall.localtime(seconds)) + seconds % 1
 
 
+def to_unix(seconds: float) -> float:
+    """Unix seconds of a date that this machine's wall clock showed, without their fraction."""
+    return wall.mktime(wall.gmtime(seconds))
+
+
 def say_duration(seconds: float) -> str:
     """`45 s`, `12 min`, `3 h 20 min`, `5 d 2 h`."""
     minutes = round(seconds / 60)

@@ -15,29 +15,20 @@ import pytest
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.config.compose import REPOSITORY
-from launcher.diagnosis.health.finding import CheckResult, Finding
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 from scripts import check_health
-from scripts.health import look_logs
-from scripts.health.look_disk import check_checkpoints, check_disk
-from scripts.health.look_logs import check_logs
-from scripts.health.look_run import check_run, find_subject
-from scripts.health.look_servers import check_servers
-from scripts.health.side_by_side import run_checks
-from scripts.health.view import ServerSaid, read_view
+from scripts.health import log_check
+from scripts.health.disk_check import check_checkpoints, check_disk
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding, run_checks
+from scripts.health.log_check import check_logs
+from scripts.health.run_check import check_run, find_subject
+from scripts.health.run_view import ServerRecord, read_view
+from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running
 from tests.support.health_parts import subject_of, verdicts
-
-OK, NOTE, ABSENT, UNKNOWN, BAD = (
-    CheckResult.OK,
-    CheckResult.NOTE,
-    CheckResult.ABSENT,
-    CheckResult.UNKNOWN,
-    CheckResult.BAD,
-)
 
 
 @pytest.fixture
@@ -49,7 +40,7 @@ def paths(tmp_path):
 
 def test_a_check_that_hangs_or_fails_costs_itself_alone():
     hangs = threading.Event()
-    good = [Finding(check="disk", subject="d", verdict=OK, said="fine")]
+    good = [Finding("disk", "d", OK, "fine")]
 
     def fails():
         raise CheckpointError("no folder")
@@ -132,16 +123,16 @@ def test_the_journal_tells_where_the_servers_of_this_attempt_are(paths):
     journal.record("incident.began", subject="server-0", cause="server_crash", incident=4, reason="SIGKILL")
     journal.record("server.starting", subject="server-1")
     view = read_view(paths)
-    assert view.servers == {"server-0": ServerSaid(state="DEAD"), "server-1": ServerSaid(state="STARTING")}
-    assert view.open_incidents == ("incident 4: server-0 crashed (SIGKILL)",)
-    assert (view.deaths, view.pids, view.word) == (1, {10}, "")
+    assert view.servers == {"server-0": ServerRecord(state="DEAD"), "server-1": ServerRecord(state="STARTING")}
+    assert view.incidents == {4: "incident 4: server-0 crashed (SIGKILL)"}
+    assert (view.deaths, view.pids, view.status) == (1, {10}, "")
     journal.record("server.ready", subject="server-0", url="http://b", pid=11)
     journal.record("incident.ended", subject="server-0", incident=4, is_mended=True)
     journal.record("run.running", state="RUNNING", reason="nothing to do")
     journal.record("run.finished", reason="all steps")
     view = read_view(paths)
-    assert view.servers["server-0"] == ServerSaid(state="READY", url="http://b", pid=11)
-    assert (view.open_incidents, view.state, view.word) == ((), "RUNNING", "FINISHED")
+    assert view.servers["server-0"] == ServerRecord(state="READY", url="http://b", pid=11)
+    assert (view.incidents, view.state, view.status) == ({}, "RUNNING", "FINISHED")
 
 
 def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
@@ -152,7 +143,7 @@ def test_a_server_that_left_as_it_was_asked_to_is_not_missed(paths):
         journal.record("server.ready", subject=f"server-{index}", url=f"http://{index}", pid=10 + index)
     journal.record("server.leaving", subject="server-1", reason="asked by me")
     (leaving,) = (one for one in check_servers(subject_of(paths, is_live=None)) if one.subject == "server-1")
-    assert (leaving.verdict, leaving.said) == (NOTE, "it leaves, as it was asked to")
+    assert (leaving.verdict, leaving.said) == (NOTE, "leaving, as requested")
     journal.record("server.left", subject="server-1", reason="asked by me")
     assert list(read_view(paths).servers) == ["server-0"]
     journal.record("server.ready", subject="server-1", url="http://b", pid=20)
@@ -202,7 +193,7 @@ def test_connection_errors_are_told_by_kind_and_time(paths):
 
 
 def test_of_a_huge_log_the_end_is_read(paths, monkeypatch):
-    monkeypatch.setattr(look_logs, "LOG_BYTES", 1000)
+    monkeypatch.setattr(log_check, "LOG_BYTES", 1000)
     paths.trainer_log.write_text(LOG + "x" * 2000 + "\nConnection reset by peer\n")
     assert {f.facts["kind"] for f in check_logs(subject_of(paths))} == {"connection reset"}
 
@@ -223,7 +214,7 @@ def test_checkpoints_that_are_whole_and_one_that_is_not(paths):
     newest = save(store, 9)
     (whole,) = check_checkpoints(subject_of(paths))
     assert (whole.verdict, whole.facts["whole"]) == (OK, [4, 9])
-    assert "2 whole by their sizes, the newest of step 9" in whole.said
+    assert "2 complete by their sizes, the newest of step 9" in whole.said
     for step in range(16):
         append_line(paths.metrics, {"global_step": step, "time": 1.0, "grpo_actor/task_reward/avg": 0.5})
     (judged,) = check_checkpoints(subject_of(paths))
@@ -260,7 +251,7 @@ def test_a_tool_that_waits_for_an_answer_is_no_run(paths):
     with RunLock(paths, tool="resume_training"):
         subject = find_subject(paths, read_view(paths), timeout_s=1, recent_s=1)
         assert subject.is_live is False
-        assert [one.verdict for one in check_run(subject)] == [CheckResult.OK, CheckResult.OK]
+        assert [one.verdict for one in check_run(subject)] == [OK, OK]
     with RunLock(paths):
         assert find_subject(paths, read_view(paths), timeout_s=1, recent_s=1).is_live is True
 

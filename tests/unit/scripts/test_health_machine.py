@@ -4,20 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.diagnosis.health.finding import CheckResult
 from launcher.resources.hardware import Gpu
 from launcher.run_files.run_paths import RunPaths
-from scripts.health import look_machine
-from scripts.health.look_machine import check_gpus, check_memory
+from scripts.health import machine_check
+from scripts.health.findings import ABSENT, BAD, NOTE, OK
+from scripts.health.machine_check import check_gpus, check_memory
 from tests.support.health_parts import subject_of
-
-OK, NOTE, ABSENT, UNKNOWN, BAD = (
-    CheckResult.OK,
-    CheckResult.NOTE,
-    CheckResult.ABSENT,
-    CheckResult.UNKNOWN,
-    CheckResult.BAD,
-)
 
 
 @pytest.fixture
@@ -72,9 +64,9 @@ class Nvml:
 )
 def test_who_holds_a_gpus_memory_is_told(paths, monkeypatch, own, is_lost, verdict, said):
     gpu = Gpu(name="GPU", memory=139 * 2**30, free=0)
-    monkeypatch.setattr(look_machine, "find_hardware", lambda: SimpleNamespace(gpus=(gpu,), no_gpu=""))
-    monkeypatch.setattr(look_machine, "pynvml", Nvml(is_lost=is_lost))
-    monkeypatch.setattr(look_machine, "_own_pids", lambda subject: own)
+    monkeypatch.setattr(machine_check, "find_hardware", lambda: SimpleNamespace(gpus=(gpu,), no_gpu=""))
+    monkeypatch.setattr(machine_check, "pynvml", Nvml(is_lost=is_lost))
+    monkeypatch.setattr(machine_check, "_own_pids", lambda subject: own)
     (finding,) = check_gpus(subject_of(paths))
     assert (finding.verdict, said in finding.said) == (verdict, True)
 

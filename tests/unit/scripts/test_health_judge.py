@@ -4,27 +4,23 @@ import dataclasses
 
 import pytest
 
-from launcher.diagnosis.health.finding import CheckResult, Finding, first_line, is_healthy
-from launcher.diagnosis.health.judge_logs import ErrorsSeen, judge_errors
-from launcher.diagnosis.health.judge_machine import KillsSeen, judge_kills, judge_memory, judge_room
-from launcher.diagnosis.health.judge_run import RunSeen, judge_run
-from launcher.diagnosis.health.judge_server import ServerSeen, judge_server
+from scripts.health.disk_check import judge_space
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Finding, first_line, is_healthy
+from scripts.health.log_check import ErrorsSeen, judge_errors
+from scripts.health.machine_check import judge_kills, judge_memory
+from scripts.health.run_check import judge_run
+from scripts.health.run_view import LastSteps, RunView
+from scripts.health.server_check import ServerSeen, judge_server
 from tests.support.health_parts import verdicts
 
-OK, NOTE, ABSENT, UNKNOWN, BAD = (
-    CheckResult.OK,
-    CheckResult.NOTE,
-    CheckResult.ABSENT,
-    CheckResult.UNKNOWN,
-    CheckResult.BAD,
-)
 GIB = 2**30
+NOW = 1000.0
+
+STEPS = LastSteps(last_step=9, last_at=NOW - 2, policy_version=10, usual_step_s=1.5, last_rewards=(0.5,) * 10)
 
 
-LIVE = RunSeen(
-    is_live=True, word="", reason="", state="RUNNING", state_reason="", open_incidents=(), last_step=9, total_steps=20,
-    since_step_s=2.0, usual_step_s=1.5, last_rewards=(0.5,) * 10,
-)  # fmt: skip
+def view_of(**changes):
+    return RunView(state="RUNNING", total_steps=20, started_at=100.0, ended_at=200.0, **changes)
 
 
 @pytest.mark.parametrize(
@@ -32,29 +28,36 @@ LIVE = RunSeen(
     [
         ({}, OK, "RUNNING, 10 of 20 steps are done"),
         ({"state": "REPAIRING", "state_reason": "server-1 is restarted"}, BAD, "REPAIRING: server-1 is restarted"),
-        ({"open_incidents": ("incident 3: server-1 hangs",)}, BAD, "RUNNING: incident 3: server-1 hangs"),
+        ({"incidents": {3: "incident 3: server-1 hangs"}}, BAD, "RUNNING: incident 3: server-1 hangs"),
         ({"state": "INITIALIZING"}, UNKNOWN, "it is still starting"),
-        ({"since_step_s": 59.0}, OK, ""),
-        ({"since_step_s": 61.0}, BAD, "the last step was 61 s ago, one usually takes 1.5 s"),
-        ({"since_step_s": 300.0, "usual_step_s": 40.0}, OK, ""),
+        ({"last_at": NOW - 59}, OK, ""),
+        ({"last_at": NOW - 61}, BAD, "the last step was 61 s ago, one usually takes 1.5 s"),
+        ({"last_at": NOW - 300, "usual_step_s": 40.0}, OK, ""),
         ({"last_rewards": (0.5,) * 5 + (0.0,) * 5}, BAD, "0 in each of the last 5 steps"),
         ({"last_rewards": (0.0,) * 4}, OK, ""),
         ({"is_live": None}, UNKNOWN, "its driver is on another machine"),
-        ({"is_live": False}, BAD, "its driver is gone and wrote no last word"),
-        ({"is_live": False, "word": "FINISHED", "reason": "all 20"}, OK, "FINISHED: all 20"),
-        ({"is_live": False, "word": "ERRORED", "reason": "no memory"}, BAD, "ERRORED: no memory"),
-        ({"is_live": False, "word": "ABORTED", "reason": "by you"}, BAD, "ABORTED: by you"),
+        ({"is_live": False}, BAD, "its driver is gone and recorded no final status"),
+        ({"is_live": False, "status": "FINISHED", "reason": "all 20"}, OK, "FINISHED: all 20"),
+        ({"is_live": False, "status": "ERRORED", "reason": "no memory"}, BAD, "ERRORED: no memory"),
+        ({"is_live": False, "status": "ABORTED", "reason": "by you"}, BAD, "ABORTED: by you"),
     ],
 )
 def test_a_run(change, verdict, said):
-    findings = judge_run(dataclasses.replace(LIVE, **change))
+    is_live = change.get("is_live", True)
+    view, steps = view_of(), STEPS
+    for name, value in change.items():
+        if hasattr(steps, name):
+            steps = dataclasses.replace(steps, **{name: value})
+        elif name != "is_live":
+            setattr(view, name, value)
+    findings = judge_run(view, steps, is_live=is_live, now=NOW)
     worst = next((v for v in (BAD, UNKNOWN) if v in verdicts(findings)), OK)
     assert worst is verdict
     assert any(said in finding.said for finding in findings)
 
 
 SERVER = ServerSeen(
-    name="server-0", said_state="READY", url="u", process="S", weight_version=7, expected=(7, 8), generated_s=0.1,
+    name="server-0", state="READY", url="u", process="S", weight_version=7, expected=(7, 8), generated_s=0.1,
     failure="", running=2.0, queued=1.0, kv_use=0.25,
 )  # fmt: skip
 SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
@@ -70,14 +73,14 @@ SILENT = {"generated_s": None, "failure": "no answer within 4 s"}
         ({"expected": None, "weight_version": 3}, OK, "weight_version 3"),
         ({"running": None, "queued": None, "kv_use": None}, OK, "a token in 0.10 s, weight_version 7"),
         ({"process": ""}, BAD, "its process is gone"),
-        ({"process": "T"}, BAD, "a process of it is stopped"),
-        ({"process": "Z"}, BAD, "a process of it has ended"),
+        ({"process": "T"}, BAD, "one of its processes is stopped"),
+        ({"process": "Z"}, BAD, "one of its processes has ended"),
         (SILENT | {"running": 0.0}, BAD, "it answers and generates nothing: no answer within 4 s"),
-        (SILENT, UNKNOWN, "it says that it is busy, 2 running, 1 queued, KV cache 25% used: no answer within 4 s"),
+        (SILENT, UNKNOWN, "it reports to be busy, 2 running, 1 queued, KV cache 25% used: no answer within 4 s"),
         (SILENT | {"running": None, "weight_version": None}, BAD, "no answer within 4 s"),
-        ({"said_state": "STARTING"}, UNKNOWN, "it is starting"),
-        ({"said_state": "DEAD"}, BAD, "it died, and has not been started anew yet"),
-        ({"said_state": "ABANDONED"}, BAD, "given up; the run goes on without it"),
+        ({"state": "STARTING"}, UNKNOWN, "it is starting"),
+        ({"state": "DEAD"}, BAD, "it died, and has not been restarted yet"),
+        ({"state": "ABANDONED"}, BAD, "given up; the run continues without it"),
     ],
 )
 def test_a_server(change, verdict, said):
@@ -86,18 +89,13 @@ def test_a_server(change, verdict, said):
     assert said in finding.said
 
 
-def test_memory_and_room():
+def test_memory_and_disk_space():
     assert verdicts(judge_memory("host memory", used, 100.0) for used in (84, 86, 96, 0)) == [OK, NOTE, BAD, OK]
-    rooms = [judge_room("/d", free * GIB, [2 * GIB, 3 * GIB]) for free in (2, 4, 8, 30)]
-    assert verdicts(rooms) == [BAD, NOTE, NOTE, OK]
-    assert rooms[-1].facts["fits"] == 10
-    assert "10 more checkpoints of 3.00 GiB fit" in rooms[-1].said
-    assert judge_room("/d", GIB, []).verdict is NOTE
-
-
-KILLS = KillsSeen(
-    kills=(), count=0, since=100.0, until=200.0, own_pids=frozenset({7}), ran_out=(), deaths=0, is_live=True
-)
+    spaces = [judge_space("/d", free * GIB, [2 * GIB, 3 * GIB]) for free in (2, 4, 8, 30)]
+    assert verdicts(spaces) == [BAD, NOTE, NOTE, OK]
+    assert spaces[-1].facts["fits"] == 10
+    assert "10 more checkpoints of 3.00 GiB fit" in spaces[-1].said
+    assert judge_space("/d", GIB, []).verdict is NOTE
 
 
 @pytest.mark.parametrize(
@@ -108,14 +106,16 @@ KILLS = KillsSeen(
         ({"kills": ((150.0, 9, "other"),), "count": 1}, NOTE, "none of this run: other (pid 9)"),
         ({"kills": ((150.0, 7, "python"),), "count": 1}, NOTE, "killed 1 of this run's processes for memory"),
         ({"kills": ((150.0, 7, "python"),), "count": 1, "is_live": False}, BAD, "python (pid 7)"),
-        ({"ran_out": ("server-0 (server_pool)",)}, NOTE, "memory ran out 1 times in this attempt"),
+        ({"ran_out": ["server-0 (server_pool)"]}, NOTE, "memory ran out 1 times in this attempt"),
         ({"kills": None, "count": 3, "deaths": 1}, UNKNOWN, "the kernel's log can't be read"),
         ({"kills": None, "count": 3}, OK, "none of this run's processes died (3 since boot)"),
         ({"kills": None}, OK, "none while it ran"),
     ],
 )
 def test_kills_for_memory(change, verdict, said):
-    finding = judge_kills(dataclasses.replace(KILLS, **change))
+    known = {"kills": (), "count": 0, "is_live": True} | change
+    view = view_of(ran_out=known.pop("ran_out", []), deaths=known.pop("deaths", 0))
+    finding = judge_kills(view, known.pop("kills"), own_pids={7}, now=200.0, **known)
     assert finding.verdict is verdict
     assert said in finding.said
 
@@ -130,10 +130,10 @@ def test_errors_in_logs_count_while_they_are_young_and_the_run_lives():
 
 
 def test_unknown_is_never_healthy_and_nothing_there_is():
-    findings = [Finding(check="gpu", subject="GPUs", verdict=v, said=v.value) for v in (OK, NOTE, ABSENT)]
+    findings = [Finding("gpu", "GPUs", v, v.value) for v in (OK, NOTE, ABSENT)]
     assert is_healthy(findings)
     assert first_line("run", "RUNNING", findings) == "HEALTHY      run: RUNNING"
     for verdict in (UNKNOWN, BAD):
-        ill = [*findings, Finding(check="c", subject="server-0", verdict=verdict, said="hangs")]
+        ill = [*findings, Finding("c", "server-0", verdict, "hangs")]
         assert not is_healthy(ill)
         assert first_line("run", "RUNNING", ill) == "NOT HEALTHY  run: server-0: hangs"

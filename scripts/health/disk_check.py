@@ -1,0 +1,121 @@
+"""Space on the disks of a run, and the checkpoints that it could resume from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.base.errors import CheckpointError, LauncherError
+from launcher.checkpoints.checkpoint_catalog import read_shelf
+from launcher.checkpoints.checkpoint_folder import check_checkpoint_sizes
+from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
+from launcher.checkpoints.trial_folders import find_trial
+from launcher.policy.checkpoint_status import CheckpointStatus
+from launcher.run_files.run_paths import RunPaths
+from scripts.health.findings import BAD, NOTE, OK, CheckResult, Finding
+from scripts.health.machine_check import GIB
+from scripts.health.run_check import Subject
+
+LAST = 3
+FEW_CHECKPOINTS = 3
+LOGS_NEED = 256 * 2**20
+
+
+def check_disk(subject: Subject) -> list[Finding]:
+    paths = subject.paths
+    checkpoints = CheckpointStore(paths.default_checkpoints).list()
+    sizes = [size for one in checkpoints[-LAST:] if (size := _bytes(one)) > 0]
+    folder, logs = _existing(paths.default_checkpoints), _existing(paths.logs)
+    findings = [judge_space(str(folder), shutil.disk_usage(folder).free, sizes)]
+    for name, place in (("checkpoints", folder), ("logs", logs)):
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            text = f"{place} is on a disk that is mounted read-only: nothing can be saved there"
+            findings.append(Finding("disk", name, BAD if subject.may_be_live else NOTE, text))
+    if logs.stat().st_dev != folder.stat().st_dev:
+        free = shutil.disk_usage(logs).free
+        text = f"{free / GIB:.1f} GiB free in {logs}"
+        findings.append(Finding("disk", "logs", OK if free >= LOGS_NEED else BAD, text, {"free_bytes": free}))
+    return findings
+
+
+def judge_space(folder: str, free: int, sizes: Sequence[int]) -> Finding:
+    """`sizes`: bytes of the last checkpoints. The next one is written before an old one is removed."""
+    largest = max(sizes, default=None)
+    facts: dict[str, object] = {"free_bytes": free, "checkpoint_bytes": largest, "fits": None}
+    text = f"{free / GIB:.1f} GiB free in {folder}"
+    if largest is None:
+        return Finding("disk", "checkpoints", NOTE, f"{text}; no checkpoint yet to take the size of", facts)
+    fits = free // max(largest, 1)
+    verdict = BAD if fits < 1 else NOTE if fits < FEW_CHECKPOINTS else OK
+    size = f"{largest / GIB:.2f} GiB" if largest >= GIB / 10 else f"{largest / 2**20:.1f} MiB"
+    text += f": {fits:,} more checkpoints of {size} fit"
+    return Finding("disk", "checkpoints", verdict, text, facts | {"fits": int(fits)})
+
+
+def _bytes(checkpoint: Checkpoint) -> int:
+    """By its manifest; without one, by its files."""
+    if checkpoint.manifest is not None:
+        return checkpoint.manifest.total_bytes
+    return sum(file.stat().st_size for file in checkpoint.path.rglob("*") if file.is_file())
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def check_checkpoints(subject: Subject) -> list[Finding]:
+    """Sizes against manifests: a torn one is seen, a flipped bit is not (`scripts.list_checkpoints --verify` does)."""
+    folder = subject.paths.default_checkpoints
+    found = [(one, _problem(one)) for one in CheckpointStore(folder).list()]
+    complete = [one for one, problem in found if not problem]
+    last_good = _last_good(subject.paths)
+    facts = {
+        "whole": [one.global_step for one in complete],
+        "damaged": {one.path.name: problem for one, problem in found if problem},
+        "staged": sorted(path.name for path in folder.glob(f"{STAGING}*")),
+        "last_good": last_good,
+    }
+    if not found and subject.may_be_live:
+        return [Finding("checkpoints", "checkpoints", NOTE, "none yet", facts)]
+    if not found:
+        return [Finding("checkpoints", "checkpoints", BAD, "none: there is nothing to resume from", facts)]
+    damaged = [Finding("checkpoints", one.path.name, _verdict(one), problem) for one, problem in found if problem]
+    newest = f", the newest of step {complete[-1].global_step}{_age(complete[-1])}" if complete else ""
+    good = f", the last good of step {last_good}" if last_good is not None else ""
+    verdict = OK if complete else BAD if any(one.verdict is BAD for one in damaged) else NOTE
+    text = f"{len(complete)} complete by their sizes{newest}{good}"
+    return [Finding("checkpoints", "checkpoints", verdict, text, facts), *damaged]
+
+
+def _verdict(checkpoint: Checkpoint) -> CheckResult:
+    """Of one that isn't complete by its manifest. Without a manifest it is another program's, and may be good."""
+    return NOTE if checkpoint.state is CheckpointState.UNVERIFIED else BAD
+
+
+def _problem(checkpoint: Checkpoint) -> str:
+    if checkpoint.state is not CheckpointState.COMMITTED:
+        return checkpoint.problem
+    try:
+        check_checkpoint_sizes(checkpoint.path)
+    except CheckpointError as error:
+        return error.message if checkpoint.path.is_dir() else ""  # pruned while it was looked at
+    return ""
+
+
+def _age(checkpoint: Checkpoint) -> str:
+    assert checkpoint.manifest is not None
+    seconds = max(time.time() - checkpoint.manifest.created_at, 0.0)
+    return f", {seconds:.0f} s old" if seconds < 120 else f", {seconds / 60:.0f} min old"
+
+
+def _last_good(paths: RunPaths) -> int | None:
+    """As `scripts.list_checkpoints` has it. Of our runs only: for AReaL's all of its logs would have to be read."""
+    try:
+        trial = find_trial(paths.fileroot, paths.user, paths.experiment_name, paths.trial_name)
+        entries = read_shelf(trial).entries if trial.is_ours else ()
+    except LauncherError:
+        return None
+    return max((entry.global_step for entry in entries if entry.standing is CheckpointStatus.GOOD), default=None)

@@ -1,0 +1,127 @@
+"""The run itself: its status or state, its steps, the processes that must be there, and those that must not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from launcher.run_files.run_paths import RunPaths
+from scripts.faults.find import NotLive, RunProcesses, find_servers, look
+from scripts.health.findings import BAD, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.run_view import LastSteps, RunView, read_steps
+
+SUPERVISORS = ("health_monitor", "coordinator")
+STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
+"""A run is stalled after this many usual step times without a step, and this many seconds at least."""
+ZERO_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is checked. `is_live` None: the driver is on another machine. `processes`: of a live run."""
+
+    paths: RunPaths
+    view: RunView
+    is_live: bool | None
+    processes: RunProcesses | None
+    timeout_s: float
+    recent_s: float
+    extra_servers: tuple[str, ...]
+
+    @property
+    def may_be_live(self) -> bool:
+        return self.is_live is not False
+
+
+def find_subject(
+    paths: RunPaths, view: RunView, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
+) -> Subject:
+    processes: RunProcesses | None = None
+    is_live: bool | None = True
+    try:
+        processes = look(paths)
+    except NotLive as error:
+        is_live = None if " runs on " in error.message else False
+    return Subject(
+        paths=paths,
+        view=view,
+        is_live=is_live,
+        processes=processes,
+        timeout_s=timeout_s,
+        recent_s=recent_s,
+        extra_servers=extra_servers,
+    )
+
+
+def check_run(subject: Subject) -> list[Finding]:
+    view, steps = subject.view, read_steps(subject.paths.metrics)
+    if subject.is_live is False and not view.started_at and steps.last_step is None:
+        return [Finding("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
+    findings = judge_run(view, steps, is_live=subject.is_live, now=time.time())
+    if subject.processes is not None:
+        findings.append(_processes(subject.processes, is_starting=view.state in ("", "INITIALIZING")))
+    elif subject.is_live is False:
+        findings.append(_left_over(subject.paths))
+    return findings
+
+
+def judge_run(view: RunView, steps: LastSteps, *, is_live: bool | None, now: float) -> list[Finding]:
+    since_step_s = None if steps.last_at is None else max(now - steps.last_at, 0.0)
+    facts = {
+        "word": "" if is_live else view.status,  # a live run has begun again, whatever its status was
+        "state": view.state,
+        "is_live": is_live,
+        "last_step": steps.last_step,
+        "since_step_s": since_step_s,
+        "usual_step_s": steps.usual_step_s,
+    }
+    findings = [Finding("run", "state", *_judge_state(view, steps, is_live), facts)]
+    if not is_live:
+        return findings
+    if since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
+        is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
+        text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
+        findings.append(Finding("run", "steps", BAD if is_stalled else OK, text, facts))
+    if rewards := steps.last_rewards:
+        text, verdict = f"mean of {sum(rewards) / len(rewards):.3f} over the last {len(rewards)} steps", OK
+        if len(rewards) >= ZERO_STEPS and not any(rewards[-ZERO_STEPS:]):
+            text, verdict = f"0 in each of the last {ZERO_STEPS} steps", BAD
+        findings.append(Finding("run", "reward", verdict, text, facts))
+    return findings
+
+
+def _judge_state(view: RunView, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:
+    if view.status and not is_live:
+        return OK if view.status == "FINISHED" else BAD, f"{view.status}: {view.reason}"
+    if is_live is False:
+        return BAD, "its driver is gone and recorded no final status; the same command resumes the run"
+    if is_live is None:
+        return UNKNOWN, f"{view.state} by its journal; its driver is on another machine"
+    if view.incidents:
+        return BAD, f"{view.state}: {'; '.join(view.incidents.values())}"
+    if view.state == "RUNNING":
+        total = f" of {view.total_steps}" if view.total_steps else ""
+        return OK, f"RUNNING, {0 if steps.last_step is None else steps.last_step + 1}{total} steps are done"
+    if view.state in ("", "INITIALIZING"):
+        return UNKNOWN, "it is still starting"
+    return BAD, f"{view.state}: {view.state_reason}" if view.state_reason else view.state
+
+
+def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
+    """Trainer and supervisors; servers are asked one by one (server_check.py)."""
+    pids = {name: process.pid for name, process in found.supervisors.items()} | {"driver": found.driver.pid}
+    if found.trainer is not None:
+        pids["trainer"] = found.trainer.pid
+    facts = {"pids": pids}
+    if missing := [name for name in (*SUPERVISORS, "trainer") if name not in pids]:
+        text = f"no process of {', '.join(missing)}"
+        return Finding("run", "processes", UNKNOWN if is_starting else BAD, text, facts)
+    return Finding("run", "processes", OK, ", ".join(f"{name} {pid}" for name, pid in pids.items()), facts)
+
+
+def _left_over(paths: RunPaths) -> Finding:
+    pids = {server.name: [process.pid for process in server.tree] for server in find_servers(paths)}
+    if not pids:
+        return Finding("run", "processes", OK, "none is left, as it should be")
+    text = f"the run has ended, but these are still running: {', '.join(f'{n} {p}' for n, p in pids.items())}"
+    return Finding("run", "processes", BAD, text, {"pids": pids})

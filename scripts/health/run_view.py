@@ -1,0 +1,155 @@
+"""What a run's own files record: its state, servers, incidents and steps. Read once, before anything is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from launcher.reporting.event_lines import what_happened
+from launcher.reporting.run_reader import as_float, as_integer, as_unix_time
+from launcher.run_files.journal import read_lines
+from launcher.run_files.line_tail import LineTail
+from launcher.run_files.run_paths import RunPaths
+
+TAIL_BYTES = 2 * 2**20
+LAST_STEPS = 10
+SERVER_STATES = {
+    "server.starting": "STARTING",
+    "server.restarting": "STARTING",
+    "server.ready": "READY",
+    "server.died": "DEAD",
+    "server.abandoned": "ABANDONED",
+    "server.leaving": "LEAVING",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRecord:
+    """`state`: READY, STARTING, DEAD, ABANDONED or LEAVING."""
+
+    state: str
+    url: str = ""
+    pid: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RunView:
+    """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
+    `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory."""
+
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    status: str = ""
+    reason: str = ""
+    state: str = ""
+    state_reason: str = ""
+    servers: dict[str, ServerRecord] = field(default_factory=dict)
+    incidents: dict[int, str] = field(default_factory=dict)
+    pids: set[int] = field(default_factory=set)
+    deaths: int = 0
+    ran_out: list[str] = field(default_factory=list)
+    total_steps: int | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def setting(self, section: str, key: str) -> object:
+        """As the run wrote it down; None where it didn't."""
+        part = self.settings.get(section)
+        return part.get(key) if isinstance(part, dict) else None
+
+    def take(self, event: Mapping[str, object]) -> None:
+        """Update from the attempt's next event."""
+        name, subject, reason = str(event.get("event")), str(event.get("subject")), str(event.get("reason") or "")
+        pid, number = as_integer(event.get("pid")), as_integer(event.get("incident"))
+        self.ended_at = max(self.ended_at, as_unix_time(event.get("time")))
+        self.deaths += name in ("server.died", "trainer.died")
+        if pid is not None:
+            self.pids.add(pid)
+        match name:
+            case "run.started":
+                self.started_at, self.state, self.state_reason = as_unix_time(event.get("time")), "INITIALIZING", reason
+            case "run.finished" | "run.errored" | "run.aborted":
+                self.status, self.reason = name.removeprefix("run.").upper(), reason
+            case "server.ready":
+                self.servers[subject] = ServerRecord(state="READY", url=str(event.get("url") or ""), pid=pid)
+            case "server.left":  # as requested: it is not missing
+                self.servers.pop(subject, None)
+            case "server.leaving" if subject not in self.servers:
+                pass
+            case _ if name in SERVER_STATES:
+                self.servers[subject] = ServerRecord(state=SERVER_STATES[name])
+            case "incident.began" if number is not None:
+                self.incidents[number] = f"incident {number}: {what_happened(event)}"
+            case "incident.ended" if number is not None:
+                self.incidents.pop(number, None)
+            case "memory.ran_out":
+                self.ran_out.append(f"{subject} ({event.get('ran_out')})")
+            case "trainer.started":
+                self.total_steps = as_integer(event.get("total_steps"))
+        if name.startswith("run.") and isinstance(state := event.get("state"), str):
+            self.state, self.state_reason = state, reason
+
+
+def read_view(paths: RunPaths) -> RunView:
+    events = list(read_lines(paths.events))
+    last = max((number for event in events if (number := as_integer(event.get("attempt"))) is not None), default=0)
+    view = RunView(settings=_settings(paths))
+    for event in events:
+        if as_integer(event.get("attempt")) == last:
+            view.take(event)
+    return view
+
+
+def _settings(paths: RunPaths) -> Mapping[str, object]:
+    """Those of the last attempt that had others than the first."""
+    try:
+        files = sorted(paths.logs.glob("config.attempt*.yaml"), key=lambda path: path.stat().st_mtime)
+        settings = yaml.safe_load((files[-1] if files else paths.config).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastSteps:
+    """The end of metrics.jsonl."""
+
+    last_step: int | None
+    last_at: float | None
+    policy_version: int | None
+    usual_step_s: float | None
+    last_rewards: tuple[float, ...]
+
+
+def read_steps(path: Path) -> LastSteps:
+    lines = [line for line in _last_lines(path) if as_integer(line.get("global_step")) is not None]
+    seconds = [value for line in lines if math.isfinite(value := as_float(line.get("timeperf/step_s")))]
+    rewards = [value for line in lines[-LAST_STEPS:] if math.isfinite(value := as_float(line.get("rollout/reward")))]
+    last: Mapping[str, object] = lines[-1] if lines else {}
+    return LastSteps(
+        last_step=as_integer(last.get("global_step")),
+        last_at=as_unix_time(last.get("time")) or None,
+        policy_version=as_integer(last.get("policy_version")),
+        usual_step_s=median(seconds) if seconds else None,
+        last_rewards=tuple(rewards),
+    )
+
+
+def trainer_version(paths: RunPaths) -> int | None:
+    """The weights that servers should hold: after the last step, or after a restore that no step has followed yet."""
+    steps = read_steps(paths.metrics)
+    restored = [event for event in _last_lines(paths.events) if event.get("event") == "trainer.restored"]
+    if restored and as_unix_time(restored[-1].get("time")) > (steps.last_at or 0.0):
+        step = as_integer(restored[-1].get("global_step"))
+        return None if step is None else step + 1
+    return steps.policy_version
+
+
+def _last_lines(path: Path) -> list[Mapping[str, object]]:
+    """The records in the last TAIL_BYTES of a file, however long it is."""
+    size = path.stat().st_size if path.exists() else 0
+    return list(LineTail(path, since=max(size - TAIL_BYTES, 0)).read())
