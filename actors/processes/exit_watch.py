@@ -1,17 +1,24 @@
-"""The end of a process of this machine, heard of in milliseconds and without asking it anything."""
+"""Waits for the end of a process of this machine: through a pidfd, which tells of it within milliseconds."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 
+from actors.processes.process_tree import identify
+
+LOOK_S = 0.1
+"""Between two looks at /proc, where no pidfd can be had."""
+
 
 async def process_ended(pid: int) -> bool:
-    """Until it has ended, also as a zombie. False at once where there is no such process here to wait for."""
+    """Returns True when the process has ended, as a zombie too; False at once where there is no such process here."""
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # gone already, or of another machine
+    except ProcessLookupError:
         return False
+    except OSError:  # no descriptor is free, or the kernel has no pidfd: that says nothing of the process
+        return await _ended_by_looks(pid)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(descriptor, ended.set)
@@ -21,3 +28,17 @@ async def process_ended(pid: int) -> bool:
         loop.remove_reader(descriptor)
         os.close(descriptor)
     return True
+
+
+async def _ended_by_looks(pid: int) -> bool:
+    process = None
+    while True:
+        try:
+            found = identify(pid)
+        except OSError:  # nor can /proc be opened: still nothing is known
+            found = process
+        else:
+            if found is None or (process is not None and found != process):
+                return process is not None
+        process = found
+        await asyncio.sleep(LOOK_S)

@@ -65,6 +65,7 @@ class RewardPool:
         self._config = config
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self._submitting = threading.Lock()  # a job put in after the queue was emptied would never be answered
         self._scorers = [RewardScorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
 
     async def score(self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False) -> list[Score]:
@@ -90,17 +91,19 @@ class RewardPool:
     def _submit(
         self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False
     ) -> Future[list[Score]]:
-        if self._closed.is_set():
-            raise _closed()
         known = {"answer": str(prompt.record["answer"]), "prompt_id": prompt.id, "record": dict(prompt.record)}
         items: list[dict[str, object]] = [{"completion": completion, **known} for completion in completions]
         job = Job(items=items, whole_or_none=whole_or_none, scores=Future())
-        self._jobs.put(job)
+        with self._submitting:
+            if self._closed.is_set():
+                raise _closed()
+            self._jobs.put(job)
         return job.scores
 
     def close(self) -> None:
         """End the processes, whatever they do; who waits for a score gets RewardError."""
-        self._closed.set()
+        with self._submitting:
+            self._closed.set()
         for _ in self._scorers:
             self._jobs.put(None)
         for scorer in self._scorers:

@@ -13,6 +13,7 @@ a lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -189,7 +190,9 @@ class ServerPool:
                 moved = sum(load.requests for load in mine)
                 for load in mine:
                     load.moved.set()
-                await self._changed.wait_for(lambda: not any(load.requests for load in mine))
+                with contextlib.suppress(TimeoutError):  # a request that does not let go ends by its own deadline
+                    async with asyncio.timeout(LET_GO_S):
+                        await self._changed.wait_for(lambda: not any(load.requests for load in mine))
             if self._servers[name].generation == server.generation:
                 del self._servers[name], self._admitted[name]
                 self.paces.forget(name)

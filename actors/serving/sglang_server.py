@@ -132,12 +132,17 @@ class SGLangProcess:
     async def stop(self) -> ServerInfo:
         """End the whole tree; returns when it is gone and its port is free. Harmless at any time, and repeatable."""
         self._stopping = True
-        if self._launch is not None:
-            await asyncio.wait([self._launch])
-            if self._launch.exception() is None:
-                await self._launch.result().end()
+        launch, generation = self._launch, self._info.generation
+        if launch is not None:
+            await asyncio.wait([launch])
+            if launch.exception() is None:
+                await launch.result().end()
+        if self._info.generation != generation:  # the next one was started meanwhile: it is not what is stopped
+            return self._info
         if self._seats is not None:  # an earlier process of this actor may have started them
             await self._seats.stop()
+        if self._info.generation != generation:
+            return self._info
         self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
         return self._info
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,7 +90,9 @@ class GrpoLoop:
         attempt: int,
         gate: Gate = no_gate,
     ) -> None:
-        """`weights_lock` is held while the weights move: who reads them from another thread takes it."""
+        """`weights_lock` is held while the weights change: whoever reads them on another thread takes it, for as long
+        as an export lasts. `view_lock` is held while version and phase change: for a look at them, which takes no time.
+        """
         self._config = config
         self._model = model
         self._queue = queue
@@ -111,6 +114,7 @@ class GrpoLoop:
         self.evals: list[EvalReport] = []
         self.phase = Phase()
         self.weights_lock = threading.RLock()
+        self.view_lock = threading.Lock()
 
     @property
     def next_step(self) -> int:
@@ -128,6 +132,12 @@ class GrpoLoop:
     @property
     def policy_version(self) -> int:
         return self._model.policy_version
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """The weights change inside the block: nobody reads them, and nobody looks at the loop."""
+        with self.weights_lock, self.view_lock:
+            yield
 
     def restore(self, position: RunPosition, *, is_last_step_owed: bool = False) -> None:
         """Go on after `position`; the model and the queue have been restored by the caller.
@@ -198,7 +208,7 @@ class GrpoLoop:
         stats = self._model.compute_gradients(batch.groups)
         if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
-        with self.weights_lock:  # version and phase change together, or a look between them would see a stale server
+        with self.changing():  # version and phase change together, or a look between them would see a stale server
             self._is_half_taken = True
             self._model.commit()
             self.phase.enter("publish")

@@ -131,7 +131,7 @@ class Training:
         """
         self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
         try:
-            with self._loop.weights_lock:
+            with self._loop.changing():
                 restored = self._load(global_step)
                 if restored.last is not None:
                     self._records.complete(restored.last)
@@ -212,7 +212,7 @@ class Training:
         if self._busy and not lost:
             return TrainerView(pid=os.getpid(), busy=self._busy, is_started=True)
         loop = self._loop
-        with nullcontext() if lost else loop.weights_lock:  # whoever waits for a lost rank may hold it for good
+        with nullcontext() if lost else loop.view_lock:  # whoever waits for a lost rank may hold it for good
             return TrainerView(
                 pid=os.getpid(),
                 is_started=True,

@@ -69,6 +69,7 @@ class WeightPublisher:
         self._loading: dict[Life, asyncio.Task[bool]] = {}
         self._reading: dict[Life, int] = {}
         self._late: set[Life] = set()
+        self._exporting = asyncio.Lock()
 
     @property
     def newest(self) -> PublishedWeights | None:
@@ -99,7 +100,7 @@ class WeightPublisher:
         Raises WeightsRefused where no server at all took them; one alone that did not is STALE.
         """
         servers = [server for server in self._pool.servers() if server.state not in OVER]
-        send = self._over_the_wire(version, len(servers)) if self._folders is None else self._from_disk(version)
+        send = await self._prepare(version, may_share=len(servers) == 1)
         self._parcel = _Parcel(version=version, lineage=self._lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_life(server))}
         took_them = await self._wait_for(fresh)
@@ -176,11 +177,9 @@ class WeightPublisher:
     async def prepare(self, version: int) -> Send:
         """Make the current weights ready to be sent as `version`, whatever happens to the model from then on.
 
-        Call it while the weights stand still. Raises WeightsRefused.
+        The model must not change until this returns. Raises WeightsRefused.
         """
-        return (
-            self._from_disk(version) if self._folders is not None else self._tensors(_copies(self._weights()), version)
-        )
+        return await self._prepare(version, may_share=False)
 
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
         """Send what was prepared to one server, which stays without traffic until it is admitted.
@@ -193,23 +192,23 @@ class WeightPublisher:
         await self._pool.confirm(server.name, version, lineage)
         self._late.discard(_life(server))
 
-    def _from_disk(self, version: int) -> Send:
-        assert self._folders is not None
-        folder = self._folders.have(version)
-        self._newest = PublishedWeights(path=str(folder), version=version, lineage=self._lineage)
-        return lambda url: self._client.update_weights_from_disk(
-            url, path=folder, weight_version=version, timeout_s=self._timeout_s
-        )
+    async def _prepare(self, version: int, *, may_share: bool) -> Send:
+        """The model is read in a thread, by one at a time: for seconds, in which the loop still answers requests.
 
-    def _over_the_wire(self, version: int, servers: int) -> Send:
-        """One server alone is waited for: it reads the model's own memory. Of several, one may be late."""
-        weights = self._weights()
-        return self._tensors(weights if servers == 1 else _copies(weights), version)
-
-    def _tensors(self, tensors: NamedWeights, version: int) -> Send:
-        return lambda url: self._client.update_weights_from_tensor(
-            url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
-        )
+        `may_share`: the tensors may be the model's own memory. So it is where the only server is waited for; of
+        several, one may be late.
+        """
+        async with self._exporting:
+            if self._folders is None:
+                tensors = await asyncio.to_thread(lambda: self._weights() if may_share else _copies(self._weights()))
+                return lambda url: self._client.update_weights_from_tensor(
+                    url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
+                )
+            folder = await asyncio.to_thread(self._folders.have, version)
+            self._newest = PublishedWeights(path=str(folder), version=version, lineage=self._lineage)
+            return lambda url: self._client.update_weights_from_disk(
+                url, path=folder, weight_version=version, timeout_s=self._timeout_s
+            )
 
 
 def _life(server: ServerInfo) -> Life:

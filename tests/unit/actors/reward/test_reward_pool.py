@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -299,3 +301,20 @@ def test_no_process_outlives_its_parent(rewards, tmp_path, parent_is):
         else:
             parent.kill()
         assert gone(child)
+
+
+def test_a_job_that_arrives_while_the_pool_closes_is_answered(rewards):
+    pool = RewardPool(config(rewards))
+    put, closing = pool._jobs.put, threading.Thread(target=pool.close)
+
+    def close_before_it_is_put(job):
+        pool._jobs.put = put
+        closing.start()
+        closing.join(1.0)  # either closing waits for this job, or the job comes after everything was answered
+        put(job)
+
+    pool._jobs = SimpleNamespace(put=close_before_it_is_put, get=pool._jobs.get, empty=pool._jobs.empty)
+    with pytest.raises(RewardError, match="closed"):
+        score(pool, ["number 1"])
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from actors.rollout import server_pool
 from actors.rollout.server_pool import RequestMigrated, ServerPool
 from launcher.base.errors import RolloutError, ServerError
 from launcher.base.messages import ServerInfo, ServerState
@@ -316,3 +317,17 @@ def test_a_life_that_nobody_has_told_of_yet_is_not_over():
         return servers.servers()
 
     assert asyncio.run(scenario()) == (server(generation=1),)
+
+
+def test_a_request_that_does_not_let_go_holds_up_no_drain(monkeypatch):
+    """The second wait had no deadline: the server was never forgotten, and whoever drained it waited for ever."""
+    monkeypatch.setattr(server_pool, "LET_GO_S", 0.05)
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server()])
+        async with servers.lease(0):
+            moved = await asyncio.wait_for(servers.drain("server-0", within_s=0.01), HOLD_S)
+            return moved, servers.servers()
+
+    assert asyncio.run(scenario()) == (1, ())

@@ -278,3 +278,33 @@ def test_who_asks_before_the_start_waits_for_it(make):
         assert (await exit_).pid == (await ready).pid
 
     run(server, work)
+
+
+def test_a_stop_that_returns_late_leaves_the_next_incarnation_alone(make):
+    server = make()
+
+    async def work():
+        await start(server)
+        await server.wait_ready()
+        first = await asyncio.shield(server._launch)
+        end, ended, may_return = first.end, asyncio.Event(), asyncio.Event()
+
+        async def end_late():
+            await end()
+            ended.set()
+            await may_return.wait()
+
+        first.end = end_late
+        stopping = asyncio.create_task(server.stop())
+        await ended.wait()
+        await server.wait_exit()
+        first.end = end
+        while server.info().state is not ServerState.STOPPED:
+            await asyncio.sleep(0)
+        await start(server, generation=1)
+        ready = await server.wait_ready()
+        may_return.set()
+        await stopping
+        assert (server.info(), identify(ready.pid) is None) == (ready, False)
+
+    run(server, work)

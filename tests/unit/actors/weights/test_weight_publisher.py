@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import threading
+import time
 
 import pytest
 import torch
@@ -264,3 +266,53 @@ def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(s
             assert word(pool) == [(ServerState.STALE, 1)]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares):
+    """The whole model was exported on the loop of the rollouts: nobody was answered meanwhile."""
+    writing, may_end = threading.Event(), threading.Event()
+
+    def export_slowly(folder):
+        writing.set()
+        assert may_end.wait(DEADLINE_S)
+        export(folder)
+
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export_slowly), timeout_s=DEADLINE_S) as (
+            publisher,
+            pool,
+        ):
+            work = asyncio.create_task(publisher.prepare(4) if prepares else publisher.publish(4))
+            await asyncio.to_thread(writing.wait, DEADLINE_S)
+            await pool.mark_stale("server-0", "the loop still runs")
+            may_end.set()
+            await work
+            return publisher.newest.version
+
+    watchdog = threading.Timer(3.0, may_end.set)  # else a loop that stands would never end
+    watchdog.start()
+    try:
+        assert asyncio.run(scenario()) == 4
+        assert not watchdog.finished.is_set(), "the loop stood still until the watchdog let the export end"
+    finally:
+        watchdog.cancel()
+
+
+def test_two_that_need_the_same_folder_write_it_once(servers, tmp_path):
+    written = []
+
+    def export_once(folder):
+        written.append(folder)
+        time.sleep(0.05)
+        export(folder)
+
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export_once), timeout_s=DEADLINE_S) as (
+            publisher,
+            _,
+        ):
+            await asyncio.gather(publisher.publish(4), publisher.prepare(4))
+
+    asyncio.run(scenario())
+    assert len(written) == 1
