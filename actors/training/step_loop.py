@@ -1,17 +1,13 @@
-"""The GRPO step loop, as verbs: collect → admit → learn → publish → remember → record → save.
+"""The GRPO step loop: collect → admit → learn → publish → keep the state in memory → record → save.
 
-    take prompts ─► rollouts at version v ─► whole? ─► gradients finite? ─► gate? ─► optimizer step = v + 1
+    take prompts ─► rollouts at version v ─► valid? ─► gradients finite? ─► gate? ─► optimizer step = v + 1
          ▲                                     │ no          │ no             │ no            │
          └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   publish ─► state in memory ─► ledger
                                                                                   ─► checkpoint when due
 
-The step is done when its state stands in memory (actors/training/step_memory.py): killed before that, it was never
-taken.
-
-The gate (the HealthMonitor) is asked last, since the distance between the server's and the trainer's log-probs is
-known only after the forward pass. `run` returns when a stop was requested, and may be called again.
-
-Plain: no Ray, no HTTP. What it drives is handed in, so that a test can feed it rollouts that were recorded.
+A step is done when its state is in memory (actors/training/step_memory.py): a trainer killed before that has not
+taken it. The gate (the HealthMonitor) is asked last, since the distance between the server's and the trainer's
+log-probs is known only after the forward pass. No Ray, no HTTP: what it drives is passed in.
 """
 
 from __future__ import annotations
@@ -50,19 +46,17 @@ class RolloutSource(Protocol):
 
 
 Gate = Callable[[RolloutBatch, UpdateStats | None], Admission]
-"""The last question before the weights move; without figures, of a batch that was turned away before it.
-
-Raises Stopped when asked to stop while it waits for the answer."""
+"""May the weights change? Called without figures for a batch that was rejected already. Raises Stopped."""
 
 
 def no_gate(batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
-    """Of a loop without a monitor: what is known of the batch alone has been asked already."""
+    """For a loop without a monitor: the batch itself has been checked already."""
     return Admission(admitted=True, reason="nobody else to ask")
 
 
 @dataclass
 class Phase:
-    """What the loop is doing, for whoever looks in from another thread."""
+    """What the loop is doing; read from other threads."""
 
     name: str = "start"
     since: float = field(default_factory=time.monotonic)
@@ -74,7 +68,7 @@ class Phase:
 
 
 class GrpoLoop:
-    """Runs steps from `position` until the last, or until stopped. One instance is one life of the trainer."""
+    """Runs steps until the last, or until stopped. One instance for one incarnation of the trainer."""
 
     def __init__(
         self,
@@ -140,9 +134,9 @@ class GrpoLoop:
             yield
 
     def restore(self, position: RunPosition, *, is_last_step_owed: bool = False) -> None:
-        """Go on after `position`; the model and the queue have been restored by the caller.
+        """Continue after `position`; the caller has restored the model and the queue.
 
-        `is_last_step_owed`: what was due after the last step may not have been done; `run` begins with it.
+        `is_last_step_owed`: `run` begins with what was due after the last step, which may not have been done.
         """
         self._position = position
         self._is_last_step_owed = is_last_step_owed
@@ -163,13 +157,13 @@ class GrpoLoop:
     def run(self) -> bool:
         """Step until the end (True) or until a stop was requested (False).
 
-        Raises RunError where the run can't go on; what was committed by then is saved first where it is sound.
+        Raises RunError where the run can't continue; the committed state is saved first where it is sound.
         """
         self._queue.load_state_dict(self._queue.state_dict())  # what was in flight at a stop is taken again
         try:
             finished = self._steps()
         except TrainerError:
-            raise  # the weights may be at fault: the checkpoint that stands is the better one
+            raise  # the weights may be at fault: the existing checkpoint is the better one
         except Exception:
             self._save_what_is_sound()
             raise
@@ -238,7 +232,7 @@ class GrpoLoop:
         decision = admit(report)
         if not decision.admitted:
             self._reject(batch, decision)
-            self._gate(batch, None)  # the monitor hears of it: a server may have made it, and go on making them
+            self._gate(batch, None)  # tells the monitor: a server may have made it, and may make more
         return decision.admitted
 
     def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
@@ -320,7 +314,7 @@ class GrpoLoop:
         )
 
     def forget(self) -> None:
-        """The trainer ends here: its state leaves the memory, where the disk holds it as well."""
+        """The trainer ends: remove its state from memory where a checkpoint on disk holds it too."""
         self._checkpointer.forget(self._position)
 
     def _save(self, *, required: bool) -> None:
@@ -338,10 +332,10 @@ class GrpoLoop:
         self._checkpoint_s += time.monotonic() - started
 
     def _save_what_is_sound(self) -> None:
-        """Before the loop ends with an error, which nothing here may hide: it says what the run has to change.
+        """Save before the loop ends with an error, which nothing here may hide.
 
-        Not within a step: an optimizer that found no memory has moved some weights and not others, and a checkpoint
-        of a step that has no line in the ledger would lose it.
+        Not within a step: an optimizer that ran out of memory has changed some weights and not others, and a
+        checkpoint of a step without a line in the ledger would lose that step.
         """
         if self._is_half_taken:
             return
