@@ -18,7 +18,7 @@ from launcher.base.messages import EXIT_CODES, StepReport, TerminalStatus
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import EventTail, tell
 from launcher.reporting.live_display import Display
-from launcher.reporting.run_progress import STEPS_REMEMBERED, Progress
+from launcher.reporting.run_view import STEPS_REMEMBERED, Progress
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 

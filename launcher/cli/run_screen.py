@@ -16,7 +16,7 @@ from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.live_display import Display
-from launcher.reporting.run_progress import Progress
+from launcher.reporting.run_view import Progress
 from launcher.reporting.wandb_sink import WandbSink
 from launcher.run_files.run_paths import RunPaths
 

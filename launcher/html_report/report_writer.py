@@ -14,7 +14,7 @@ import yaml
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
-from launcher.html_report.page import page
+from launcher.html_report.report_page import report_page
 from launcher.reporting.run_facts import RunFacts, facts_of
 from launcher.reporting.run_reader import RunReader, incident_folders
 from launcher.run_files.run_paths import RunPaths
@@ -92,7 +92,7 @@ class _Maker:
             folders=incident_folders(self._paths),
         )
         patience_s = max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s))
-        content = page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s)
+        content = report_page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s)
         try:
             replace_file(self._paths.report, content)
         except OSError as error:

@@ -13,8 +13,8 @@ from launcher.base.errors import JournalError, LauncherError
 from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
 from launcher.reporting.reward_curve import curve_of, draw_curve
-from launcher.reporting.run_progress import MEAN_OVER_STEPS, STEP_SECONDS
 from launcher.reporting.run_records import KEPT_PREFIX, RunRecords, StepFigures, read_records
+from launcher.reporting.run_view import MEAN_OVER_STEPS, STEP_SECONDS
 from launcher.reporting.terminal_panel import duration
 from launcher.run_files.run_paths import RunPaths
 

@@ -1,4 +1,4 @@
-"""A long series as so many stretches as a screen has pixels for: the mean, the lowest and the highest of each."""
+"""A long series reduced to as many points as a screen has pixels for, with the range of what each stands for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Point = tuple[float, float]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Bin:
     """Values at `first` to `last` on the axis. NaN where none of them is a number."""
 
     first: float
@@ -22,16 +24,20 @@ class Stretch:
     def middle(self) -> float:
         return (self.first + self.last) / 2
 
+    @property
+    def steps_text(self) -> str:
+        return f"step {self.first:.0f}" if self.count == 1 else f"steps {self.first:.0f} to {self.last:.0f}"
 
-def downsample(points: Sequence[tuple[float, float]], most: int) -> list[Stretch]:
-    """At most `most` stretches of equally many points, in order. (x, value) each."""
+
+def downsample(points: Sequence[Point], most: int) -> list[Bin]:
+    """At most `most` bins of equally many points, in order."""
     size = max(-(-len(points) // most), 1)
-    return [_stretch(points[start : start + size]) for start in range(0, len(points), size)]
+    return [_bin(points[start : start + size]) for start in range(0, len(points), size)]
 
 
-def _stretch(points: Sequence[tuple[float, float]]) -> Stretch:
+def _bin(points: Sequence[Point]) -> Bin:
     values = [value for _, value in points if math.isfinite(value)]
-    return Stretch(
+    return Bin(
         first=points[0][0],
         last=points[-1][0],
         mean=sum(values) / len(values) if values else math.nan,
@@ -41,11 +47,11 @@ def _stretch(points: Sequence[tuple[float, float]]) -> Stretch:
     )
 
 
-def running_mean(points: Sequence[tuple[float, float]], window: int, most: int) -> list[tuple[float, float]]:
+def running_mean(points: Sequence[Point], window: int, most: int) -> list[Point]:
     """(x, mean of the `window` values up to there) at about `most` places, the last one among them.
 
-    Each from its own window: a running total would carry one absurd value on for ever.
+    NaN is left out. Each from its own window: a running total would carry one absurd value on for ever.
     """
     size = max(-(-len(points) // most), 1)
     ends = range(len(points), 0, -size)
-    return [(points[end - 1][0], _stretch(points[max(end - window, 0) : end]).mean) for end in reversed(ends)]
+    return [(points[end - 1][0], _bin(points[max(end - window, 0) : end]).mean) for end in reversed(ends)]

@@ -15,7 +15,7 @@ Event = Mapping[str, object]
 
 LONGEST_REASON = 160
 
-WHAT_HAPPENED: Mapping[str, str] = {
+INCIDENT_TITLES: Mapping[str, str] = {
     "server_crash": "{subject} crashed",
     "server_hang": "{subject} hangs",
     "server_oom": "{subject} ran out of memory",
@@ -116,12 +116,17 @@ def alert_of(event: Event) -> tuple[str, str] | None:
 
 def what_happened(event: Event) -> str:
     """Of an incident that begins: what, and in brackets how it showed."""
-    cause, subject = str(event.get("cause")), str(event.get("subject"))
-    what = WHAT_HAPPENED.get(cause, "{subject} failed").format(subject=subject)
+    subject = str(event.get("subject"))
+    what = incident_title(str(event.get("cause")), subject)
     onset = event.get("onset_step")
     at = f" at about step {onset}" if isinstance(onset, int) and subject in ("policy", "reward") else ""
     reason = _reason(event)
     return f"{what}{at} ({reason})" if reason else f"{what}{at}"
+
+
+def incident_title(cause: str, subject: str) -> str:
+    """`server-0 crashed`."""
+    return INCIDENT_TITLES.get(cause, "{subject} failed").replace("{subject}", subject)
 
 
 def _ended(event: Event) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from launcher.reporting.run_progress import RunView
+from launcher.reporting.run_view import RunView
 from launcher.reporting.terminal_panel import render_line, render_panel
 
 LINE_EVERY_S = 2.0

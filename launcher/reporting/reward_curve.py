@@ -12,8 +12,8 @@ from typing import Any
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport
-from launcher.reporting.run_progress import MEAN_OVER_STEPS
 from launcher.reporting.run_records import RunRecords
+from launcher.reporting.run_view import MEAN_OVER_STEPS
 
 INK, FAINT_INK, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 REWARD_COLOUR, SAMPLED_COLOUR, GREEDY_COLOUR, TROUBLE_COLOUR = "#2563eb", "#d97706", "#059669", "#dc2626"

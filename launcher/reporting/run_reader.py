@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.reporting.ledger_audit import DISTANCE
-from launcher.reporting.run_progress import REWARD, STEP_SECONDS, TOKENS_PER_S
+from launcher.reporting.run_view import REWARD, STEP_SECONDS, TOKENS_PER_S
 from launcher.run_files.journal import number_of
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths

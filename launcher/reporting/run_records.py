@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.base.messages import EvalReport
-from launcher.reporting.run_progress import REWARD
+from launcher.reporting.run_view import REWARD
 from launcher.run_files.journal import number_of, read_lines, standing_lines
 from launcher.run_files.run_paths import RunPaths
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.messages import EvalReport, ServerInfo, ServerState
-from launcher.reporting.run_progress import MEAN_OVER_STEPS, RunView
+from launcher.reporting.run_view import MEAN_OVER_STEPS, RunView
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDEST = 110

@@ -1,212 +1,119 @@
-"""The reward curve with its onset and what happened, as one inline SVG: no script, no font, no network.
-
-Drawn for a width in pixels at which its text is 12 px high; a page holds one for wide screens and one for phones.
-Colours are CSS variables of the page, so that it follows light and dark.
-"""
+"""The reward curve of a diagnosis: its onset, the checkpoint to go back to, and lanes of what the logs report."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
-import numpy as np
+from launcher.diagnosis.judging.incident_timeline import TimelineMoment
+from launcher.diagnosis.judging.verdict import Diagnosis, Onset
+from launcher.diagnosis.reading.log_records import REWARD, Kind
+from launcher.html_report.axis_scale import reward_span, step_ticks
+from launcher.html_report.reward_chart import DOTS, draw_rewards
+from launcher.html_report.svg_chart import NARROW, TOP, WIDE, Chart, Plot, Size, chart
+from launcher.reporting.downsample import downsample
 
-from launcher.diagnosis.judging.onset import usual_range
-
-Point = tuple[float, float]
-
-LEFT, RIGHT, TOP = 84.0, 12.0, 26.0
-PLOT_HEIGHT, LANE_HEIGHT, AXIS_HEIGHT = 240.0, 20.0, 24.0
-MOST_POINTS = 900
-TICKS = 5
-LABEL_WIDTH = 110.0
+LEFT, LABEL_WIDTH = 84, 110
+MOST_MARKS = 500
+LANES = {
+    "checkpoints": (Kind.CHECKPOINT, Kind.CONDEMNED),
+    "connections": (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED),
+    "servers": (Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.SERVER_UNHEALTHY, Kind.SILENCE,
+                Kind.NO_TOKENS, Kind.SERVER_READY, Kind.SERVER_LAUNCHED),
+    "memory": (Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY),
+    "rewards": (Kind.REWARD_TIMEOUT, Kind.REWARD_ERROR),
+    "restarts": (Kind.RECOVER_RUN, Kind.RESUMED, Kind.INCIDENT, Kind.TRAINER_FAILED, Kind.RUN_ENDED),
+}  # fmt: skip
+COLOURS = {
+    **dict.fromkeys(LANES["connections"], "warn"),
+    **dict.fromkeys(LANES["servers"], "bad"),
+    **dict.fromkeys(LANES["memory"], "bad"),
+    **dict.fromkeys(LANES["rewards"], "warn"),
+    Kind.SERVER_READY: "good", Kind.SERVER_LAUNCHED: "good", Kind.CONDEMNED: "bad", Kind.RESUMED: "good",
+    Kind.INCIDENT: "bad", Kind.TRAINER_FAILED: "bad",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at `step` (until `last_step`). `tone`: a CSS variable's name: bad, warn, good, calm."""
+    """What happened at step `first` until `last`. `css`: bad, warn, good or calm."""
 
-    step: int
+    first: int
+    last: int
     text: str
-    tone: str = "calm"
-    last_step: int | None = None
+    css: str = "calm"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A row of marks below the curve."""
-
-    name: str
-    marks: tuple[Mark, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """`points`: rewards of the steps that stand; `taken_back`: of those that a recovery undid. `onset`, `earliest`,
-    `latest`: steps; None where there is none. `level`: the reward before the onset. `chosen`: the checkpoint to go
-    back to."""
-
-    points: Sequence[Point]
-    taken_back: Sequence[Point] = ()
-    lanes: Sequence[Lane] = ()
-    onset: int | None = None
-    earliest: int | None = None
-    latest: int | None = None
-    level: float | None = None
-    chosen: int | None = None
-    title: str = "reward by global step"
+def diagnosis_chart(diagnosis: Diagnosis) -> Chart | None:
+    """None where the logs have no step."""
+    if not len(diagnosis.contents.steps):
+        return None
+    lanes = {name: marks for name in LANES if (marks := list(_marks(diagnosis, name)))}
+    sizes = [replace(size, left=LEFT) for size in (WIDE, NARROW)]
+    return chart(partial(_draw, diagnosis, lanes), label="reward by global step", sizes=sizes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    width: float
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-
-    def x(self, step: float) -> float:
-        return LEFT + (step - self.x_low) / (self.x_high - self.x_low) * (self.width - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        value = min(max(value, self.y_low), self.y_high)
-        return TOP + (self.y_high - value) / (self.y_high - self.y_low) * PLOT_HEIGHT
+def _marks(diagnosis: Diagnosis, lane: str) -> Iterator[Mark]:
+    kinds = {str(kind): kind for kind in LANES[lane]}
+    last_step = int(max(diagnosis.contents.steps.steps))
+    marks = [_mark(one, kinds[one.kind], last_step) for one in diagnosis.timeline if one.kind in kinds]
+    if lane == "checkpoints":
+        known = {mark.first for mark in marks}
+        steps = [checkpoint.global_step for checkpoint in diagnosis.folders.checkpoints]
+        steps = [step for step in steps if step not in known and step <= last_step]
+        marks += [Mark(first=step, last=step, text=f"checkpoint of step {step}") for step in steps]
+    yield from marks[:: max(-(-len(marks) // MOST_MARKS), 1)]
 
 
-def draw(picture: Picture, width: int = 960) -> str:
-    """The SVG element."""
-    frame = _frame(picture, width)
-    height = TOP + PLOT_HEIGHT + AXIS_HEIGHT + LANE_HEIGHT * len(picture.lanes) + 8
-    parts = [
-        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
-        f'aria-label="{escape(picture.title)}">',
-        *_grid(frame),
-        *_onset(picture, frame, height),
-        *_chosen(picture, frame, height),
-        *_dots(picture.taken_back, frame, "taken"),
-        *_dots(picture.points, frame, "dot"),
-        *_line(picture.points, frame),
-        *_lanes(picture, frame),
-        "</svg>",
-    ]
-    return "".join(parts)
+def _mark(one: TimelineMoment, kind: Kind, last_step: int) -> Mark:
+    first = min(one.step or 0, last_step)
+    last = first if one.last_step is None else min(one.last_step, last_step)
+    times = f", {one.count:,} times" if one.count > 1 else ""
+    text = f"step {first}: {one.kind}{times}. {one.text}"
+    return Mark(first=first, last=last, text=text, css=COLOURS.get(kind, "calm"))
 
 
-def _frame(picture: Picture, width: int) -> _Frame:
-    everything = [*picture.points, *picture.taken_back]
-    steps = [step for step, _ in everything] + [mark.step for lane in picture.lanes for mark in lane.marks]
-    values = [value for _, value in everything if math.isfinite(value)] or [0.0, 1.0]
-    least, most = usual_range(np.array(values))
-    values = [min(max(value, least), most) for value in values]
-    low, high = min(0.0, *values), max(values)
-    high = 1.0 if low >= 0 and 0.3 < high <= 1 else high + 0.05 * (high - low or 1.0)
-    first, last = min(steps, default=0), max(steps, default=1)
-    return _Frame(width=width, x_low=first, x_high=max(last, first + 1), y_low=low, y_high=high)
+def _draw(diagnosis: Diagnosis, lanes: dict[str, list[Mark]], size: Size) -> Plot:
+    steps = diagnosis.contents.steps
+    numbers, rewards = [float(step) for step in steps.steps], steps.column(REWARD).tolist()
+    kept = set(diagnosis.passes[-1].rows.tolist()) if diagnosis.passes else set()
+    points = [(numbers[row], reward) for row, reward in enumerate(rewards) if row in kept]
+    taken_back = [(numbers[row], reward) for row, reward in enumerate(rewards) if row not in kept]
+    first, last = min(numbers), max(numbers)
+    plot = Plot(size, x=(first, max(last, first + 1)), y=reward_span(rewards), lanes=list(lanes))
+    plot.y_axis(lambda value: f"{value:g}")
+    plot.x_axis("global step", step_ticks(first, last, most=size.ticks_across))
+    if diagnosis.onset is not None:
+        _draw_onset(diagnosis.onset, plot)
+    advice = diagnosis.restore_advice
+    if advice is not None and advice.checkpoint is not None:
+        _draw_restore(advice.checkpoint.global_step, diagnosis.onset, plot)
+    plot.dots([(one.middle, one.mean) for one in downsample(taken_back, DOTS)], "pale")
+    draw_rewards(points, plot)
+    for row, marks in enumerate(lanes.values()):
+        for mark in marks:
+            plot.bar(mark.first, mark.last, f"mark {mark.css}", title=mark.text, row=row)
+    return plot
 
 
-def _grid(frame: _Frame) -> list[str]:
-    parts = []
-    for value in ticks(frame.y_low, frame.y_high):
-        y = frame.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for step in ticks(frame.x_low, frame.x_high, whole=True):
-        x = frame.x(step)
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{TOP + PLOT_HEIGHT + 16:.1f}" text-anchor="middle">{step:g}</text>'
-        )
-    return parts
+def _draw_onset(onset: Onset, plot: Plot) -> None:
+    x, left, right = plot.px(onset.step), plot.px(onset.earliest), plot.px(onset.latest)
+    height = plot.height - TOP
+    plot.add("rect", "onset range", x=left, y=TOP, width=max(right - left, 1.5), height=height)
+    plot.vertical(onset.step, "onset", top=TOP - 8, bottom=plot.height)
+    _draw_label(x, TOP - 10, f"onset: step {onset.step}", "bad", plot, is_left=x > 0.6 * plot.size.width)
+    plot.segment(plot.left, plot.py(onset.before), plot.right, plot.py(onset.before), "level")
 
 
-def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Round values within the range, about five."""
-    rough = (high - low) / TICKS or 1.0
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    step = max(step, 1.0) if whole else step
-    first = math.ceil(low / step)
-    return [round(i * step, 10) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+def _draw_restore(step: int, onset: Onset | None, plot: Plot) -> None:
+    x = plot.px(step)
+    room = (plot.size.width if onset is None or onset.step < step else plot.px(onset.step)) - x
+    plot.vertical(step, "chosen", bottom=plot.height)
+    is_left = room < LABEL_WIDTH < x - plot.left
+    _draw_label(x, plot.floor - 8, f"go back to {step}", "good", plot, is_left=is_left)
 
 
-def _onset(picture: Picture, frame: _Frame, height: float) -> list[str]:
-    if picture.onset is None:
-        return []
-    left = frame.x(picture.earliest if picture.earliest is not None else picture.onset)
-    right = frame.x(picture.latest if picture.latest is not None else picture.onset)
-    x, bottom = frame.x(picture.onset), height - 8
-    anchor = "end" if x > 0.6 * frame.width else "start"
-    at = x - 6 if anchor == "end" else x + 6
-    parts = [
-        f'<rect class="band" x="{left:.1f}" y="{TOP}" width="{max(right - left, 1.5):.1f}" '
-        f'height="{bottom - TOP:.1f}"/>',
-        f'<line class="onset" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{bottom:.1f}"/>',
-        f'<text class="said bad" x="{at:.1f}" y="{TOP - 10}" text-anchor="{anchor}">onset: step {picture.onset}</text>',
-    ]
-    if picture.level is not None:
-        y = frame.y(picture.level)
-        parts.append(f'<line class="level" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    return parts
-
-
-def _chosen(picture: Picture, frame: _Frame, height: float) -> list[str]:
-    if picture.chosen is None:
-        return []
-    x = frame.x(max(picture.chosen, frame.x_low))
-    room = (frame.width if picture.onset is None or picture.onset < picture.chosen else frame.x(picture.onset)) - x
-    anchor = "end" if room < LABEL_WIDTH and x - LEFT > LABEL_WIDTH else "start"
-    at = x - 6 if anchor == "end" else x + 6
-    return [
-        f'<line class="chosen" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - 8:.1f}"/>',
-        f'<text class="said good" x="{at:.1f}" y="{TOP + PLOT_HEIGHT - 8}" text-anchor="{anchor}">'
-        f"go back to {picture.chosen}</text>",
-    ]
-
-
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """So many points at most: of each stretch the lowest and the highest, so that no spike is lost."""
-    kept = [point for point in points if math.isfinite(point[1])]
-    if len(kept) <= most:
-        return kept
-    width = -(-2 * len(kept) // most)
-    groups = (kept[i : i + width] for i in range(0, len(kept), width))
-    return [p for g in groups for p in sorted({min(g, key=lambda q: q[1]), max(g, key=lambda q: q[1])})]
-
-
-def _dots(points: Sequence[Point], frame: _Frame, name: str) -> list[str]:
-    return [
-        f'<circle class="{name}" cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="2"/>'
-        for step, value in thinned(points)
-    ]
-
-
-def _line(points: Sequence[Point], frame: _Frame) -> list[str]:
-    """The mean over the last steps, broken at nothing: it shows the level."""
-    kept = [point for point in points if math.isfinite(point[1])]
-    if len(kept) < 2:
-        return []
-    window = max(5, len(kept) // 100)
-    sums = [0.0]
-    for _, value in kept:
-        sums.append(sums[-1] + min(max(value, frame.y_low), frame.y_high))
-    means = [
-        (step, (sums[i + 1] - sums[max(0, i + 1 - window)]) / min(window, i + 1)) for i, (step, _) in enumerate(kept)
-    ]
-    path = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in thinned(means))
-    return [f'<polyline class="mean" points="{path}"/>']
-
-
-def _lanes(picture: Picture, frame: _Frame) -> list[str]:
-    parts = []
-    for number, lane in enumerate(picture.lanes):
-        y = TOP + PLOT_HEIGHT + AXIS_HEIGHT + LANE_HEIGHT * (number + 0.5)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        for mark in lane.marks:
-            left, right = frame.x(mark.step), frame.x(mark.last_step if mark.last_step is not None else mark.step)
-            parts.append(
-                f'<rect class="mark {mark.tone}" x="{left - 2.5:.1f}" y="{y - 5:.1f}" '
-                f'width="{max(right - left, 0) + 5:.1f}" height="10" rx="2"><title>{escape(mark.text)}</title></rect>'
-            )
-        parts.append(f'<text class="lane" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(lane.name)}</text>')
-    return parts
+def _draw_label(x: float, y: float, text: str, css: str, plot: Plot, *, is_left: bool) -> None:
+    """Beside a vertical line, on the side where there is room."""
+    plot.text(x - 6 if is_left else x + 6, y, text, f"label {css}{' end' if is_left else ''}")

@@ -5,7 +5,7 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.html_report.page import page
+from launcher.html_report.report_page import report_page
 from launcher.reporting.run_reader import RunData
 from tests.support.report_parts import T0, facts
 
@@ -45,4 +45,4 @@ def test_no_line_keeps_the_report_from_being_made(lines, is_live):
         data.take_event({"event": name} | line)
         for take in (data.take_step, data.take_ledger, data.take_memory):
             take(line)
-    assert len(page(facts(data), written_at=T0, is_live=is_live)) < 600_000
+    assert len(report_page(facts(data), written_at=T0, is_live=is_live)) < 600_000

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from launcher.html_report.page import page
+from launcher.html_report.report_page import report_page
 from launcher.policy import liveness, trainer_liveness
 from launcher.reporting.incident_facts import SILENCES
 from launcher.reporting.run_reader import MOST_MEMORY, RunData
@@ -137,7 +137,7 @@ def test_the_ledgers_violations_are_told():
     for number in (0, 1, 3):
         step(data, number, 20 + number)
     event(data, "run.finished", 60, reason="done")
-    content = page(facts(data), written_at=T0, is_live=False).decode()
+    content = report_page(facts(data), written_at=T0, is_live=False).decode()
     assert "violations" in content
     assert "steps never committed: [2]" in content
 

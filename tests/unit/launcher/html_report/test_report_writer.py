@@ -57,7 +57,7 @@ def test_a_report_that_can_not_be_written_costs_the_run_nothing(paths, caplog):
 
 
 def test_a_defect_of_the_report_costs_the_run_nothing(paths, monkeypatch, caplog):
-    monkeypatch.setattr(report_writer, "page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(report_writer, "report_page", lambda *_, **__: 1 / 0)
     Journal(paths.events, 1).record("run.started", reason="fresh")
     following = ReportWriter(paths, period_s=0.01)
     wait_until(lambda: "could not be made" in caplog.text, "the log line")
@@ -118,7 +118,7 @@ def test_a_driver_that_breaks_leaves_a_report_too(tmp_path):
         screen.begin(1)
         Journal(paths.events, 1).record("run.started", reason="fresh")
         1 / 0  # noqa: B018
-    assert "ENDED WITHOUT A WORD" in paths.report.read_text()
+    assert "ENDED WITHOUT A STATUS" in paths.report.read_text()
 
 
 def test_new_lines_alone_are_read_again(paths):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from launcher.base.messages import EvalReport, ServerInfo, ServerState, StepReport, TrainerStatus
 from launcher.reporting.live_display import HEARTBEAT_S, LINE_EVERY_S, Display, is_worth_a_line
-from launcher.reporting.run_progress import Progress, RunView
+from launcher.reporting.run_view import Progress, RunView
 from launcher.reporting.terminal_panel import duration, render_line, render_panel, sparkline
 
 REPOSITORY = Path(__file__).resolve().parents[4]

@@ -17,6 +17,8 @@ STEP_SECONDS = "timeperf/step_s"
 TOKENS_PER_S = "rollout/tokens_per_s"
 
 MEAN_OVER_STEPS = 10
+WINDOWS_ACROSS = 50
+"""A curve's mean is over 10 steps, but never over less than this part of a long run: noise would hide it."""
 STEPS_REMEMBERED = 100
 """More than any terminal has columns for."""
 
@@ -117,6 +119,11 @@ class Progress:
         """Of the next step, or of the last one where there is no next."""
         step = min(status.next_step, status.total_steps - 1)
         return max(step, 0) // max(status.steps_per_epoch, 1) + 1
+
+
+def mean_window(steps: int) -> int:
+    """Over how many steps the mean of a reward curve of `steps` is taken."""
+    return max(MEAN_OVER_STEPS, steps // WINDOWS_ACROSS)
 
 
 def _step_seconds(metrics: Sequence[Mapping[str, float]]) -> list[float]:

@@ -1,0 +1,153 @@
+"""Fills report.html.j2: one file that shows a complete run, without network, with one script of its own.
+
+From top to bottom it answers: how did it end, what did it learn, what happened on the way and what did that cost, where
+did the time go, is the ledger complete, which checkpoints are there.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from statistics import fmean, median
+
+from launcher.html_report.formats import NONE, percent, seconds, spread
+from launcher.html_report.page_template import TEMPLATES, render_page
+from launcher.html_report.reward_chart import reward_chart
+from launcher.html_report.time_charts import GIB, memory_chart, timeline_chart, tokens_chart
+from launcher.reporting.incident_facts import IncidentFacts
+from launcher.reporting.run_facts import RunFacts
+from launcher.reporting.run_view import MEAN_OVER_STEPS
+
+MOST_INCIDENTS, MOST_PROBLEMS, MOST_CHECKPOINTS = 200, 20, 12
+LONGEST_TEXT = 400
+FILES = (
+    *("summary.txt", "metrics.jsonl", "ledger.jsonl", "events.jsonl", "memory.jsonl", "trainer.log", "ray.log"),
+    *("config.yaml", "incidents/"),
+)
+
+Tile = tuple[object, str, str]
+"""Value, words, class."""
+
+
+def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, patience_s: float = 600.0) -> bytes:
+    """The file's content. `is_live` None: it is not known. `patience_s`: a live page older than that says so."""
+    word, css, reason = _status(facts, is_live)
+    names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
+    shown = [one for one in reversed(facts.checkpoints) if one.fate in ("", "condemned", "damaged")]
+    return render_page(
+        TEMPLATES / "report.html.j2",
+        script=TEMPLATES / "refresh.js",
+        title=f"{facts.experiment_name} / {facts.trial_name}",
+        facts=facts,
+        word=word,
+        word_class=css,
+        reason=reason,
+        command=f"python -m scripts.report {names}",
+        written_at=written_at,
+        is_live=bool(is_live and not facts.word),
+        patience_s=patience_s,
+        tiles=list(_tiles(facts)),
+        reward=reward_chart(facts),
+        timeline=timeline_chart(facts),
+        time_text=_time_text(facts),
+        tokens=tokens_chart(facts),
+        memory=memory_chart(facts),
+        causes=list(_by_cause(facts)),
+        incidents=list(reversed(facts.incidents))[:MOST_INCIDENTS],
+        most_problems=MOST_PROBLEMS,
+        checkpoints=shown[:MOST_CHECKPOINTS],
+        longest_text=LONGEST_TEXT,
+        files=FILES,
+    )
+
+
+def _status(facts: RunFacts, is_live: bool | None) -> tuple[str, str, str]:
+    """Text of the badge, its class, and the reason."""
+    if facts.word:
+        return facts.word, "good" if facts.word == "FINISHED" else "bad", facts.reason
+    if is_live is False:
+        return "ENDED WITHOUT A STATUS", "bad", "its driver is gone and wrote no status; the same command resumes it"
+    if not facts.states:
+        return "NOT STARTED", "", ""
+    _, state, reason = facts.states[-1]
+    return (state, "live", reason) if is_live else (f"{state} WHEN LAST SEEN", "", reason)
+
+
+def _by_cause(facts: RunFacts) -> Iterator[tuple[str, list[IncidentFacts]]]:
+    causes = sorted({one.cause for one in facts.incidents})
+    for cause in causes:
+        yield cause, [one for one in facts.incidents if one.cause == cause]
+    if len(causes) > 1:
+        yield "all", list(facts.incidents)
+
+
+def _tiles(facts: RunFacts) -> Iterator[Tile]:
+    yield _reward_tile(facts)
+    total = f" of {facts.total_steps:,}" if facts.total_steps is not None else ""
+    back = sum(map(len, facts.taken_back))
+    yield f"{len(facts.steps):,}{total}", f"steps kept; {back:,} were taken back", ""
+    yield _ettr_tile(facts)
+    yield _incident_tile(facts)
+    yield spread([one.repaired_s for one in facts.incidents]).partition(" (")[0], "median time to repair", ""
+    yield _tokens_tile(facts)
+    yield _memory_tile(facts)
+    yield _audit_tile(facts)
+
+
+def _reward_tile(facts: RunFacts) -> Tile:
+    rewards = [line.reward for line in facts.steps if math.isfinite(line.reward)]
+    if not rewards:
+        return NONE, "reward", ""
+    first, last = fmean(rewards[:MEAN_OVER_STEPS]), fmean(rewards[-MEAN_OVER_STEPS:])
+    return f"{first:.3g} → {last:.3g}", f"reward, first and last {MEAN_OVER_STEPS} steps", ""
+
+
+def _ettr_tile(facts: RunFacts) -> Tile:
+    losses, per = facts.losses, facts.losses.lost_steps_per_incident
+    semantic = "not known" if losses.semantic is None else percent(losses.semantic)
+    lost = f"; L {per:.1f} steps" if per is not None else ""
+    return percent(losses.ettr), f"ETTR; strict {percent(losses.strict)}, semantic {semantic}{lost}", ""
+
+
+def _incident_tile(facts: RunFacts) -> Tile:
+    mended = sum(one.is_mended is True for one in facts.incidents)
+    opened = sum(one.is_mended is None for one in facts.incidents)
+    words = f"incidents; {mended} mended" + (f", {opened} open" if opened else "")
+    words += f"; {facts.rejected:,} batches rejected" if facts.rejected else ""
+    return len(facts.incidents), words, "bad" if mended < len(facts.incidents) else ""
+
+
+def _tokens_tile(facts: RunFacts) -> Tile:
+    rates = [line.tokens_per_s for line in facts.steps if math.isfinite(line.tokens_per_s)]
+    if not rates:
+        return NONE, "tokens/s", ""
+    return f"{median(rates[-MEAN_OVER_STEPS:]):,.0f}", f"tokens/s lately; {median(rates):,.0f} over all", ""
+
+
+def _memory_tile(facts: RunFacts) -> Tile:
+    shares = [
+        (used / there, name, used)
+        for reading in facts.memory
+        for name, (used, there) in reading.in_use.items()
+        if there > 0 and math.isfinite(used / there)
+    ]
+    if not shares:
+        return NONE, "memory", ""
+    share, name, used = max(shares)
+    return f"{share:.0%}", f"peak: {name}, {used / GIB:.1f} GiB", "bad" if share > 0.95 else ""
+
+
+def _audit_tile(facts: RunFacts) -> Tile:
+    if facts.audit is None:
+        return NONE, "ledger", ""
+    if facts.audit.problems:
+        return len(facts.audit.problems), "violations in the ledger", "bad"
+    return "complete", "ledger: nothing lost, doubled or stale", "good"
+
+
+def _time_text(facts: RunFacts) -> str:
+    losses = facts.losses
+    usual = f"a usual step takes {seconds(losses.usual_step_s)}; " if losses.usual_step_s is not None else ""
+    bad = "" if losses.bad_steps is None else f"; {losses.bad_steps} of these steps were trained on bad data"
+    return f"{usual}{seconds(losses.standing_s)} of {seconds(losses.wall_s)} went into steps that were kept{bad}"
