@@ -96,8 +96,8 @@ def run(given: argparse.Namespace) -> Diagnosis:
             f"--checkpoints {given.checkpoints} is no folder", "name the folder that holds epoch…globalstep…"
         )
     inputs = find_inputs(paths)
-    with _progress(sum(one.bytes for one in inputs), is_wanted=not given.no_progress) as said:
-        contents = read_inputs(inputs, metric=given.metric, said=said)
+    with _progress(sum(one.bytes for one in inputs), is_wanted=not given.no_progress) as on_progress:
+        contents = read_inputs(inputs, metric=given.metric, on_progress=on_progress)
     return diagnose(contents, look_around(paths, contents.log_events, given.checkpoints))
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.diagnosis.judging.broken_line import date_fall
 from launcher.diagnosis.judging.segments import partition
-from launcher.diagnosis.reading.broken_line import date_fall
 from launcher.diagnosis.reading.log_records import Floats
 
 MIN_DROP = 0.15

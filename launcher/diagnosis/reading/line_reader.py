@@ -1,6 +1,6 @@
-"""A log of any size, in bounded memory: blocks that end with a whole line, and of each the lines that matter.
+"""Reads a log of any size in bounded memory: blocks that end with a complete line, and of each the lines that matter.
 
-The lines are picked by RE2 within Arrow (one automaton for all the words, some 500 MB/s on one core), so that only
+The lines are picked by RE2 within Arrow (one automaton for all patterns, some 500 MB/s on one core), so that only
 what matters becomes a Python object: Python's own `re` would need a pass of 10 ns a byte for the same.
 """
 
@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineBlock:
-    """Some whole lines of a file. `starts[i]` and `ends[i]` bound line i in `data`, without its newline.
+    """Some complete lines of a file. `starts[i]` and `ends[i]` bound line i in `data`, without its newline.
 
     `picked`: numbers of the lines that matter. `first_line`: the number of its first line in the file, from 1.
     """
@@ -53,7 +53,7 @@ class LineBlock:
 
 
 Hold = Callable[[bytes], int]
-"""How many bytes at the end of some whole lines belong to something that goes on behind them."""
+"""How many bytes at the end of some lines belong to something that continues behind them."""
 
 
 def read_blocks(path: Path, pattern: str, hold: Hold) -> Iterator[tuple[LineBlock, int]]:
@@ -102,11 +102,5 @@ def _block(data: bytes, pattern: str, first_line: int) -> LineBlock:
     offsets = np.append(starts, len(data)).astype(np.int32)
     lines = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     mask = pc.match_substring_regex(lines, pattern=pattern).to_numpy(zero_copy_only=False)
-    return LineBlock(
-        data=data,
-        starts=starts,
-        ends=ends,
-        picked=np.flatnonzero(mask),
-        lines=lines,
-        first_line=first_line,
-    )
+    picked = np.flatnonzero(mask)
+    return LineBlock(data=data, starts=starts, ends=ends, picked=picked, lines=lines, first_line=first_line)

@@ -1,6 +1,6 @@
 """Dates in logs as seconds, without a time zone: what a log's own wall clock showed, as if it were UTC.
 
-Logs of one run are compared by them, so that a trainer's and a server's file need only come from clocks of one zone.
+Logs of one run are compared by them: a trainer's and a server's file need only come from clocks of one zone.
 """
 
 from __future__ import annotations

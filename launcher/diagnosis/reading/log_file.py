@@ -1,13 +1,13 @@
-"""One text log, of AReaL's or ours: its steps, and what happened between them.
+"""Reads one text log, of AReaL's or ours: its steps, and the events between them.
 
-Lines are picked and told apart within Arrow (line_reader.py); Python sees the first and the last line of each kind in
+Lines are picked and classified within Arrow (line_reader.py); Python sees the first and the last line of each kind in
 each step, so that an hour of refused connections costs as little as one.
 """
 
 from __future__ import annotations
 
-import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from launcher.base.errors import DataError
 from launcher.diagnosis.reading import log_clock
-from launcher.diagnosis.reading.line_facts import facts_of
 from launcher.diagnosis.reading.line_reader import Ints, LineBlock, read_blocks
 from launcher.diagnosis.reading.log_patterns import (
     ANY,
@@ -25,6 +25,7 @@ from launcher.diagnosis.reading.log_patterns import (
     SERVER_ROLES,
     STAMP,
     STEP,
+    facts_of,
     plain,
     without_head,
 )
@@ -33,9 +34,11 @@ from launcher.diagnosis.reading.server_pauses import ServerPauses
 from launcher.diagnosis.reading.stats_tables import read_step, unfinished
 
 HEAD_BYTES, TAIL_BYTES = 384, 256
-"""What is looked at of a line to tell its kind: a failed request is printed with all of its tokens."""
-TOLD_FULLY = 400
-"""Happenings of a kind in one file whose facts are worked out, and whose date is looked for far away."""
+"""What is looked at of a line to classify it: a failed request is printed with all of its tokens."""
+BEFORE_BYTES, AFTER_BYTES = 24 * 1024, 2 * 1024
+"""Around a line: its traceback, which says what was being done."""
+MOST_DETAILED = 400
+"""Events of a kind in one file whose facts are worked out, and whose date is looked for far away."""
 LONGEST_TEXT = 300
 
 FIRST_KINDS = (Kind.REFUSED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED, Kind.OUT_OF_MEMORY)
@@ -45,7 +48,7 @@ ORDER = (*FIRST_KINDS, *(kind for kind in KINDS if kind not in FIRST_KINDS))
 
 
 class LogFile:
-    """Takes the blocks of a file and gathers its contents."""
+    """Takes the blocks of a file and collects its contents."""
 
     def __init__(self, path: Path, names: FigureNames) -> None:
         self._path = path
@@ -55,7 +58,7 @@ class LogFile:
         self._steps = Steps()
         self._keys: set[str] = set()
         self._log_events: list[LogEvent] = []
-        self._told: dict[Kind, int] = {}
+        self._counts: Counter[Kind] = Counter()
         self._pauses = ServerPauses(path.name)
         self._first_time: float | None = None
         self._last_time: float | None = None
@@ -64,7 +67,7 @@ class LogFile:
         self.total_steps = 0
 
     def take(self, block: LineBlock) -> None:
-        """Gather from a block; no step's tables go on beyond it."""
+        """Collect from a block; no step's tables continue beyond it."""
         steps = block.matching(block.picked, STEP)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
         befores = [self._step]
@@ -98,20 +101,23 @@ class LogFile:
     def _log_event(
         self, block: LineBlock, kind: Kind, ends: tuple[int, int], count: int, after_step: int | None
     ) -> LogEvent:
-        told = self._told.get(kind, 0)
-        self._told[kind] = told + 1
-        line = block.line(ends[0])
-        is_told = told < TOLD_FULLY
+        self._counts[kind] += 1
+        is_detailed = self._counts[kind] <= MOST_DETAILED
+        line, text, facts = block.line(ends[0]), "", dict[str, object]()
+        if is_detailed:
+            start, end = int(block.starts[ends[0]]), int(block.ends[ends[0]])
+            text = without_head(plain(line[:LONGEST_TEXT]))
+            facts = facts_of(kind, line, block.data[max(0, start - BEFORE_BYTES) : end + AFTER_BYTES])
         return LogEvent(
             kind=kind,
             role=self._role_of(line),
             count=count,
-            time=self._time_of(block, ends[0], far=is_told),
-            last_time=self._time_of(block, ends[1], far=is_told),
+            time=self._time_of(block, ends[0], far=is_detailed),
+            last_time=self._time_of(block, ends[1], far=is_detailed),
             after_step=after_step,
-            text=without_head(plain(line[:LONGEST_TEXT])) if is_told else "",
+            text=text,
             where=f"{self._path.name}:{block.first_line + ends[0]}",
-            facts=facts_of(kind, block, ends[0]) if is_told else {},
+            facts=facts,
         )
 
     def _role_of(self, line: bytes) -> Role:
@@ -136,9 +142,9 @@ class LogFile:
             self._pauses.take(block.data)
 
     def contents(self, size: int) -> Contents:
-        """Everything gathered, once all blocks were taken."""
+        """Everything collected, once all blocks were taken."""
         role, pauses = self._role, self._pauses.found(self._last_time)
-        if len(self._steps):  # others write into it too: when a server is silent can't be seen
+        if len(self._steps):  # the trainer writes into it too: a server's silence can't be seen
             pauses = [pause for pause in pauses if pause.kind is Kind.NO_TOKENS]
         if role is Role.UNKNOWN and self._pauses.makes_tokens:
             role = Role.SERVER
@@ -160,19 +166,23 @@ class LogFile:
         )
 
 
-def read_log(path: Path, names: FigureNames, said: Callable[[int], None] = lambda done: None) -> tuple[Contents, bool]:
-    """What a log says, and whether it is one: does any of its lines or tables look like AReaL's, SGLang's or ours?"""
-    log = LogFile(path, names)
+def read_log(path: Path, names: FigureNames, on_progress: Callable[[int], None] = lambda done: None) -> Contents:
+    """Raises DataError where nothing in it looks like AReaL's, SGLang's or ours: no line, no table, no date."""
+    log, size = LogFile(path, names), path.stat().st_size
     for block, done in read_blocks(path, ANY, unfinished):
         log.take(block)
-        said(done)
-    contents = log.contents(path.stat().st_size)
-    is_known = bool(log.known_lines or contents.sources[0].role is Role.SERVER or looks_like_a_log(path))
-    return contents, is_known
+        on_progress(done)
+    contents = log.contents(size)
+    if not log.known_lines and contents.sources[0].role is not Role.SERVER and not _has_dates(path):
+        raise DataError(
+            f"{path} is no log of AReaL, SGLang or this launcher: no date, step or known word in its {size:,} bytes",
+            "give trainer.log, llm_server.log, merged.log, a WandB export (.csv) or a .wandb file",
+        )
+    return contents
 
 
-def looks_like_a_log(path: Path) -> bool:
-    """Are there dates, as each of these programs writes them, at its beginning?"""
+def _has_dates(path: Path) -> bool:
+    """At its beginning, as each of these programs writes them."""
     with path.open("rb") as file:
         return STAMP.search(file.read(2**20)) is not None
 
@@ -205,7 +215,7 @@ def _by_kind(block: LineBlock, numbers: Ints) -> dict[Kind, Ints]:
 def _ends_of(lines: pa.Array) -> pa.Array:
     """The lines without the middle of long ones."""
     lengths = pc.binary_length(lines)
-    if math.isclose(longest := pc.max(lengths).as_py() or 0, 0) or longest <= HEAD_BYTES + TAIL_BYTES:
+    if (pc.max(lengths).as_py() or 0) <= HEAD_BYTES + TAIL_BYTES:
         return lines
     is_long = pc.greater(lengths, HEAD_BYTES + TAIL_BYTES)
     head, tail = pc.binary_slice(lines, 0, HEAD_BYTES), pc.binary_slice(lines, -TAIL_BYTES)

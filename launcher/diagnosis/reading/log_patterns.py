@@ -1,12 +1,13 @@
-"""The words by which logs tell what happened: AReaL's, SGLang's, torch's, the kernel's and our own, in RE2's grammar.
+"""The patterns of lines that matter, and what is read from such a line: AReaL's, SGLang's, torch's, the kernel's, ours.
 
-One pattern of them all picks the lines that matter (line_reader.py); the single ones then say what each is. AReaL's are
-of 0.3.0 to 1.0.4, SGLang's of 0.4 and 0.5.
+One pattern of them all, in RE2's grammar, picks the lines (line_reader.py); the single ones then say what each is.
+AReaL's are of 0.3.0 to 1.0.4, SGLang's of 0.4 and 0.5.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from launcher.diagnosis.reading.log_records import Kind
 from launcher.policy import exit_cause
@@ -59,8 +60,63 @@ HEAD = re.compile(
 )
 
 
+EXIT = re.compile(r"(?P<url>https?://\S+|\d+\.\d+\.\d+\.\d+:\d+)?\s*exits, returncode=(?P<code>-?\d+)")
+PATH = re.compile(r"(?:to|checkpoint|info) (?P<path>/\S+)")
+STEP_INFO = re.compile(r"global_step=(?P<step>\d+)")
+
+PHASES: Mapping[str, re.Pattern[str]] = {
+    "transfer": re.compile(
+        r"update_weights|upload_weights|_update_weights_from|load_weights|init_weights_update_group|broadcast_weights"
+        r"|update_weight|pause_generation"
+    ),
+    "startup": re.compile(
+        r"init_memory_pool|capture_cuda_graph|cuda_graph_runner|CudaGraphRunner|Capture cuda graph|in __init__"
+        r"|load_model|from_pretrained|increase --mem-fraction-static|create_optimizer|initialize_model|init_process"
+    ),
+    "training": re.compile(
+        r"\.backward\(|in backward|train_batch|ppo_update|forward_backward|optimizer\.step|compute_logp|train_step"
+        r"|compute_advantages|loss_fn|in step\b"
+    ),
+    "generation": re.compile(
+        r"event_loop|forward_batch_generation|forward_decode|forward_extend|run_batch|(Prefill|Decode) out of memory"
+        r"|get_next_batch_to_run|sample\("
+    ),
+}
+"""What was being done when memory ran out, by the functions of its traceback; the last one named counts."""
+
+
+def facts_of(kind: Kind, line: bytes, around: bytes) -> dict[str, object]:
+    """The parts of a line, as far as its kind has any. `around`: the line with the traceback before it."""
+    match kind:
+        case Kind.SERVER_EXITED if found := EXIT.search(plain(line)):
+            return {"exit_code": int(found["code"]), "url": found["url"] or ""}
+        case Kind.CHECKPOINT if found := PATH.search(plain(line)):
+            return {"path": found["path"]}
+        case Kind.RESUMED if found := STEP_INFO.search(plain(line)):
+            return {"global_step": int(found["step"])}
+        case Kind.OUT_OF_MEMORY:
+            text = plain(line[:4096])
+            return {"phase": phase_of(plain(around), text), "line": text[:600]}
+    return {}
+
+
+def phase_of(around: str, line: str) -> str:
+    """startup, generation, training or transfer; "" where the lines around don't say."""
+    for phase in ("generation", "startup"):
+        if PHASES[phase].search(line):
+            return phase
+    at = around.find(line) if line else -1
+    before = around[:at] if at > 0 else around
+    trace = before[max(before.rfind("Traceback (most recent call last)"), 0) :]
+    last = {phase: max((m.start() for m in pattern.finditer(trace)), default=-1) for phase, pattern in PHASES.items()}
+    if last["transfer"] >= 0:  # an update allocates within the model's own functions
+        return "transfer"
+    phase = max(last, key=lambda name: last[name])
+    return phase if last[phase] >= 0 else ""
+
+
 def without_head(text: str) -> str:
-    """A line without its role, program and date, which are told beside it."""
+    """A line without its role, program and date, which are shown beside it."""
     return HEAD.sub("", text, count=1)
 
 

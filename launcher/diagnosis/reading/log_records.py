@@ -1,7 +1,7 @@
-"""What is kept of a log, whoever wrote it: the figures of each step, and what happened, counted and dated.
+"""What is kept of a log, whoever wrote it: the figures of each step, and its events, counted and dated.
 
-Both stay small however long the log is: a step costs its figures (8 bytes each), and of what happened there is one
-record for each kind in each step.
+Both stay small however long the log is: a step costs 8 bytes for each figure, and there is one event for each kind in
+each step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,20 +17,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-REWARD, REWARD_MIN, REWARD_MAX = "reward", "reward_min", "reward_max"
-ROLLOUT_REWARD, ACCEPTED, REJECTED, FAILED = "rollout_reward", "accepted", "rejected", "failed"
+REWARD, ROLLOUT_REWARD, ROLLOUT_S = "reward", "rollout_reward", "rollout_s"
 N_SEQS, NO_EOS, SEQ_LEN, ENTROPY = "n_seqs", "no_eos", "seq_len", "entropy"
 GRAD_NORM, UPDATED, LOSS, KL = "grad_norm", "updated", "loss", "kl"
-ROLLOUT_S, TRAIN_S = "rollout_s", "train_s"
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
     REWARD: ("task_reward/avg", "final_reward/avg", "rollout/reward"),
-    REWARD_MIN: ("task_reward/min",),
-    REWARD_MAX: ("task_reward/max",),
     ROLLOUT_REWARD: ("rollout/reward",),
-    ACCEPTED: ("rollout/accepted",),
-    REJECTED: ("rollout/rejected",),
-    FAILED: ("rollout/failed",),
     N_SEQS: ("n_seqs",),
     NO_EOS: ("no_eos_ratios/avg",),
     SEQ_LEN: ("seq_len/avg",),
@@ -40,7 +33,6 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     LOSS: ("update/actor_loss/avg", "actor_loss/avg", "loss"),
     KL: ("update/approx_kl/avg", "approx_kl/avg"),
     ROLLOUT_S: ("timeperf/rollout", "timeperf/rollout_s"),
-    TRAIN_S: ("timeperf/train_step", "timeperf/train_s"),
 }
 """Our names of the figures that are kept, each with the ends of the keys that hold it, best first.
 
@@ -60,30 +52,21 @@ class FigureNames:
         """The figures in `values`, by our names."""
         keys = frozenset(values)
         if keys not in self._known:
-            self._known[keys] = self._keys_of(keys)
+            self._known[keys] = {name: key for name in FIGURES if (key := self._key_of(name, keys))}
         return {name: values[key] for name, key in self._known[keys].items()}
 
-    def _keys_of(self, keys: frozenset[str]) -> dict[str, str]:
-        found = {name: key for name, ends in FIGURES.items() if (key := _ending(keys, ends))}
-        if self._metric:
-            found.pop(REWARD, None)
-            exact = [key for key in sorted(keys) if is_metric(key, self._metric)]
-            if exact:
-                found[REWARD] = exact[0]
-        return found
+    def _key_of(self, name: str, keys: frozenset[str]) -> str:
+        if self._metric and name == REWARD:
+            return min((key for key in keys if is_metric(key, self._metric)), default="")
+        for end in FIGURES[name]:
+            if matching := [key for key in keys if key == end or key.endswith("/" + end)]:
+                return min(matching, key=lambda key: (len(key), key))
+        return ""
 
 
 def is_metric(key: str, metric: str) -> bool:
     """Is it the key that was asked for? By its end, and by the end of a chart's column, `<run> - <key>`."""
     return key == metric or key.endswith("/" + metric) or metric.endswith(f" - {key}")
-
-
-def _ending(keys: Iterable[str], ends: Iterable[str]) -> str:
-    for end in ends:
-        matching = sorted((key for key in keys if key == end or key.endswith("/" + end)), key=len)
-        if matching:
-            return matching[0]
-    return ""
 
 
 class Steps:
@@ -129,7 +112,7 @@ class Steps:
 
 
 class Kind(enum.StrEnum):
-    """What a line of a log, or a silence in it, can say."""
+    """What a line of a log, or a pause in it, can mean."""
 
     REFUSED = "connection refused"
     LOST = "connection lost"
@@ -149,7 +132,6 @@ class Kind(enum.StrEnum):
     OUT_OF_MEMORY = "out of memory"
     KILLED_FOR_MEMORY = "killed by the kernel for memory"
     TRAINER_FAILED = "trainer failed"
-    NONFINITE = "not finite"
     CHECKPOINT = "checkpoint saved"
     RECOVER_RUN = "launched again to recover"
     RESUMED = "resumed"
@@ -169,11 +151,11 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """The same thing, `count` times within one step (or one stretch of a log that has no steps).
+    """Lines of one kind, `count` of them within one step (or one block of a log that has no steps).
 
     `time` and `last_time`: seconds of the log's own wall clock, as if it were UTC, None where no line nearby has a
-    date. `after_step`: the last step that was done before it in the same log, None where there was none.
-    `where`: file and line. `facts`: what the line says, in parts.
+    date. `after_step`: the last step that was done before it, None where there was none or it is not known.
+    `where`: file and line. `facts`: the parts of the line.
     """
 
     kind: Kind
@@ -189,7 +171,7 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file that was read. `role`: whose. `steps`: how many it tells of. `first_time`, `last_time`: its dates."""
+    """A file that was read. `role`: who wrote it. `steps`: how many it has. `first_time`, `last_time`: its dates."""
 
     path: str
     what: str
@@ -203,10 +185,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What was read: the steps as written, and everything that happened, by time where it is known."""
+    """What was read: the steps as written, and all events, by time where it is known."""
 
-    steps: Steps
-    log_events: tuple[LogEvent, ...]
     sources: tuple[Source, ...]
+    steps: Steps = field(default_factory=Steps)
+    log_events: tuple[LogEvent, ...] = ()
     keys: tuple[str, ...] = ()
     total_steps: int = 0

@@ -1,18 +1,14 @@
-"""What our own runs write down: metrics.jsonl for the steps, events.jsonl for what happened (docs/files.md)."""
+"""Reads what our own runs write: metrics.jsonl for the steps, events.jsonl for the events (docs/files.md)."""
 
 from __future__ import annotations
 
-import bisect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.reporting.event_lines import tell
 from launcher.run_files.journal import number_of, read_lines
-
-Line = Mapping[str, object]
 
 KINDS: Mapping[str, Kind] = {
     "incident.began": Kind.INCIDENT,
@@ -41,63 +37,47 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
         values = {key: number_of(value) for key, value in line.items() if key not in HEAD}
         keys.update(values)
         steps.append(step, _time(line), names.pick(values))
-    times = steps.times
+    times = steps.times.tolist()
     source = Source(
         path=str(path),
         what="metrics of a run of this launcher",
         role=Role.TRAINER,
         bytes=path.stat().st_size,
         steps=len(steps),
-        first_time=float(times[0]) if len(times) else None,
-        last_time=float(times[-1]) if len(times) else None,
+        first_time=times[0] if times else None,
+        last_time=times[-1] if times else None,
     )
-    return Contents(steps=steps, log_events=(), sources=(source,), keys=tuple(sorted(keys)))
+    return Contents(steps=steps, sources=(source,), keys=tuple(sorted(keys)))
 
 
-def read_events(path: Path, steps: Steps) -> Contents:
-    """What events.jsonl tells, placed between the steps by its time."""
-    times = [time for time in steps.times if math.isfinite(time)]
-    numbers = [int(step) for step, time in zip(steps.steps, steps.times, strict=True) if math.isfinite(time)]
-    log_events, count = [], 0
-    for line in read_lines(path):
-        count += 1
-        kind = KINDS.get(str(line.get("event")))
-        if kind is Kind.RESUMED and line.get("global_step") == -1 and _step_before(times, numbers, _time(line)) is None:
-            continue  # a run's beginning: its first weights, and no step to go back from
-        if kind is not None:
-            log_events.append(_log_event(kind, line, path, lambda time: _step_before(times, numbers, time)))
-        elif line.get("event") == "run.started" and _is_later(line):
-            log_events.append(_log_event(Kind.RECOVER_RUN, line, path, lambda time: _step_before(times, numbers, time)))
-    source = Source(path=str(path), what=f"{count} events", role=Role.UNKNOWN, bytes=path.stat().st_size)
-    return Contents(steps=Steps(), log_events=tuple(log_events), sources=(source,))
+def read_events(path: Path) -> Contents:
+    """The events of an events.jsonl that matter here."""
+    lines = list(read_lines(path))
+    events = tuple(_log_event(kind, line, path) for line in lines if (kind := _kind_of(line)) is not None)
+    source = Source(path=str(path), what=f"{len(lines)} events", role=Role.UNKNOWN, bytes=path.stat().st_size)
+    return Contents(log_events=events, sources=(source,))
 
 
-def _log_event(kind: Kind, line: Line, path: Path, step_before: Callable[[float | None], int | None]) -> LogEvent:
+def _kind_of(line: Mapping[str, object]) -> Kind | None:
+    attempt = line.get("attempt")
+    if line.get("event") == "run.started" and isinstance(attempt, int) and attempt > 1:
+        return Kind.RECOVER_RUN
+    return KINDS.get(str(line.get("event")))
+
+
+def _log_event(kind: Kind, line: Mapping[str, object], path: Path) -> LogEvent:
     time = _time(line)
     return LogEvent(
         kind=kind,
         role=Role.SERVER if str(line.get("subject", "")).startswith("server") else Role.TRAINER,
         time=time,
         last_time=time,
-        after_step=step_before(time),
         text=tell(line) or " ".join(f"{line.get('event')} {line.get('subject')} {line.get('reason') or ''}".split()),
         where=path.name,
         facts={key: value for key, value in line.items() if key not in ("monotonic", "time")},
     )
 
 
-def _step_before(times: list[float], numbers: list[int], time: float | None) -> int | None:
-    if time is None:
-        return None
-    at = bisect.bisect_right(times, time)
-    return numbers[at - 1] if at else None
-
-
-def _is_later(line: Line) -> bool:
-    attempt = line.get("attempt")
-    return isinstance(attempt, int) and attempt > 1
-
-
-def _time(line: Line) -> float | None:
+def _time(line: Mapping[str, object]) -> float | None:
     time = line.get("time")
     return from_unix(float(time)) if isinstance(time, int | float) else None

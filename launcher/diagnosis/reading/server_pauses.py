@@ -1,9 +1,8 @@
-"""When a server fell silent, and when it made no tokens: the dates in its log, sampled.
+"""Finds when a server wrote nothing, and when it made no tokens, from samples of the dates in its log.
 
-A hung server writes nothing that says so. What tells is the time between two of its lines, and above all between two
-of its lines about batches (words.MADE_TOKENS): its HTTP half may go on talking. Of each 32 KiB the first and the last
-date are read, and what lies between them by halves only where they lie far apart: a log that is large for its time has
-nothing to read there.
+A hung server writes nothing that says so. What shows it is the time between two of its lines, and above all between two
+of its lines about batches (MADE_TOKENS): its HTTP process may still write. Of each 32 KiB the first and the last date
+are read, and what lies between them by halves only where they lie far apart.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SAMPLE_BYTES = 32 * 1024
 LEAST_BYTES = 64
 """Less holds one line."""
 SHORTEST_S = 60.0
-"""A pause shorter than this is none: training and checkpoints make servers wait as long."""
+"""Shorter pauses are not kept: training and checkpoints make servers wait as long."""
 MOST_KEPT = 200
 NEAR = (512, SAMPLE_BYTES)
 """Bytes before a place in which the last date is looked for, near first."""
@@ -56,14 +55,14 @@ class ServerPauses:
         if begin is None:
             return
         until = last(data, begin[0], end) or begin
-        self._went_on(kind, begin[1])
+        self._alive_at(kind, begin[1])
         if until[1] - begin[1] >= SHORTEST_S and until[0] - begin[0] > LEAST_BYTES:
             middle = (begin[0] + until[0]) // 2
             self._walk(kind, data, begin[0], middle, first, last)
             self._walk(kind, data, middle, end, first, last)
-        self._went_on(kind, until[1])
+        self._alive_at(kind, until[1])
 
-    def _went_on(self, kind: Kind, time: float) -> None:
+    def _alive_at(self, kind: Kind, time: float) -> None:
         last = self._last.get(kind)
         if last is not None and time - last >= SHORTEST_S:
             heapq.heappush(self._kept[kind], (time - last, (last, time)))

@@ -1,4 +1,4 @@
-"""The tables that AReaL's StatsLogger prints after `Train step … done.`: figures by key, four pairs a row.
+"""Reads the tables that AReaL's StatsLogger prints after `Train step … done.`: figures by key, four pairs a row.
 
     Epoch 1/2 Step 2/80 Train step 2/160 done.
     Stats (1/1):
@@ -29,16 +29,13 @@ LONGEST = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
-    """What one step's tables say. `global_step` counts from 0, as checkpoints and WandB do. `end`: behind it all.
-
-    `is_whole`: every table that was announced is there.
-    """
+    """One step's figures. `global_step` counts from 0, as checkpoints and WandB do. `is_complete`: every table that
+    was announced is there."""
 
     global_step: int
     total_steps: int
     values: dict[str, float]
-    end: int
-    is_whole: bool
+    is_complete: bool
 
 
 def read_step(data: bytes, start: int, end: int) -> StepTable | None:
@@ -48,43 +45,36 @@ def read_step(data: bytes, start: int, end: int) -> StepTable | None:
     ours = OUR_STEP_LINE.search(data, start, line_end)
     if ours:
         values = {"rollout/reward": _number(ours[2])}
-        return StepTable(global_step=int(ours[1]), total_steps=0, values=values, end=line_end, is_whole=True)
+        return StepTable(global_step=int(ours[1]), total_steps=0, values=values, is_complete=True)
     found = STEP_LINE.search(data, start, line_end)
     if found is None:
         return None
     end = min(end, line_end + LONGEST)
     announced = COUNT.search(data, line_end, min(end, line_end + 65536))
-    values, position, is_whole = _tables(data, line_end, end, int(announced[1]) if announced else 1)
-    return StepTable(
-        global_step=int(found[1]) - 1, total_steps=int(found[2]), values=values, end=position, is_whole=is_whole
-    )
+    values, is_complete = _tables(data, line_end, end, int(announced[1]) if announced else 1)
+    return StepTable(global_step=int(found[1]) - 1, total_steps=int(found[2]), values=values, is_complete=is_complete)
 
 
 def unfinished(data: bytes) -> int:
     """How many bytes at the end of some lines are of a step whose tables are not all there yet."""
-    at = data.rfind(STEP_WORDS)
-    if at < 0:
+    if (at := data.rfind(STEP_WORDS)) < 0:
         return 0
     start = data.rfind(b"\n", 0, at) + 1
     table = read_step(data, start, len(data))
-    return 0 if table is None or table.is_whole else len(data) - start
+    return 0 if table is None or table.is_complete else len(data) - start
 
 
-def _tables(data: bytes, start: int, end: int, count: int) -> tuple[dict[str, float], int, bool]:
+def _tables(data: bytes, start: int, end: int, count: int) -> tuple[dict[str, float], bool]:
     seen: dict[str, list[float]] = defaultdict(list)
-    position, is_whole = start, True
+    stop = start
     for _ in range(count):
-        stop = data.find(END_OF_TABLE, position, end)
-        if stop < 0:
-            stop, is_whole = end, False
-        rows = [row for row in data[position:stop].split(b"\n") if BAR in row]
+        position, stop = stop, data.find(END_OF_TABLE, stop + 1, end)
+        rows = [row for row in data[position : end if stop < 0 else stop].split(b"\n") if BAR in row]
         for key, value in PAIR.findall(b"\n".join(rows)):
             seen[key.decode("utf-8", "replace")].append(_number(value))
-        position = stop
-        if not is_whole:
+        if stop < 0:
             break
-        position += len(END_OF_TABLE)
-    return {key: math.fsum(values) / len(values) for key, values in seen.items()}, position, is_whole
+    return {key: math.fsum(values) / len(values) for key, values in seen.items()}, stop >= 0
 
 
 def _number(text: bytes) -> float:

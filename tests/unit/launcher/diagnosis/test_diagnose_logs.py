@@ -11,9 +11,8 @@ from launcher.base.errors import DataError, StorageError, UsageError
 from launcher.diagnosis.judging.step_history import falls_of, passes_of
 from launcher.diagnosis.reading import line_reader
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
-from launcher.diagnosis.reading.line_facts import phase_of
 from launcher.diagnosis.reading.log_file import read_log
-from launcher.diagnosis.reading.log_patterns import plain, without_head
+from launcher.diagnosis.reading.log_patterns import phase_of, plain, without_head
 from launcher.diagnosis.reading.log_records import (
     GRAD_NORM,
     REWARD,
@@ -244,7 +243,7 @@ def test_a_line_of_any_length_is_read_in_bounded_memory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(line_reader, "_block", noting)
     text = "".join(RunMaker(Made(steps=3)).trainer()) + "x" * 300_000 + "\nConnection refused\n"
-    contents, _ = read_log(write(tmp_path, "trainer.log", text), FigureNames())
+    contents = read_log(write(tmp_path, "trainer.log", text), FigureNames())
     assert max(largest) <= 60_000
     assert len(contents.steps) == 3
     assert counts(contents)[Kind.REFUSED] == 1
@@ -253,7 +252,7 @@ def test_a_line_of_any_length_is_read_in_bounded_memory(tmp_path, monkeypatch):
 def test_progress_is_told_to_the_end(tmp_path):
     folder = RunMaker(Made(steps=20)).write(tmp_path / "run")
     said = []
-    read(folder, said=said.append)
+    read(folder, on_progress=said.append)
     assert said == sorted(said)
     assert said[-1] == sum(path.stat().st_size for path in folder.iterdir())
 

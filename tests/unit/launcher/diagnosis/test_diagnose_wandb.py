@@ -5,8 +5,8 @@ import pytest
 
 from launcher.base.errors import DataError
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
-from launcher.diagnosis.reading.leveldb_log import BLOCK, read_records
 from launcher.diagnosis.reading.log_records import GRAD_NORM, REWARD
+from launcher.diagnosis.reading.wandb_files import BLOCK, read_records
 
 
 def read(path, **kwargs):

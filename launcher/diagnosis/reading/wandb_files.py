@@ -1,19 +1,26 @@
-"""What WandB keeps: CSV files as its pages export them, and the `.wandb` file of an offline run.
+"""Reads what WandB keeps: CSV files as its pages export them, and the `.wandb` file of an offline run.
 
 A CSV of a chart has a column `Step` and one for each run and key, `<run> - <key>`, with `__MIN` and `__MAX` beside it;
 one of a run's history has the keys themselves and `_step`. Both count steps from 0.
+
+A `.wandb` file is LevelDB's log format (github.com/google/leveldb, doc/log_format.md) behind seven bytes (`:W&B`, a
+magic number, a version): blocks of 32 KiB of pieces, each with a header (CRC-32, length, kind) and none across a block.
+The checksum is zlib's CRC-32 of kind and data (LevelDB's own is CRC-32C). WandB itself has no reader of it in Python
+any more. A run that was killed leaves a torn end, which ends the reading; a damaged piece loses its record alone.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
+import struct
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.base.errors import DataError
-from launcher.diagnosis.reading.leveldb_log import read_records
 from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Role, Source, Steps
 from launcher.run_files.journal import number_of
@@ -22,6 +29,15 @@ STEP_COLUMNS = ("global_step", "_step", "Step", "step", "train/global_step")
 TIME_COLUMNS = ("_timestamp", "Wall Time", "time")
 SEPARATOR = " - "
 OTHERS = ("__MIN", "__MAX")
+
+MAGIC = b":W&B"
+FILE_HEADER = 7
+BLOCK = 32 * 1024
+PIECE = struct.Struct("<IHB")
+DAMAGED, COMPLETE, FIRST, MIDDLE, LAST = 0, 1, 2, 3, 4
+
+Row = tuple[int, float | None, dict[str, float]]
+"""A step, its time, and its values by key."""
 
 
 def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
@@ -33,13 +49,13 @@ def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
             keys = _keys_of(path, header, metric)
             step = next((header.index(name) for name in STEP_COLUMNS if name in header), None)
             if step is None:
+                columns = ", ".join(header[:12]) + (" …" if len(header) > 12 else "") if header else "none"
                 raise DataError(
-                    f"{path} has no column of steps: its columns are {_say(header)}",
+                    f"{path} has no column of steps: its columns are {columns}",
                     f"export it with one of {', '.join(STEP_COLUMNS)}",
                 )
             time = next((header.index(name) for name in TIME_COLUMNS if name in header), None)
-            lines = (_line(row, step, time, keys) for row in rows if row)
-            steps = _gather((line for line in lines if line is not None), names)
+            steps = _steps_of((parsed for row in rows if row and (parsed := _parse(row, step, time, keys))), names)
         except csv.Error as error:
             raise DataError(f"{path} is not a CSV file: {error}", "give the file that WandB exported") from error
     return _contents(path, "WandB's CSV", steps, keys.values())
@@ -60,12 +76,10 @@ def _keys_of(path: Path, header: list[str], metric: str) -> dict[int, str]:
         chart = {i: pair for i, pair in chart.items() if pair[0] == chosen[0]}
     if chart:
         return {i: key for i, (_, key) in chart.items()}
-    return {i: name for i, name in columns.items() if name not in STEP_COLUMNS and name not in TIME_COLUMNS}
+    return {i: name for i, name in columns.items() if name not in (*STEP_COLUMNS, *TIME_COLUMNS)}
 
 
-def _line(
-    row: list[str], step: int, time: int | None, keys: Mapping[int, str]
-) -> tuple[int, float | None, dict[str, float]] | None:
+def _parse(row: list[str], step: int, time: int | None, keys: Mapping[int, str]) -> Row | None:
     number = number_of(row[step]) if step < len(row) else math.nan
     if not math.isfinite(number):
         return None  # a torn last line
@@ -78,7 +92,9 @@ def read_offline(path: Path, names: FigureNames) -> Contents:
     """The history of an offline run, up to where the file is torn. Raises DataError where it is no such file."""
     from wandb.proto import wandb_internal_pb2  # half a second, and only here
 
-    def lines() -> Iterator[tuple[int, float | None, dict[str, float]]]:
+    keys: set[str] = set()
+
+    def rows() -> Iterator[Row]:
         for data in read_records(path):
             record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(data)
@@ -86,46 +102,12 @@ def read_offline(path: Path, names: FigureNames) -> Contents:
                 items = {i.key or "/".join(i.nested_key): number_of(_value(i.value_json)) for i in record.history.item}
                 step = items.get("global_step", items.get("_step", float(record.history.step.num)))
                 if math.isfinite(step):
+                    keys.update(items)
                     at = items.get("_timestamp", math.nan)
                     yield int(step), from_unix(at) if math.isfinite(at) else None, items
 
-    seen: set[str] = set()
-    steps = _gather(_noting_keys(lines(), seen), names)
-    return _contents(path, "WandB's offline file", steps, (key for key in seen if not key.startswith("_")))
-
-
-def _noting_keys(
-    lines: Iterable[tuple[int, float | None, dict[str, float]]], seen: set[str]
-) -> Iterator[tuple[int, float | None, dict[str, float]]]:
-    for line in lines:
-        seen.update(line[2])
-        yield line
-
-
-def _gather(lines: Iterable[tuple[int, float | None, dict[str, float]]], names: FigureNames) -> Steps:
-    """Lines of one step that follow each other are one: charts and logs write a step in parts."""
-    steps, current = Steps(), None
-    for step, time, values in lines:
-        if current is not None and current[0] == step:
-            current[2].update(values)
-            continue
-        if current is not None:
-            _append(steps, current, names)
-        current = (step, time, dict(values))
-    if current is not None:
-        _append(steps, current, names)
-    return steps
-
-
-def _append(steps: Steps, line: tuple[int, float | None, dict[str, float]], names: FigureNames) -> None:
-    figures = names.pick(line[2])
-    if figures:
-        steps.append(line[0], line[1], figures)
-
-
-def _contents(path: Path, what: str, steps: Steps, keys: Iterable[str]) -> Contents:
-    source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=path.stat().st_size, steps=len(steps))
-    return Contents(steps=steps, log_events=(), sources=(source,), keys=tuple(sorted(set(keys))))
+    steps = _steps_of(rows(), names)
+    return _contents(path, "WandB's offline file", steps, (key for key in keys if not key.startswith("_")))
 
 
 def _value(text: str) -> object:
@@ -135,5 +117,54 @@ def _value(text: str) -> object:
         return None
 
 
-def _say(header: list[str]) -> str:
-    return ", ".join(header[:12]) + (" …" if len(header) > 12 else "") if header else "none"
+def read_records(path: Path) -> Iterator[bytes]:
+    """The records up to the end, or to where the file is torn. Raises DataError where it has another beginning."""
+    with path.open("rb") as file:
+        head = file.read(FILE_HEADER)
+        if head[:4] != MAGIC:
+            raise DataError(
+                f"{path} is not a .wandb file: it begins with {head[:4]!r}, not {MAGIC!r}",
+                "give the run-<id>.wandb of an offline-run folder",
+            )
+        parts: list[bytes] | None = None  # None: what follows without a beginning belongs to what was lost
+        used = FILE_HEADER
+        while block := file.read(BLOCK - used):
+            used = 0
+            for kind, data in _pieces(block):
+                if kind in (COMPLETE, FIRST):
+                    parts = []
+                if parts is not None:
+                    parts.append(data)
+                    if kind in (COMPLETE, LAST):
+                        yield b"".join(parts)
+                if kind in (COMPLETE, LAST, DAMAGED):
+                    parts = None
+
+
+def _pieces(block: bytes) -> Iterator[tuple[int, bytes]]:
+    position = 0
+    while position + PIECE.size <= len(block):
+        checksum, length, kind = PIECE.unpack_from(block, position)
+        data = block[position + PIECE.size : position + PIECE.size + length]
+        is_sound = COMPLETE <= kind <= LAST and len(data) == length
+        if not is_sound or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
+            yield DAMAGED, b""
+            return
+        yield kind, data
+        position += PIECE.size + length
+
+
+def _steps_of(rows: Iterable[Row], names: FigureNames) -> Steps:
+    """Rows of one step that follow each other are one: charts and logs write a step in parts."""
+    steps = Steps()
+    for step, group in itertools.groupby(rows, key=lambda row: row[0]):
+        parts = list(group)
+        values = {key: value for _, _, part in parts for key, value in part.items()}
+        if figures := names.pick(values):
+            steps.append(step, parts[0][1], figures)
+    return steps
+
+
+def _contents(path: Path, what: str, steps: Steps, keys: Iterable[str]) -> Contents:
+    source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=path.stat().st_size, steps=len(steps))
+    return Contents(steps=steps, sources=(source,), keys=tuple(sorted(set(keys))))
