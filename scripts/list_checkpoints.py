@@ -10,9 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog, read_shelf
-from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
+from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.pending_restore import read_record
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import verify
@@ -20,7 +18,7 @@ from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
-from scripts.checkpoints.sight import age, entry_facts, say_damage, shelf_facts, table
+from scripts.checkpoints.sight import age, catalog_facts, entry_facts, say_damage, table
 from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
@@ -73,19 +71,19 @@ def _list(given: argparse.Namespace) -> int:
     if given.url is not None:
         return _list_copies(given)
     trial = trial_of(given)
-    shelf = read_shelf(trial)
-    shown = chosen(shelf, given)
+    catalog = CheckpointCatalog.read(trial)
+    shown = chosen(catalog, given)
     now = time.time()
-    recover = recover_facts(trial, shelf) if given.recover_info else None
-    good = _last_good(shelf, shown)
+    recover = recover_facts(trial, catalog) if given.recover_info else None
+    good = _last_good(catalog, shown)
     with as_far_as_it_is_read():
-        _say(shelf, shown, good, recover, now, as_json=given.json)
+        _say(catalog, shown, good, recover, now, as_json=given.json)
     not_whole = given.verify and any(entry.problem for entry in shown)
     return NOTHING_FITS if not_whole or not shown else DONE
 
 
 def _say(
-    shelf: CheckpointCatalog,
+    catalog: CheckpointCatalog,
     shown: Sequence[CatalogEntry],
     good: CatalogEntry | None,
     recover: dict[str, object] | None,
@@ -94,50 +92,50 @@ def _say(
     as_json: bool,
 ) -> None:
     if as_json:
-        facts = shelf_facts(shelf) | {
+        facts = catalog_facts(catalog) | {
             "last_good": None if good is None else good.global_step,
             "last_good_path": None if good is None else str(good.path),
             "checkpoints": [entry_facts(entry, now) for entry in shown],
         }
         print_json(facts | ({} if recover is None else {"recover": recover}))
     else:
-        _show(shelf, shown, good, recover, now)
+        _show(catalog, shown, good, recover, now)
 
 
-def chosen(shelf: CheckpointCatalog, given: argparse.Namespace) -> list[CatalogEntry]:
+def chosen(catalog: CheckpointCatalog, given: argparse.Namespace) -> list[CatalogEntry]:
     """Those that were asked for, read as far as that needs."""
     last = given.max_step if given.before_step is None else given.before_step - 1
-    found = [entry for entry in shelf.entries if last is None or entry.global_step <= last]
+    found = [entry for entry in catalog.entries if last is None or entry.global_step <= last]
     if given.good:
-        found = [entry for entry in found if shelf.would_be(entry) is CheckpointStatus.GOOD]
+        found = [entry for entry in found if catalog.presumed(entry).status is CheckpointStatus.GOOD]
     if given.latest:
-        return _latest(shelf, found, given)
+        return _latest(catalog, found, given)
     if given.verify or given.good:
-        found = [entry if entry.is_vouched and not given.verify else shelf.proven(entry) for entry in found]
-    return [entry for entry in found if not given.good or entry.standing is CheckpointStatus.GOOD]
+        found = [entry if entry.is_vouched and not given.verify else catalog.verified(entry) for entry in found]
+    return [entry for entry in found if not given.good or entry.status is CheckpointStatus.GOOD]
 
 
-def _latest(shelf: CheckpointCatalog, found: Sequence[CatalogEntry], given: argparse.Namespace) -> list[CatalogEntry]:
+def _latest(catalog: CheckpointCatalog, found: Sequence[CatalogEntry], given: argparse.Namespace) -> list[CatalogEntry]:
     for entry in reversed(found):
         if entry.set_aside_as or entry.problem:
             continue
         if given.verify or (given.good and not entry.is_vouched):
-            entry = shelf.proven(entry)
-        if not entry.problem and (not given.good or entry.standing is CheckpointStatus.GOOD):
+            entry = catalog.verified(entry)
+        if not entry.problem and (not given.good or entry.status is CheckpointStatus.GOOD):
             return [entry]
     return []
 
 
-def _last_good(shelf: CheckpointCatalog, shown: Sequence[CatalogEntry]) -> CatalogEntry | None:
+def _last_good(catalog: CheckpointCatalog, shown: Sequence[CatalogEntry]) -> CatalogEntry | None:
     """As far as it is known without reading more than was asked for."""
     looked_at = {entry.path: entry for entry in shown}
-    entries = [looked_at.get(entry.path, entry) for entry in shelf.entries]
-    return next((entry for entry in reversed(entries) if entry.standing is CheckpointStatus.GOOD), None)
+    entries = [looked_at.get(entry.path, entry) for entry in catalog.entries]
+    return next((entry for entry in reversed(entries) if entry.status is CheckpointStatus.GOOD), None)
 
 
-def recover_facts(trial: TrialFolder, shelf: CheckpointCatalog) -> dict[str, object]:
+def recover_facts(trial: TrialFolder, catalog: CheckpointCatalog) -> dict[str, object]:
     """What a resume would begin from, beside the newest checkpoint."""
-    facts: dict[str, object] = {"prepared": None, "memory": _in_memory(trial) if trial.is_ours else None, "areal": None}
+    facts: dict[str, object] = {"prepared": None, "memory": _in_memory(catalog), "areal": None}
     folder = trial.paths.recover_checkpoint
     if trial.is_ours and folder.is_dir():
         record, proof = read_record(folder), verify(folder)
@@ -147,10 +145,10 @@ def recover_facts(trial: TrialFolder, shelf: CheckpointCatalog) -> dict[str, obj
             "source": None if record is None else record.source,
             "prepared_at": None if record is None else record.prepared_at,
             "forced": "" if record is None else record.forced,
-            "complete": proof.is_whole,
+            "complete": proof.is_complete,
             "problem": proof.why_not,
         }
-    if (info := shelf.recover_info) is not None:
+    if (info := catalog.recover_info) is not None:
         facts["areal"] = {
             "path": str(info.folder),
             "checkpoint": str(trial.areal_checkpoint),
@@ -164,65 +162,68 @@ def recover_facts(trial: TrialFolder, shelf: CheckpointCatalog) -> dict[str, obj
     return facts
 
 
-def _in_memory(trial: TrialFolder) -> dict[str, object] | None:
+def _in_memory(catalog: CheckpointCatalog) -> dict[str, object] | None:
     """The state after a later step than the newest checkpoint's, on this machine."""
-    checkpoints = CheckpointStore(trial.paths.default_checkpoints).list()
-    state = InMemoryCheckpoints(trial.paths).newest_whole(checkpoints)
-    if state is None or state.global_step <= max((one.global_step for one in checkpoints), default=-1):
+    state = catalog.newest_in_memory()
+    on_disk = [entry.global_step for entry in catalog.entries if not entry.set_aside_as]
+    if state is None or state.global_step <= max(on_disk, default=-1):
         return None
-    return {"path": str(state.folder), "step": state.global_step, "created_at": state.created_at}
+    return {"path": str(state.path), "step": state.global_step, "created_at": state.created_at}
 
 
 def _show(
-    shelf: CheckpointCatalog,
+    catalog: CheckpointCatalog,
     shown: Sequence[CatalogEntry],
     good: CatalogEntry | None,
     recover: dict[str, object] | None,
     now: float,
 ) -> None:
     console = PipedConsole(highlight=False, soft_wrap=True)
-    console.print(_answer(shelf, good, now), markup=False)
-    if shelf.past.damage is not None:
-        console.print(say_damage(shelf.past.damage), style="red", markup=False)
+    console.print(_answer(catalog, good, now), markup=False)
+    if catalog.health.damage is not None:
+        console.print(say_damage(catalog.health.damage), style="red", markup=False)
     if not shown:
-        console.print(_nothing(shelf), markup=False)
+        console.print(_nothing(catalog), markup=False)
         return
     console.print()
     wide = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     wide.print(table(shown, now))
-    console.print(f"\nin {shelf.trial.default}", markup=False)
+    console.print(f"\nin {catalog.trial.default}", markup=False)
     for entry in shown:
-        for note in (*(entry.proof.problems[1:] if entry.proof else ()), *(entry.proof.notes if entry.proof else ())):
+        for note in (
+            *(entry.verification.problems[1:] if entry.verification else ()),
+            *(entry.verification.notes if entry.verification else ()),
+        ):
             console.print(f"step {entry.global_step}: {note}", markup=False, style="dim")
     if recover is not None:
         _show_recover(console, recover, now)
 
 
-def _answer(shelf: CheckpointCatalog, good: CatalogEntry | None, now: float) -> str:
-    name = shelf.trial.name
+def _answer(catalog: CheckpointCatalog, good: CatalogEntry | None, now: float) -> str:
+    name = catalog.trial.name
     if good is not None:
-        where = good.path if good.path.parent != shelf.trial.default else good.path.name
+        where = good.path if good.path.parent != catalog.trial.default else good.path.name
         return (
             f"{name}: the last good checkpoint is of step {good.global_step}, {age(now - good.created_at)} old: {where}"
         )
-    likely = next((e for e in reversed(shelf.entries) if shelf.would_be(e) is CheckpointStatus.GOOD), None)
+    likely = next((e for e in reversed(catalog.entries) if catalog.presumed(e).status is CheckpointStatus.GOOD), None)
     if likely is not None:
         return f"{name}: step {likely.global_step} would be the last good one; nothing vouches for it yet: add --verify"
-    return f"{name}: no good checkpoint; {_why_none(shelf)}"
+    return f"{name}: no good checkpoint; {_why_none(catalog)}"
 
 
-def _why_none(shelf: CheckpointCatalog) -> str:
-    if not shelf.entries:
-        return f"there is none at all in {shelf.trial.default}"
-    if shelf.past.last_step < 0:
-        return f"no rewards are known: {shelf.trial.logs} does not tell what followed any of them"
-    return f"none has {shelf.past.settings.good_after_steps} healthy steps after it, is complete and stands"
+def _why_none(catalog: CheckpointCatalog) -> str:
+    if not catalog.entries:
+        return f"there is none at all in {catalog.trial.default}"
+    if catalog.health.last_step < 0:
+        return f"no rewards are known: {catalog.trial.logs} does not tell what followed any of them"
+    return f"none has {catalog.health.settings.good_after_steps} healthy steps after it, is complete and stands"
 
 
-def _nothing(shelf: CheckpointCatalog) -> str:
-    if not shelf.entries:
-        return f"the run has saved none yet, or all are gone; its logs are in {shelf.trial.logs}"
-    steps = ", ".join(str(entry.global_step) for entry in shelf.entries)
+def _nothing(catalog: CheckpointCatalog) -> str:
+    if not catalog.entries:
+        return f"the run has saved none yet, or all are gone; its logs are in {catalog.trial.logs}"
+    steps = ", ".join(str(entry.global_step) for entry in catalog.entries)
     return f"nothing fits what was asked for; there are checkpoints of steps {steps}"
 
 

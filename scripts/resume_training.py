@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, ConfigError
-from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, read_shelf
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
@@ -62,24 +62,24 @@ def parser() -> argparse.ArgumentParser:
 def _resume(given: argparse.Namespace) -> int:
     trial = trial_of(given)
     with held(trial, NAME):  # a run that goes on is not to be gone on with
-        shelf = read_shelf(trial)
+        catalog = CheckpointCatalog.read(trial)
         command = _command(given, trial)
-        begins = beginning(shelf, good=given.good, before_step=given.before_step, command=command)
-        _show(shelf, begins)
+        begins = beginning(catalog, good=given.good, before_step=given.before_step, command=command)
+        _show(catalog, begins)
         if begins.is_finished:
             print(begins.is_finished)
             return DONE
-        differences = differences_of(shelf, begins, command)
+        differences = differences_of(catalog, begins, command)
         if differences:
             return _refuse(begins, differences)
-        print(f"settings    {_fit(shelf, begins)}")
+        print(f"settings    {_fit(catalog, begins)}")
         runs = command.changed(begins.settings)
         print(f"command     {runs.typed}")
         if not given.yes and not _agreed():
             print("nothing was changed, nothing was started")
             return NOTHING_FITS
         if begins.needs_setup:
-            _, lines = set_up_chosen(shelf, before_step=begins.before_step, path=None, good=begins.good, force=False)
+            _, lines = set_up_chosen(catalog, before_step=begins.before_step, path=None, good=begins.good, force=False)
             print("\n".join(lines[:2]))
     return _run(runs)
 
@@ -112,19 +112,19 @@ def _words(command: str) -> tuple[str, ...]:
         ) from error
 
 
-def _show(shelf: CheckpointCatalog, begins: Beginning) -> None:
-    print(f"{shelf.trial.name}: {begins.said}")
+def _show(catalog: CheckpointCatalog, begins: Beginning) -> None:
+    print(f"{catalog.trial.name}: {begins.summary}")
     for name, line in begins.facts:
         print(f"{name:<11} {line}")
-    if shelf.past.damage is not None:
-        print(f"{'damage':<11} {say_damage(shelf.past.damage)}")
+    if catalog.health.damage is not None:
+        print(f"{'damage':<11} {say_damage(catalog.health.damage)}")
 
 
-def _fit(shelf: CheckpointCatalog, begins: Beginning) -> str:
+def _fit(catalog: CheckpointCatalog, begins: Beginning) -> str:
     what = "experiment and trial, batch size, group size, nodes, model"
     if begins.made_with is None:
         return f"NOT compared, nobody wrote down what it was made with: see yourself that they are the same: {what}"
-    if shelf.trial.is_ours:
+    if catalog.trial.is_ours:
         return f"fit the checkpoint: {what}"
     return f"fit the checkpoint as far as the words of the command tell, its files are not read: {what}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.base.errors import CheckpointError, UsageError
 from launcher.checkpoints import pending_restore
-from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, read_shelf
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.run_paths import RunLock
 from scripts.checkpoints import areal_setup
@@ -55,9 +55,9 @@ def parser() -> argparse.ArgumentParser:
 def _set_up(given: argparse.Namespace) -> int:
     trial = trial_of(given)
     with held(trial, NAME):
-        shelf = read_shelf(trial)
+        catalog = CheckpointCatalog.read(trial)
         facts, lines = set_up_chosen(
-            shelf, before_step=given.before_step, path=given.checkpoint_path, good=given.good, force=given.force
+            catalog, before_step=given.before_step, path=given.checkpoint_path, good=given.good, force=given.force
         )
     if given.json:
         print_json(facts)
@@ -67,25 +67,25 @@ def _set_up(given: argparse.Namespace) -> int:
 
 
 def set_up_chosen(
-    shelf: CheckpointCatalog, *, before_step: int | None, path: Path | None, good: bool, force: bool
+    catalog: CheckpointCatalog, *, before_step: int | None, path: Path | None, good: bool, force: bool
 ) -> tuple[dict[str, object], list[str]]:
     """What was done, as facts and in words. Raises CheckpointError, with nothing changed."""
     try:
-        chosen = choose(shelf, before_step=before_step, path=path, good=good, force=force)
+        chosen = choose(catalog, before_step=before_step, path=path, good=good, force=force)
     except CheckpointError:
-        if path is None and areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=0):
-            return _stays(shelf)
+        if path is None and areal_setup.stays_as_it_is(catalog, before_step=before_step, good=good, than=0):
+            return _stays(catalog)
         raise
     newest = chosen.entry.global_step
-    if path is None and areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=newest):
-        return _stays(shelf)
-    facts = set_up(shelf, chosen)
-    return facts, [*told(shelf, chosen, facts)]
+    if path is None and areal_setup.stays_as_it_is(catalog, before_step=before_step, good=good, than=newest):
+        return _stays(catalog)
+    facts = set_up(catalog, chosen)
+    return facts, [*told(catalog, chosen, facts)]
 
 
-def _stays(shelf: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
+def _stays(catalog: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
     """AReaL's own recover folder is the best there is: model, optimizer and data position of one step."""
-    info, trial = shelf.recover_info, shelf.trial
+    info, trial = catalog.recover_info, catalog.trial
     assert info is not None and info.name is not None
     command = next_command(trial)
     facts: dict[str, object] = {
@@ -121,9 +121,9 @@ def held(trial: TrialFolder, tool: str) -> Iterator[None]:
         yield
 
 
-def set_up(shelf: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
+def set_up(catalog: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
     """Do it. Raises CheckpointError, with nothing changed."""
-    entry, trial = chosen.entry, shelf.trial
+    entry, trial = chosen.entry, catalog.trial
     facts: dict[str, object] = {
         "format": "grpo-setup/1",
         "step": entry.global_step,
@@ -132,12 +132,12 @@ def set_up(shelf: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
         "passed_over": list(chosen.passed_over),
     }
     if trial.is_ours:
-        damage = shelf.past.damage
+        damage = catalog.health.damage
         first = None if damage is None or entry.global_step >= damage.first_step else damage.first_step
         record = pending_restore.prepare(trial.paths, entry.checkpoint, forced=chosen.forced, first_damaged=first)
         more = {"recover_checkpoint": str(trial.paths.recover_checkpoint), "how": record.how, "has_optimizer": True}
     else:
-        made = areal_setup.prepare(shelf, entry, forced=chosen.forced)
+        made = areal_setup.prepare(catalog, entry, forced=chosen.forced)
         more = {
             "recover_checkpoint": made.checkpoint,
             "recover_info": made.info,
@@ -148,12 +148,12 @@ def set_up(shelf: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
     return facts | more | {"next_command": next_command(trial, has_optimizer=bool(more["has_optimizer"]))}
 
 
-def told(shelf: CheckpointCatalog, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
-    name = shelf.trial.name
+def told(catalog: CheckpointCatalog, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
+    name = catalog.trial.name
     yield f"{name}: the next launch goes on from step {facts['step']}, at step {chosen.entry.global_step + 1}"
     yield f"  {facts['recover_checkpoint']} ({facts['how']}), from {facts['source']}"
-    if shelf.past.damage is not None:
-        yield f"  {say_damage(shelf.past.damage)}"
+    if catalog.health.damage is not None:
+        yield f"  {say_damage(catalog.health.damage)}"
     for passed in chosen.passed_over:
         yield f"  passed over: {passed}"
     if chosen.forced:

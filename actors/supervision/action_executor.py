@@ -172,7 +172,7 @@ class ActionExecutor:
             case RestoreTrainer(global_step=step):
                 return await self._restore(step)
             case CondemnCheckpoints(after_step=step):
-                return {"checkpoints": list(await asyncio.to_thread(self._eyes.shelf.condemn_after, step))}
+                return {"checkpoints": list(await asyncio.to_thread(self._eyes.catalog.condemn_after, step))}
             case RestartServer(name=name, overrides=rung):
                 return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):
@@ -193,7 +193,7 @@ class ActionExecutor:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
         except CheckpointError as error:
-            made_at = await asyncio.to_thread(self._eyes.shelf.made_at, global_step)
+            made_at = await asyncio.to_thread(self._eyes.catalog.made_at, global_step)
             self._history.found_damaged(global_step, made_at, error.message)
             raise
         if self._monitor is not None:
@@ -229,7 +229,7 @@ class ActionExecutor:
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        found = self._eyes.shelf.newest_model(self._history.damaged_checkpoints)
+        found = self._eyes.catalog.newest_model(self._history.damaged_checkpoints)
         lineage = 1 if self._history.lineage == 0 else None
         return first_weights(found, self._config.sglang.model_path, lineage)
 
@@ -299,7 +299,7 @@ class ActionExecutor:
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)
         if damaged and incident is not None and (first := first_damaged(incident)) is not None:
-            await asyncio.to_thread(self._eyes.shelf.forget_after, first - 1)
+            await asyncio.to_thread(self._eyes.catalog.forget_after, first - 1)
 
     async def _quietly(self, subject: str, ending: Awaitable[None], *, within_s: float = STOP_S) -> None:
         try:

@@ -29,12 +29,13 @@ from actors.supervision.trainer_handle import TrainerHandle
 from actors.supervision.watched_servers import WatchedServers
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Incident, ServerExit, ServerInfo, ServerState
-from launcher.checkpoints.restore_candidates import RestoreCandidates
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import RunConfig
+from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.observed import ServerFacts
 from launcher.policy.reconcile_trainer import TRAINER
-from launcher.policy.restore import CheckpointFacts, first_damaged
+from launcher.policy.restore import first_damaged
 from launcher.run_files.run_paths import RunPaths
 
 MARGIN_S = 15.0
@@ -94,9 +95,9 @@ class ClusterObserver:
                 hung=self._monitor_hung,
             )
         )
-        self.shelf = RestoreCandidates(config, paths)
+        self.catalog = CheckpointCatalog.of_run(config, paths)
         self._checkpoints: tuple[CheckpointFacts, ...] | None = None
-        self._is_shelf_away = False
+        self._is_disk_unreadable = False
 
     def add_slot(self, name: str, actor: Any) -> ServerHandle:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
@@ -165,15 +166,15 @@ class ClusterObserver:
         """As last seen, where the disk can't be read now: a run that steps needs none of them, and to take it for one
         that has none would begin it anew. Raises CheckpointError and JournalError where it never could be read."""
         try:
-            seen = self.shelf.facts(self._history.damaged_checkpoints, healthy_until=healthy_until)
+            seen = self.catalog.facts(healthy_until, self._history.damaged_checkpoints)
         except LauncherError as error:
             if self._checkpoints is None:
                 raise
-            if not self._is_shelf_away:
+            if not self._is_disk_unreadable:
                 self._history.event("checkpoint.unreadable", subject="checkpoints", reason=error.message)
-            self._is_shelf_away = True
+            self._is_disk_unreadable = True
             return self._checkpoints
-        self._checkpoints, self._is_shelf_away = seen, False
+        self._checkpoints, self._is_disk_unreadable = seen, False
         return seen
 
     def ran_out(self, slot: ServerHandle) -> RanOut | None:

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from launcher.base.messages import EvalReport, Incident, Rejection
 from launcher.policy.actions import Action
+from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.observed import ServerFacts, TrainerFacts
-from launcher.policy.restore import CheckpointFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

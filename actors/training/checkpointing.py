@@ -16,9 +16,9 @@ from actors.training.run_position import RunPosition
 from actors.training.step_memory import Restored, StepMemory
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
-from launcher.checkpoints.retention import worth_sparing
 from launcher.checkpoints.state_files import POSITION_FILE
 from launcher.checkpoints.uploads import Uploader, remote_of
 from launcher.checkpoints.verification import verify
@@ -36,6 +36,7 @@ class Checkpointer:
         self._config = config
         self._journal = journal
         self._store = CheckpointStore(paths.default_checkpoints)
+        self._catalog = CheckpointCatalog.of_run(config, paths)
         self._fingerprint = config_fingerprint(config)
         now = time.monotonic()
         self._saver = Schedule(config.saver, now=now)
@@ -103,8 +104,9 @@ class Checkpointer:
             global_step=name.global_step,
             seconds=time.monotonic() - started,
         )
-        spare = worth_sparing(self._store, self._config, healthy_until=position.next_step - 1)
-        for removed in self._store.prune(self._config.recover.keep_last, spare=spare):
+        keep_last = self._config.recover.keep_last
+        spare = self._catalog.worth_sparing(keep_last, healthy_until=position.next_step - 1)
+        for removed in self._store.prune(keep_last, spare=spare):
             self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
         if self._uploads is not None:
             self._uploads.committed()
@@ -137,9 +139,9 @@ class Checkpointer:
         checkpoint = self._store.find(global_step)
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint of step {global_step} in {self._store.root}")
-        proof = verify(checkpoint.path)
-        if not proof.is_whole:
-            raise CheckpointError(f"{checkpoint} can't be gone back to: {proof.why_not}", "an older one is used")
+        found = verify(checkpoint.path)
+        if not found.is_complete:
+            raise CheckpointError(f"{checkpoint} can't be gone back to: {found.why_not}", "an older one is used")
         return Restored(position=self.load(checkpoint.path, model, queue))
 
     def _load_state(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:

@@ -129,24 +129,24 @@ class StepMemory:
         """The state after a step, where it counts beside these checkpoints."""
         if not self._is_on:
             return None
-        found = [state for state in self._states.standing(checkpoints) if state.global_step == global_step]
+        found = [state for state in self._states.current(checkpoints) if state.global_step == global_step]
         return found[-1] if found else None
 
     def load(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
         """Put everything back to it, once it is proven whole. Raises CheckpointError; it then counts no more."""
         try:
             state.verify()
-            kept = _read(state.folder / POSITION_FILE)
+            kept = _read(state.path / POSITION_FILE)
             restored = Restored(position=RunPosition.from_json(kept["position"]), last=_report(kept["report"]))
             if restored.position.next_step - 1 != state.global_step:
-                raise CheckpointError(f"{state.folder} is not of step {state.global_step}", "an older state is used")
-            model.load(state.folder)
+                raise CheckpointError(f"{state.path} is not of step {state.global_step}", "an older state is used")
+            model.load(state.path)
             queue.load_state_dict(kept["queue"])
         except (KeyError, TypeError, CheckpointError) as error:
             self._states.drop(state)
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{state.folder} can't be read: {error!r}", "an older state is used") from error
+            raise CheckpointError(f"{state.path} can't be read: {error!r}", "an older state is used") from error
         return restored
 
     def drop_after(self, global_step: int) -> None:

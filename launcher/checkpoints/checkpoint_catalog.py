@@ -1,46 +1,63 @@
-"""The checkpoints of a trial as an operator sees them: each with its state, its rewards, and whether it is complete.
+"""The catalog of a run's checkpoints: the one place that says which are good, and which is the newest that fits.
 
-From the disk alone, so that it holds for a live run and for a dead one, for ours and for AReaL's. Cheap by itself
-(names, lengths, headers); `prove` reads everything of one.
+The run, retention and every tool of the operator ask it. The run tells it up to which step it was judged healthy; for
+a tool that is read from the run's files (recorded_health.py), whether the run is alive or dead, ours or AReaL's. Both
+go by launcher/policy/checkpoint_status.py. It looks at names, lengths and headers; `verified` reads everything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from launcher.base.errors import CheckpointError, LauncherError, ModelError
 from launcher.checkpoints.areal_folders import METADATA, RecoverInfo, read_recover_info
 from launcher.checkpoints.areal_rewards import read_areal_rewards
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, check_checkpoint_sizes
 from launcher.checkpoints.checkpoint_listing import list_folder
-from launcher.checkpoints.checkpoint_store import SET_ASIDE
+from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints
 from launcher.checkpoints.model_files import find_shards
-from launcher.checkpoints.recorded_health import RecordedHealth, read_past, seen_ever
+from launcher.checkpoints.recorded_health import RecordedHealth, damage_ever_seen, read_health
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.checkpoints.trial_folders import TrialFolder
-from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Proof, verify
-from launcher.config.supervision import RestoreConfig, RewardHealthConfig
-from launcher.policy.checkpoint_status import CheckpointStatus, Damage, JudgedCheckpoint, judge
+from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Verification, verify
+from launcher.config.schema import RunConfig
+from launcher.policy.checkpoint_status import (
+    CheckpointFacts,
+    CheckpointStatus,
+    JudgedCheckpoint,
+    checkpoint_status,
+    newest_first,
+)
+from launcher.policy.restore import worth_keeping
+from launcher.run_files.run_paths import RunPaths
+
+Damaged = Mapping[int, Set[float]]
+"""Of each step, when those were made that could not be loaded: one that is made anew after a restore is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
     """One checkpoint. `reward`: the mean around its step. `problem`: why it is not complete, "" where it is.
-    `set_aside_as`: condemned, superseded or damaged, where the run took it out of its list. `proof`: where asked for.
+    `set_aside_as`: condemned, superseded or damaged, where the run took it out of its list. `verification`: where it
+    was asked for.
     """
 
     checkpoint: Checkpoint
     created_at: float
     bytes: int
     reward: float | None
-    standing: CheckpointStatus
-    reason: str
+    status: CheckpointStatus = CheckpointStatus.UNVERIFIED
+    reason: str = ""
     problem: str
     set_aside_as: str = ""
-    proof: Proof | None = None
+    verification: Verification | None = None
 
     @property
     def global_step(self) -> int:
@@ -52,7 +69,7 @@ class CatalogEntry:
 
     @property
     def is_vouched(self) -> bool:
-        return self.checkpoint.manifest is not None or (self.proof is not None and self.proof.is_whole)
+        return self.has_optimizer or (self.verification is not None and self.verification.is_complete)
 
     @property
     def has_optimizer(self) -> bool:
@@ -60,104 +77,208 @@ class CatalogEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewestToResume:
+    """What a launch would resume from by itself. `skipped`: why newer ones were not taken."""
+
+    checkpoint: Checkpoint | InMemoryCheckpoint | None
+    skipped: tuple[str, ...]
+
+
 class CheckpointCatalog:
-    """`entries`: the newest last. `recover_info`: AReaL's, None where there is none."""
+    """The checkpoints of one trial, and the states in this machine's memory. Looking at them changes nothing."""
 
-    trial: TrialFolder
-    past: RecordedHealth
-    entries: tuple[CatalogEntry, ...]
-    recover_info: RecoverInfo | None
+    def __init__(self, trial: TrialFolder, health: RecordedHealth, *, use_memory: bool = True) -> None:
+        self.trial = trial
+        self.health = health
+        self._store = CheckpointStore(trial.default)
+        self._memory = InMemoryCheckpoints(trial.paths) if use_memory and trial.is_ours else None
 
-    def proven(self, entry: CatalogEntry) -> CatalogEntry:
-        """The same after everything of it was read."""
-        proof = prove(self.trial, entry)
-        return _judged(dataclasses.replace(entry, proof=proof, problem=proof.why_not), self.past)
+    @classmethod
+    def of_run(cls, config: RunConfig, paths: RunPaths) -> Self:
+        """For the run itself, which knows its health better than its files do."""
+        health = RecordedHealth(settings=config.restore, reward_settings=config.reward_health)
+        return cls(TrialFolder.of(paths), health, use_memory=config.recover.memory)
+
+    @classmethod
+    def read(cls, trial: TrialFolder) -> Self:
+        """For a tool, with the health as the files tell it."""
+        if trial.is_ours:
+            return cls(trial, read_health(trial.paths))
+        rewards, health = read_areal_rewards(trial.logs), RecordedHealth()
+        damage = damage_ever_seen(rewards, health.reward_settings)
+        return cls(trial, dataclasses.replace(health, rewards=rewards, damage=damage))
+
+    def status_of_step(
+        self,
+        global_step: int,
+        *,
+        healthy_until: int | None = None,
+        is_vouched: bool = True,
+        problem: str = "",
+        set_aside_as: str = "",
+    ) -> JudgedCheckpoint:
+        """Of a checkpoint of this step, if there is one. `healthy_until`: as recorded, if not given."""
+        return checkpoint_status(
+            global_step,
+            healthy_until=self.health.last_step if healthy_until is None else healthy_until,
+            settings=self.health.settings,
+            damage=self.health.damage,
+            is_vouched=is_vouched,
+            problem=problem,
+            set_aside_as=set_aside_as,
+        )
+
+    # ── for the run ──
+
+    def facts(self, healthy_until: int, damaged: Damaged | None = None) -> tuple[CheckpointFacts, ...]:
+        """Of each that a restore may choose: committed and not condemned, on the disk, or in memory where the disk does
+        not hold its step. Raises CheckpointError and JournalError where the disk can't be read.
+        """
+        checkpoints, bad = self._store.list(), damaged or {}
+        incomplete = {one.global_step for one in checkpoints if _made_at(one) in bad.get(one.global_step, ())}
+        on_disk = self._facts_on_disk(checkpoints, healthy_until, incomplete)
+        held = {facts.global_step for facts in on_disk if facts.is_complete}
+        in_memory = [
+            CheckpointFacts(
+                global_step=state.global_step,
+                policy_version=state.facts.policy_version,
+                status=self.status_of_step(state.global_step, healthy_until=healthy_until).status,
+                is_complete=state.created_at not in bad.get(state.global_step, ()),
+                in_memory=True,
+            )
+            for state in self._in_memory(checkpoints)
+            if state.global_step not in held
+        ]
+        return (*on_disk, *in_memory)
+
+    def _facts_on_disk(
+        self, checkpoints: Sequence[Checkpoint], healthy_until: int, incomplete: Set[int]
+    ) -> list[CheckpointFacts]:
+        return [
+            CheckpointFacts(
+                global_step=one.global_step,
+                policy_version=one.manifest.policy_version,
+                status=self.status_of_step(one.global_step, healthy_until=healthy_until).status,
+                is_complete=one.global_step not in incomplete,
+                reward=one.manifest.reward_mean,
+            )
+            for one in checkpoints
+            if one.manifest is not None
+        ]
+
+    def worth_sparing(self, keep_last: int, *, healthy_until: int) -> frozenset[int]:
+        """The steps that retention must leave alone. The newest checkpoints are too young to be trusted when damage is
+        found: by age alone, every one from before it would be deleted (P4). One whose files are not in their length
+        protects nothing, so it is not counted among those that stay.
+        """
+        checkpoints = self._store.list()
+        torn = {one.global_step for one in checkpoints if one.manifest is not None and find_problem(one)}
+        return worth_keeping(self._facts_on_disk(checkpoints, healthy_until, torn), keep_last)
+
+    def made_at(self, global_step: int) -> tuple[float, ...]:
+        """When what there is of this step was made, on the disk and in memory. Raises as `facts`."""
+        checkpoints = self._store.list()
+        on_disk = [one.manifest.created_at for one in checkpoints if one.global_step == global_step and one.manifest]
+        in_memory = [one.created_at for one in self._in_memory(checkpoints) if one.global_step == global_step]
+        return (*on_disk, *in_memory)
+
+    def condemn_after(self, global_step: int) -> tuple[str, ...]:
+        """Set aside what holds damage; returns the new names of the checkpoints. Raises CheckpointError."""
+        self.forget_after(global_step)
+        return tuple(path.name for path in self._store.condemn_after(global_step))
+
+    def forget_after(self, global_step: int) -> None:
+        """Drop states in memory that hold damage: no later attempt may resume from them."""
+        if self.trial.is_ours:  # also where this launch does not use them: the next one may
+            InMemoryCheckpoints(self.trial.paths).drop_after(global_step)
+
+    def newest_model(self, damaged: Damaged) -> Checkpoint | None:
+        """The checkpoint on the disk that a server may start from."""
+        on_disk = [facts for facts in self.facts(-1, damaged) if facts.is_complete and not facts.in_memory]
+        newest = next(iter(newest_first(on_disk)), None)
+        return None if newest is None else self._store.find(newest.global_step)
+
+    def newest_to_resume(self) -> NewestToResume:
+        """The newest checkpoint that is verified complete now, or a newer state in memory. Raises CheckpointError."""
+        found, in_memory = self._store.latest_complete(), self.newest_in_memory()
+        checkpoint: Checkpoint | InMemoryCheckpoint | None = found.checkpoint
+        if in_memory is not None and (checkpoint is None or in_memory.global_step > checkpoint.global_step):
+            checkpoint = in_memory
+        return NewestToResume(checkpoint=checkpoint, skipped=found.skipped)
+
+    def newest_in_memory(self) -> InMemoryCheckpoint | None:
+        """The newest state in memory that counts and is verified complete now."""
+        return None if self._memory is None else self._memory.newest_complete(self._store.list())
+
+    def _in_memory(self, checkpoints: Sequence[Checkpoint]) -> Sequence[InMemoryCheckpoint]:
+        return () if self._memory is None else self._memory.current(checkpoints)
+
+    # ── for the tools ──
+
+    @functools.cached_property
+    def entries(self) -> tuple[CatalogEntry, ...]:
+        """All, also those that were set aside, the newest last. Raises CheckpointError where a folder can't be read."""
+        folder = self.trial.default
+        found = [self.entry_of(one) for one in (*self._store.list(), *list_folder(folder / SET_ASIDE))]
+        return tuple(sorted(found, key=lambda one: (one.global_step, not one.set_aside_as, one.created_at)))
+
+    @property
+    def last_good(self) -> CatalogEntry | None:
+        """As far as it is known without reading any."""
+        return next(iter(newest_first(self.entries, good=True)), None)
+
+    @functools.cached_property
+    def recover_info(self) -> RecoverInfo | None:
+        """AReaL's, where there is one."""
+        if self.trial.recover_info is None:
+            return None
+        return read_recover_info(self.trial.recover_info, self.trial.areal_checkpoint)
 
     def entry_of(self, checkpoint: Checkpoint) -> CatalogEntry:
-        """Of a folder that lies elsewhere."""
-        return _entry(checkpoint, self.past)
+        """Of a folder, which may lie elsewhere."""
+        manifest, files = checkpoint.manifest, _files(checkpoint.path)
+        aside = checkpoint.path.name.partition(".")[2].partition("-")[0]
+        reward = None if aside else self.health.reward_around(checkpoint.global_step)  # aside: steps taken again by now
+        entry = CatalogEntry(
+            checkpoint=checkpoint,
+            created_at=max((made for _, made in files), default=0.0) if manifest is None else manifest.created_at,
+            bytes=sum(size for size, _ in files),
+            reward=manifest.reward_mean if reward is None and manifest is not None else reward,
+            problem=find_problem(checkpoint),
+            set_aside_as=aside,
+        )
+        return self._judged(entry)
 
-    def would_be(self, entry: CatalogEntry) -> CheckpointStatus:
-        """Its state, were its content proven."""
-        return self.judged(entry).standing
+    def verified(self, entry: CatalogEntry) -> CatalogEntry:
+        """The same after everything of it was read."""
+        paths, is_ours = self.trial.paths, self.trial.is_ours
+        mine = Identity(experiment_name=paths.experiment_name, trial_name=paths.trial_name) if is_ours else None
+        found = verify(entry.path, name=entry.checkpoint.name, identity=mine)
+        return self._judged(dataclasses.replace(entry, verification=found, problem=found.why_not))
 
-    def judged(self, entry: CatalogEntry) -> JudgedCheckpoint:
-        """The same with the reason."""
-        return _judge(entry, self.past, is_vouched=True)
+    def presumed(self, entry: CatalogEntry) -> CatalogEntry:
+        """The same with the status that it has if its content proves sound."""
+        return self._judged(entry, is_vouched=True)
 
-    def standing_of(self, global_step: int) -> CheckpointStatus:
-        """Of a whole checkpoint of that step, if there were one."""
-        return _judge_step(global_step, self.past, is_vouched=True, problem="", set_aside_as="").standing
+    def newest_first(
+        self, *, before_step: int | None = None, good: bool = False, condemned: bool = False
+    ) -> list[CatalogEntry]:
+        """What may be gone back to, if its content proves sound, the newest first; nothing that was set aside."""
+        found = [self.presumed(entry) for entry in self.entries if not entry.set_aside_as]
+        return newest_first(found, before_step=before_step, good=good, condemned=condemned)
 
-
-def read_shelf(trial: TrialFolder) -> CheckpointCatalog:
-    """Raises CheckpointError where a folder can't be listed."""
-    past = read_past(trial.paths) if trial.is_ours else _areal_past(trial)
-    found = [_entry(checkpoint, past) for checkpoint in (*list_folder(trial.default), *list_folder(_aside(trial)))]
-    found.sort(key=lambda entry: (entry.global_step, not entry.set_aside_as, entry.created_at))
-    info = None
-    if trial.recover_info is not None:
-        info = read_recover_info(trial.recover_info, trial.areal_checkpoint)
-    return CheckpointCatalog(trial=trial, past=past, entries=tuple(found), recover_info=info)
-
-
-def prove(trial: TrialFolder, entry: CatalogEntry) -> Proof:
-    paths = trial.paths
-    mine = Identity(experiment_name=paths.experiment_name, trial_name=paths.trial_name) if trial.is_ours else None
-    return verify(entry.path, name=entry.checkpoint.name, identity=mine)
-
-
-def _aside(trial: TrialFolder) -> Path:
-    return trial.default / SET_ASIDE
-
-
-def _areal_past(trial: TrialFolder) -> RecordedHealth:
-    rewards, settings = read_areal_rewards(trial.logs), RewardHealthConfig()
-    damage: Damage | None = seen_ever(rewards, settings)
-    return RecordedHealth(rewards=rewards, damage=damage, settings=RestoreConfig(), reward_settings=settings)
-
-
-def _entry(checkpoint: Checkpoint, past: RecordedHealth) -> CatalogEntry:
-    manifest, files = checkpoint.manifest, _files(checkpoint.path)
-    aside = checkpoint.path.name.partition(".")[2].partition("-")[0]
-    reward = None if aside else past.reward_around(checkpoint.global_step)  # those steps were taken again by now
-    if reward is None and manifest is not None:
-        reward = manifest.reward_mean
-    entry = CatalogEntry(
-        checkpoint=checkpoint,
-        created_at=max((made for _, made in files), default=0.0) if manifest is None else manifest.created_at,
-        bytes=sum(size for size, _ in files),
-        reward=reward,
-        standing=CheckpointStatus.UNVERIFIED,
-        reason="",
-        problem=_problem(checkpoint),
-        set_aside_as=aside,
-    )
-    return _judged(entry, past)
+    def _judged(self, entry: CatalogEntry, *, is_vouched: bool = False) -> CatalogEntry:
+        found = self.status_of_step(
+            entry.global_step,
+            is_vouched=is_vouched or entry.is_vouched,
+            problem=entry.problem,
+            set_aside_as=entry.set_aside_as,
+        )
+        return dataclasses.replace(entry, status=found.status, reason=found.reason)
 
 
-def _judged(entry: CatalogEntry, past: RecordedHealth) -> CatalogEntry:
-    found = _judge(entry, past, is_vouched=entry.is_vouched)
-    return dataclasses.replace(entry, standing=found.standing, reason=found.reason)
-
-
-def _judge(entry: CatalogEntry, past: RecordedHealth, *, is_vouched: bool) -> JudgedCheckpoint:
-    problem, aside = entry.problem, entry.set_aside_as
-    return _judge_step(entry.global_step, past, is_vouched=is_vouched, problem=problem, set_aside_as=aside)
-
-
-def _judge_step(
-    global_step: int, past: RecordedHealth, *, is_vouched: bool, problem: str, set_aside_as: str
-) -> JudgedCheckpoint:
-    return judge(
-        global_step,
-        is_vouched=is_vouched,
-        problem=problem,
-        set_aside_as=set_aside_as,
-        damage=past.damage,
-        last_step=past.last_step,
-        settings=past.settings,
-    )
+def _made_at(checkpoint: Checkpoint) -> float | None:
+    return None if checkpoint.manifest is None else checkpoint.manifest.created_at
 
 
 def _files(folder: Path) -> list[tuple[int, float]]:
@@ -171,7 +292,7 @@ def _files(folder: Path) -> list[tuple[int, float]]:
     return found
 
 
-def _problem(checkpoint: Checkpoint) -> str:
+def find_problem(checkpoint: Checkpoint) -> str:
     """Why a checkpoint can't be complete, from lengths and headers alone; "" where nothing speaks against it."""
     try:
         match checkpoint.state:

@@ -21,6 +21,7 @@ from launcher.checkpoints.manifest import (
     check_sizes,
     list_files,
 )
+from launcher.config.fingerprint import Fingerprint
 
 _NAME = re.compile(r"epoch(\d+)epochstep(\d+)globalstep(\d+)")
 
@@ -70,9 +71,9 @@ class Checkpoint:
         return self.name.global_step
 
     @property
-    def policy_version(self) -> int | None:
-        """The version of the weights it holds, where a manifest says so."""
-        return None if self.manifest is None else self.manifest.policy_version
+    def config_fingerprint(self) -> Fingerprint:
+        """Of the settings that it was made with; empty where no manifest says so."""
+        return {} if self.manifest is None else self.manifest.config_fingerprint
 
     def __str__(self) -> str:
         return str(self.name)

@@ -35,7 +35,7 @@ from launcher.checkpoints.checkpoint_listing import Listing, list_folder
 from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, Manifest, record_files
 from launcher.config.fingerprint import Fingerprint
 
-__all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore", "NewestWhole", "Skipped"]
+__all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore", "NewestComplete"]
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +45,11 @@ SET_ASIDE = "set_aside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
-    """A checkpoint that was passed over, and why."""
-
-    checkpoint: Checkpoint
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewestWhole:
-    """The newest checkpoint that was proven whole (None: there is none), and the newer ones that were not."""
+class NewestComplete:
+    """The newest checkpoint that was verified complete (None: there is none). `skipped`: why newer ones were not."""
 
     checkpoint: Checkpoint | None
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[str, ...]
 
 
 class CheckpointStore:
@@ -222,17 +214,17 @@ class CheckpointStore:
         self._whole.add(checkpoint.path)
         return extra
 
-    def latest_whole(self) -> NewestWhole:
-        """The newest checkpoint that proves whole now, passing over the others with their reasons."""
-        skipped: list[Skipped] = []
+    def latest_complete(self) -> NewestComplete:
+        """The newest checkpoint that is verified complete now, and why newer ones were passed over."""
+        skipped: list[str] = []
         for checkpoint in reversed(self.list()):
             try:
                 self.verify(checkpoint)
             except CheckpointError as error:
-                skipped.append(Skipped(checkpoint=checkpoint, reason=error.message))
+                skipped.append(error.message)
             else:
-                return NewestWhole(checkpoint=checkpoint, skipped=tuple(skipped))
-        return NewestWhole(checkpoint=None, skipped=tuple(skipped))
+                return NewestComplete(checkpoint=checkpoint, skipped=tuple(skipped))
+        return NewestComplete(checkpoint=None, skipped=tuple(skipped))
 
     # ── removing ──
 

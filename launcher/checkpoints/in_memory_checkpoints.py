@@ -1,14 +1,14 @@
-"""The trainer's whole state after each step, in memory that outlives its process: a killed trainer loses no step.
+"""The trainer's complete state after each step, in memory that outlives its process: a killed trainer loses no step.
 
     the slot that is not the newest:  manifest removed ─► files overwritten in place ─► new manifest renamed into place
 
-Two slots in turn: a kill at any instant leaves the older state or the newer one, whole. Overwriting in place costs a
+Two slots in turn: a kill at any instant leaves the older state or the newer one, complete. Overwriting in place costs a
 third of writing anew, since the pages are there already; so a state that once fitted always fits. Nothing is synced:
 the memory outlives the process and not the machine, and what must survive that is the checkpoint on the disk. CRC-32
 instead of SHA-256 for the same reason: it is to find memory that was damaged, in a third of the time.
 
-A state counts only for the run that wrote it, and only while the checkpoint that was the newest then still stands: who
-removes checkpoints by hand, to go back, must not be brought forward again. Files are opaque here.
+A state counts only for the run that wrote it, and only while the checkpoint that was the newest then is still there:
+after checkpoints are deleted by hand, newer in-memory states are ignored. Files are opaque here.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class StateFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryCheckpoint:
-    """A state that claims to be whole; `verify` proves it."""
+    """A state that claims to be complete; `verify` proves it."""
 
-    folder: Path
+    path: Path
     created_at: float
     facts: StateFacts
     files: Mapping[str, Checked]
@@ -94,6 +94,10 @@ class InMemoryCheckpoint:
     @property
     def global_step(self) -> int:
         return self.facts.global_step
+
+    @property
+    def config_fingerprint(self) -> Fingerprint:
+        return self.facts.config_fingerprint
 
     def __str__(self) -> str:
         return f"the state after step {self.global_step} in memory"
@@ -106,7 +110,7 @@ class InMemoryCheckpoint:
             if data["format"] != FORMAT:
                 return None
             return cls(
-                folder=folder,
+                path=folder,
                 created_at=float(data["created_at"]),
                 facts=StateFacts(**data["facts"]),
                 files={inside(name): Checked(**record) for name, record in data["files"].items()},
@@ -117,7 +121,7 @@ class InMemoryCheckpoint:
     def verify(self) -> None:
         """Every file in its length, with its checksum. Raises CheckpointError naming the first that differs."""
         for name, record in self.files.items():
-            path = self.folder / name
+            path = self.path / name
             try:
                 found = check(path)
             except (OSError, ValueError) as error:
@@ -144,15 +148,15 @@ class InMemoryCheckpoints:
 
     # ── reading ──
 
-    def standing(self, checkpoints: Sequence[Checkpoint]) -> list[InMemoryCheckpoint]:
+    def current(self, checkpoints: Sequence[Checkpoint]) -> list[InMemoryCheckpoint]:
         """Those that count beside these checkpoints on the disk, the newest last."""
         found = self._all()
         run = self.run_began() if found else None
-        return [state for state in found if state.facts.run == run and _stands_on_any(state.facts, checkpoints)]
+        return [state for state in found if state.facts.run == run and _base_is_there(state.facts, checkpoints)]
 
-    def newest_whole(self, checkpoints: Sequence[Checkpoint]) -> InMemoryCheckpoint | None:
-        """The newest that counts and proves whole now."""
-        for state in reversed(self.standing(checkpoints)):
+    def newest_complete(self, checkpoints: Sequence[Checkpoint]) -> InMemoryCheckpoint | None:
+        """The newest that counts and is verified complete now."""
+        for state in reversed(self.current(checkpoints)):
             try:
                 state.verify()
             except CheckpointError:
@@ -181,7 +185,7 @@ class InMemoryCheckpoints:
 
     def begin(self, slots: int) -> Path:
         """The slot to overwrite: empty, or else the older one, which from now on counts no more. Raises OSError."""
-        used = {state.folder: state.global_step for state in self._all()}
+        used = {state.path: state.global_step for state in self._all()}
         folder = min((self._root / name for name in SLOTS[:slots]), key=lambda slot: used.get(slot, -1))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / MANIFEST_NAME).unlink(missing_ok=True)
@@ -204,14 +208,14 @@ class InMemoryCheckpoints:
 
     def _drop(self, states: list[InMemoryCheckpoint]) -> tuple[int, ...]:
         for state in states:
-            (state.folder / MANIFEST_NAME).unlink(missing_ok=True)
+            (state.path / MANIFEST_NAME).unlink(missing_ok=True)
         return tuple(state.global_step for state in states)
 
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
 
 
-def _stands_on_any(facts: StateFacts, checkpoints: Sequence[Checkpoint]) -> bool:
+def _base_is_there(facts: StateFacts, checkpoints: Sequence[Checkpoint]) -> bool:
     """One whose manifest is damaged has not been removed by anybody."""
     return facts.base is None or any(
         str(checkpoint) == facts.base

@@ -26,7 +26,7 @@ given and taken back without touching what was hashed."""
 FORMAT = "grpo-checkpoint/1"
 HASHING_THREADS = 4
 
-FAULT_HINT = "use an older checkpoint: `latest_whole` and recover.mode=auto pass this one over"
+FAULT_HINT = "use an older checkpoint: recover.mode=auto passes this one over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

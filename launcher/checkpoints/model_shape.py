@@ -1,16 +1,18 @@
-"""The sizes of a transformer from its config.json: parameters, and bytes of KV cache for each token.
+"""The shape of a transformer from its config.json: its tensors, its parameters, and bytes of KV cache for each token.
 
 Qwen2, Qwen3 and Llama differ in few terms: biases of q, k, v (Qwen2), norms of q and k for each head (Qwen3),
-biases by request (Llama's `attention_bias`, `mlp_bias`). Read from transformers' `modeling_{qwen2,qwen3,llama}.py`;
-the counts agree with what the models' own files hold (tests/unit/test_model_shape.py).
+biases by request (Llama's `attention_bias`, `mlp_bias`). Names and shapes as in transformers'
+`modeling_{qwen2,qwen3,llama}.py`; tests compare them with what transformers writes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 QWEN3_HEAD_DIM = 128
 """transformers' default where a Qwen3 config names none; the others divide `hidden` by `heads`."""
@@ -63,21 +65,47 @@ class ModelShape:
     @property
     def outside_layers(self) -> int:
         """Parameters of the embeddings, the output and the last norm."""
-        return self.vocab * self.hidden * (1 if self.tied else 2) + self.hidden
+        return _count(self._outer_tensors())
 
     @property
     def layer(self) -> int:
         """Parameters of one layer."""
+        return _count(self._layer_tensors())
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """All trained parameters by name, with their shapes; a tied output matrix is no parameter of its own."""
+        found, layer = self._outer_tensors(), self._layer_tensors()
+        for number in range(self.layers):
+            found |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+        return found
+
+    def may_hold(self, name: str) -> bool:
+        """Is this a tensor that some exports hold beside the parameters: a tied output matrix, an old rotary table?"""
+        return (name == HEAD and self.tied) or name.endswith("rotary_emb.inv_freq")
+
+    def _outer_tensors(self) -> dict[str, tuple[int, ...]]:
+        head = {} if self.tied else {HEAD: (self.vocab, self.hidden)}
+        return {EMBEDDING: (self.vocab, self.hidden), "model.norm.weight": (self.hidden,)} | head
+
+    def _layer_tensors(self) -> dict[str, tuple[int, ...]]:
         h, q, kv, i = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
-        attention = h * q + 2 * h * kv + q * h
-        if self.model_type == "qwen2":
-            attention += q + 2 * kv
-        elif self.attention_bias:
-            attention += q + 2 * kv + h
+        norms = {"input_layernorm": h, "post_attention_layernorm": h}
         if self.model_type == "qwen3":
-            attention += 2 * self.head_dim
-        mlp = 3 * h * i + (2 * i + h if self.mlp_bias and self.model_type == "llama" else 0)
-        return attention + mlp + 2 * h
+            norms |= {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+        attention = {"q_proj": (q, h), "k_proj": (kv, h), "v_proj": (kv, h), "o_proj": (h, q)}
+        mlp = {"gate_proj": (i, h), "up_proj": (i, h), "down_proj": (h, i)}
+        biased = {"q_proj", "k_proj", "v_proj"} if self.model_type == "qwen2" or self.attention_bias else set()
+        if self.attention_bias and self.model_type != "qwen2":
+            biased |= {"o_proj"}
+        if self.mlp_bias and self.model_type == "llama":
+            biased |= mlp.keys()
+        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name, width in norms.items()}
+        for part, matrices in (("self_attn", attention), ("mlp", mlp)):
+            for name, shape in matrices.items():
+                found[f"{part}.{name}.weight"] = shape
+                if name in biased:
+                    found[f"{part}.{name}.bias"] = shape[:1]
+        return found
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """One key and one value of every KV head in every layer."""
@@ -90,6 +118,10 @@ class ModelShape:
     def checkpoint_bytes(self, dtype: str) -> int:
         """Weights to serve (in `dtype`) + float32 masters (4) + AdamW's two moments (8), for each parameter."""
         return self.parameters * (BYTES[dtype] + 4 + 8)
+
+
+def _count(tensors: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in tensors.values())
 
 
 def _qwen25(

@@ -108,9 +108,9 @@ def prepare(
 
 def _prove(paths: RunPaths, staged: Path, name: CheckpointName) -> None:
     mine = Identity(experiment_name=paths.experiment_name, trial_name=paths.trial_name)
-    proof = verify(staged, name=name, identity=mine)
-    if not proof.is_whole:
-        raise CheckpointError(f"the copy is not whole: {proof.why_not}", "choose an older checkpoint")
+    found = verify(staged, name=name, identity=mine)
+    if not found.is_complete:
+        raise CheckpointError(f"the copy is not complete: {found.why_not}", "choose an older checkpoint")
 
 
 def _forget_old(paths: RunPaths, newest: RestoreRecord) -> None:

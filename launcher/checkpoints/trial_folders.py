@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from launcher.base.errors import StorageError, UsageError
 from launcher.checkpoints.checkpoint_folder import CheckpointName
@@ -32,6 +33,11 @@ class TrialFolder:
     logs: Path
     recover_info: Path | None
     is_ours: bool
+
+    @classmethod
+    def of(cls, paths: RunPaths) -> Self:
+        """Of a run of this launcher."""
+        return cls(paths=paths, root=paths.checkpoints, logs=paths.logs, recover_info=None, is_ours=True)
 
     @property
     def name(self) -> str:

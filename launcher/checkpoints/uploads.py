@@ -13,9 +13,9 @@ import threading
 import time
 
 from launcher.base.errors import CheckpointError, ConfigError, LauncherError
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.remote_store import NotWanted, RemoteCheckpoint, RemoteStore
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
@@ -211,7 +211,7 @@ def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> C
             reasons.append(error.message)
     if reasons:
         raise ConfigError(
-            f"no whole checkpoint at {remote.where}: {'; '.join(reasons)}", "begin anew with another trial_name"
+            f"no complete checkpoint at {remote.where}: {'; '.join(reasons)}", "begin anew with another trial_name"
         )
     return None
 
@@ -241,11 +241,8 @@ def finish_uploads(config: RunConfig, paths: RunPaths, remote: RemoteStore, jour
 
 
 def _newest_step_here(config: RunConfig, paths: RunPaths, store: CheckpointStore) -> int | None:
-    steps = [one.global_step for one in store.list()]
-    in_memory = InMemoryCheckpoints(paths).newest_whole(store.list()) if config.recover.memory else None
-    if in_memory is not None:
-        steps.append(in_memory.global_step)
-    return max(steps, default=None)
+    in_memory = CheckpointCatalog.of_run(config, paths).newest_in_memory()
+    return max([one.global_step for one in (*store.list(), in_memory) if one is not None], default=None)
 
 
 def _refuse_to_throw_away(

@@ -1,16 +1,15 @@
-"""The thorough proof of a checkpoint folder, ours or another's export: everything that can be known without torch.
+"""Verifies all of a checkpoint folder, ours or another program's export, as far as that is possible without torch.
 
     every file in its length, with its hash ─► headers possible, shapes as config.json says, numbers finite ─►
     optimizer, random states, data position there and of this step ─► loads
 
-Nothing is changed, nothing is executed, and no more than some megabytes are in memory at a time. All that is wrong is
-said, each with its file; what could not be looked at is `unknown`, and a folder with unknowns is not proven.
+Nothing is changed, nothing is executed, and no more than some megabytes are in memory at a time. Every problem is
+reported with its file; what could not be checked is `unknown`, and a folder with unknowns is not verified.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from launcher.base.errors import CheckpointError, LauncherError
+from launcher.base.errors import LauncherError
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.manifest import HASHING_THREADS, MANIFEST_NAME, Manifest, check_file, list_files
-from launcher.checkpoints.model_files import INDEX, find_shards, read_shape
+from launcher.checkpoints.model_files import INDEX, find_shards, read_json, read_shape
 from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
-from launcher.checkpoints.model_tensors import expected_tensors, may_be_there
 from launcher.checkpoints.state_files import (
     FACTS_FILE,
     MASTER,
@@ -36,7 +34,7 @@ from launcher.checkpoints.state_files import (
     TENSORS_FILE,
     WEIGHTS_FILE,
 )
-from launcher.checkpoints.tensor_files import TensorEntry, can_judge, check_loads, nonfinite, read_entries
+from launcher.checkpoints.tensor_files import TensorEntry, can_judge, nonfinite, read_entries
 
 MOST_NAMED = 3
 """Tensors named of one kind of fault; a model of another size has hundreds."""
@@ -55,8 +53,8 @@ class Identity:
 
 
 @dataclass(slots=True)
-class Proof:
-    """What was found. `is_whole` only where nothing is wrong and nothing stayed unknown."""
+class Verification:
+    """What was found. `is_complete` only where nothing is wrong and nothing stayed unknown."""
 
     folder: Path
     has_manifest: bool = False
@@ -65,7 +63,7 @@ class Proof:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.problems and not self.unknown
 
     @property
@@ -73,170 +71,171 @@ class Proof:
         return "; ".join([*self.problems, *self.unknown])
 
 
-def verify(folder: Path, *, name: CheckpointName | None = None, identity: Identity | None = None) -> Proof:
+def verify(folder: Path, *, name: CheckpointName | None = None, identity: Identity | None = None) -> Verification:
     """Look at everything in `folder`. `name`: the step that it must be of, where its own name does not say.
 
     Never raises for what is on the disk.
     """
-    proof = Proof(folder)
-    _try(proof, lambda: _verify(proof, name or CheckpointName.parse(folder.name), identity))
-    return proof
+    report = Verification(folder)
+    _try(report, lambda: _verify(report, name or CheckpointName.parse(folder.name), identity))
+    return report
 
 
-def _try(proof: Proof, look: Callable[[], None]) -> bool:
+def _try(report: Verification, look: Callable[[], object]) -> bool:
     """Did the look end? What it raised is a problem."""
     try:
         look()
     except LauncherError as error:
-        proof.problems.append(error.message)
+        report.problems.append(error.message)
     except OSError as error:
-        proof.problems.append(f"{error.filename or proof.folder} can't be read: {error.strerror or error}")
+        report.problems.append(f"{error.filename or report.folder} can't be read: {error.strerror or error}")
     else:
         return True
     return False
 
 
-def _verify(proof: Proof, name: CheckpointName | None, identity: Identity | None) -> None:
-    folder = proof.folder
+def _verify(report: Verification, name: CheckpointName | None, identity: Identity | None) -> None:
+    folder = report.folder
     if not folder.is_dir():
-        proof.problems.append(f"{folder} is no folder")
+        report.problems.append(f"{folder} is no folder")
         return
     if not any(folder.iterdir()):
-        proof.problems.append(f"{folder} is empty")
+        report.problems.append(f"{folder} is empty")
         return
-    proof.has_manifest = (folder / MANIFEST_NAME).exists()
-    if proof.has_manifest:
+    report.has_manifest = (folder / MANIFEST_NAME).exists()
+    if report.has_manifest:
         manifest = Manifest.read(folder)
-        _check_identity(proof, manifest, name, identity)
-        if not _check_files(proof, manifest):
+        _check_identity(report, manifest, name, identity)
+        if not _check_files(report, manifest):
             return  # what is inside a damaged file says nothing more
-        parameters = _check_model(proof)
-        _try(proof, lambda: _check_state(proof, manifest, parameters))
+        parameters = _check_model(report)
+        _try(report, lambda: _check_state(report, manifest, parameters))
     else:
-        _check_export(proof)
-        _check_model(proof)
+        _check_export(report)
+        _check_model(report)
 
 
 # ── files ──
 
 
-def _check_identity(proof: Proof, manifest: Manifest, name: CheckpointName | None, identity: Identity | None) -> None:
-    file = proof.folder / MANIFEST_NAME
+def _check_identity(
+    report: Verification, manifest: Manifest, name: CheckpointName | None, identity: Identity | None
+) -> None:
+    file = report.folder / MANIFEST_NAME
     if name is not None and manifest.global_step != name.global_step:
-        proof.problems.append(f"{file} is of step {manifest.global_step}, the folder of step {name.global_step}")
+        report.problems.append(f"{file} is of step {manifest.global_step}, the folder of step {name.global_step}")
     if identity is None:
         return
     for key, mine in asdict(identity).items():
         made_by = manifest.config_fingerprint.get(key)
         if made_by not in (None, mine):
-            proof.problems.append(f"{file} is of another run: its {key} is {made_by!r}, not {mine!r}")
+            report.problems.append(f"{file} is of another run: its {key} is {made_by!r}, not {mine!r}")
 
 
-def _check_files(proof: Proof, manifest: Manifest) -> bool:
+def _check_files(report: Verification, manifest: Manifest) -> bool:
     def check(item: tuple[str, Any]) -> str:
         try:
-            check_file(proof.folder / item[0], item[1])
+            check_file(report.folder / item[0], item[1])
         except LauncherError as error:
             return error.message
         return ""
 
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
         found = [problem for problem in pool.map(check, manifest.files.items()) if problem]
-    proof.problems += found
-    extra = {path.relative_to(proof.folder).as_posix() for path in list_files(proof.folder)} - manifest.files.keys()
+    report.problems += found
+    extra = {path.relative_to(report.folder).as_posix() for path in list_files(report.folder)} - manifest.files.keys()
     if extra:
-        proof.notes.append(f"files that the manifest does not list: {', '.join(sorted(extra))}")
+        report.notes.append(f"files that the manifest does not list: {', '.join(sorted(extra))}")
     for name in (WEIGHTS_FILE, FACTS_FILE, TENSORS_FILE, POSITION_FILE):
         if name not in manifest.files:
-            proof.problems.append(f"{proof.folder / name} is not among the files of its manifest")
-    return not proof.problems
+            report.problems.append(f"{report.folder / name} is not among the files of its manifest")
+    return not report.problems
 
 
-def _check_export(proof: Proof) -> None:
+def _check_export(report: Verification) -> None:
     """A Hugging Face folder that was written file by file, by somebody who vouches for nothing."""
-    if ours := [name for name in (FACTS_FILE, TENSORS_FILE, POSITION_FILE) if (proof.folder / name).exists()]:
-        proof.problems.append(f"{proof.folder} has no {MANIFEST_NAME}, and {', '.join(ours)}: a checkpoint cut short")
-    proof.notes.append("no manifest: nothing vouches for its content, and it holds no optimizer and no data position")
+    if ours := [name for name in (FACTS_FILE, TENSORS_FILE, POSITION_FILE) if (report.folder / name).exists()]:
+        report.problems.append(f"{report.folder} has no {MANIFEST_NAME}, and {', '.join(ours)}: a checkpoint cut short")
+    report.notes.append("no manifest: nothing vouches for its content, and it holds no optimizer and no data position")
     for name in (LAST_WRITTEN, "tokenizer.json"):
-        file = proof.folder / name
+        file = report.folder / name
         if not file.is_file():
-            proof.problems.append(f"{file} is missing: the export was cut short, or this is no model folder")
+            report.problems.append(f"{file} is missing: the export was cut short, or this is no model folder")
         else:
-            _try(proof, functools.partial(_check_json, file))
-
-
-def _check_json(file: Path) -> None:
-    _read_json(file)
+            _try(report, functools.partial(read_json, file))
 
 
 # ── tensors ──
 
 
-def _check_model(proof: Proof) -> dict[str, tuple[int, ...]]:
+def _check_model(report: Verification) -> dict[str, tuple[int, ...]]:
     """The parameters by name with their shapes, where config.json says them."""
     found: dict[str, TensorEntry] = {}
 
     def look() -> None:
-        for file in find_shards(proof.folder):
-            entries = _check_tensor_file(proof, file)
-            proof.problems += [f"{file} holds {name} a second time" for name in sorted(entries.keys() & found.keys())]
+        for file in find_shards(report.folder):
+            entries = _check_tensor_file(report, file)
+            report.problems += [f"{file} holds {name} a second time" for name in sorted(entries.keys() & found.keys())]
             found.update(entries)
-        _check_index(proof, found)
+        _check_index(report, found)
 
-    if not _try(proof, look):
+    if not _try(report, look):
         return {}
-    config = _read_json(proof.folder / "config.json")
+    config = read_json(report.folder / "config.json")
     if config.get("model_type") not in MODEL_TYPES:
-        proof.unknown.append(f"unknown architecture {config.get('model_type')!r}: shapes were not checked")
+        report.unknown.append(f"unknown architecture {config.get('model_type')!r}: shapes were not checked")
         return {}
-    shape = read_shape(proof.folder)
-    expected = expected_tensors(shape)
-    _check_shapes(proof, found, expected, shape)
+    shape = read_shape(report.folder)
+    expected = shape.tensors()
+    _check_shapes(report, found, expected, shape)
     return expected
 
 
-def _check_tensor_file(proof: Proof, file: Path) -> Entries:
+def _check_tensor_file(report: Verification, file: Path) -> Entries:
     entries = read_entries(file)
-    check_loads(file)
     if strange := sorted({entry.dtype for entry in entries.values() if not can_judge(entry.dtype)}):
-        proof.unknown.append(f"{file} holds {', '.join(strange)}: not known which of these numbers are finite")
+        report.unknown.append(f"{file} holds {', '.join(strange)}: not known which of these numbers are finite")
     if bad := nonfinite(file, entries):
-        proof.problems.append(f"{file} holds numbers that are not finite, in {_names(bad)}")
+        report.problems.append(f"{file} holds numbers that are not finite, in {_names(bad)}")
     return entries
 
 
-def _check_index(proof: Proof, found: Entries) -> None:
-    index = proof.folder / INDEX
+def _check_index(report: Verification, found: Entries) -> None:
+    index = report.folder / INDEX
     if index.is_file():
-        listed = set(_read_json(index).get("weight_map", {}))
+        listed = set(read_json(index).get("weight_map", {}))
         if missing := sorted(listed - found.keys()):
-            proof.problems.append(f"{index} names tensors that no file holds: {_names(missing)}")
+            report.problems.append(f"{index} names tensors that no file holds: {_names(missing)}")
 
 
-def _check_shapes(proof: Proof, found: Entries, expected: Mapping[str, tuple[int, ...]], shape: ModelShape) -> None:
-    where = f"{proof.folder / 'config.json'}'s model"
+def _check_shapes(
+    report: Verification, found: Entries, expected: Mapping[str, tuple[int, ...]], shape: ModelShape
+) -> None:
+    where = f"{report.folder / 'config.json'}'s model"
     if missing := sorted(expected.keys() - found.keys()):
-        proof.problems.append(f"{proof.folder} lacks tensors of {where}: {_names(missing)}")
-    strange = sorted(name for name in found.keys() - expected.keys() if not may_be_there(name, shape))
+        report.problems.append(f"{report.folder} lacks tensors of {where}: {_names(missing)}")
+    strange = sorted(name for name in found.keys() - expected.keys() if not shape.may_hold(name))
     if strange:
-        proof.problems.append(f"{proof.folder} holds tensors that {where} has not: {_names(strange)}")
+        report.problems.append(f"{report.folder} holds tensors that {where} has not: {_names(strange)}")
     for name in sorted(expected.keys() & found.keys()):
         if found[name].shape != expected[name]:
-            proof.problems.append(
-                f"{proof.folder}: {name} is {list(found[name].shape)}, {where} needs {list(expected[name])}"
+            report.problems.append(
+                f"{report.folder}: {name} is {list(found[name].shape)}, {where} needs {list(expected[name])}"
             )
 
 
 # ── the state of the training ──
 
 
-def _check_state(proof: Proof, manifest: Manifest, parameters: Mapping[str, tuple[int, ...]]) -> None:
-    facts = _read_json(proof.folder / FACTS_FILE)
-    entries = _check_tensor_file(proof, proof.folder / TENSORS_FILE)
-    proof.problems += [f"{proof.folder / FACTS_FILE}: {what}" for what in _facts_problems(facts, manifest)]
-    proof.problems += [f"{proof.folder / TENSORS_FILE}: {what}" for what in _state_problems(facts, entries, parameters)]
-    position = _read_json(proof.folder / POSITION_FILE)
-    proof.problems += [f"{proof.folder / POSITION_FILE}: {what}" for what in _position_problems(position, manifest)]
+def _check_state(report: Verification, manifest: Manifest, parameters: Mapping[str, tuple[int, ...]]) -> None:
+    facts = read_json(report.folder / FACTS_FILE)
+    entries = _check_tensor_file(report, report.folder / TENSORS_FILE)
+    report.problems += [f"{report.folder / FACTS_FILE}: {what}" for what in _facts_problems(facts, manifest)]
+    report.problems += [
+        f"{report.folder / TENSORS_FILE}: {what}" for what in _state_problems(facts, entries, parameters)
+    ]
+    position = read_json(report.folder / POSITION_FILE)
+    report.problems += [f"{report.folder / POSITION_FILE}: {what}" for what in _position_problems(position, manifest)]
 
 
 def _facts_problems(facts: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:
@@ -287,19 +286,6 @@ def _position_problems(state: Mapping[str, Any], manifest: Manifest) -> Iterator
         yield f"its next step is {position.get('next_step')}, after step {manifest.global_step}"
     if missing := sorted({"format", "epoch", "cursor", "first", "last", "fingerprint"} - queue.keys()):
         yield f"its data position lacks {', '.join(missing)}"
-
-
-def _read_json(file: Path) -> Mapping[str, Any]:
-    """Raises CheckpointError naming the file."""
-    try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{file} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds no object")
-    return value
 
 
 def _names(names: Sequence[str]) -> str:

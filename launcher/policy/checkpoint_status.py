@@ -1,17 +1,22 @@
-"""What an operator is told of a checkpoint: good, candidate, condemned or unverified; and why.
+"""The status of a checkpoint (good, candidate, condemned or unverified), and which ones may be gone back to.
 
-The same certificate that the run itself goes by (launcher/policy/restore.py), from what the disk alone tells, so that
-it can be had for a live run and for a dead one. `unverified` is what nobody vouches for: a folder without a manifest
-whose content nobody has looked at, and one that is not complete.
+One rule for the run itself, for retention and for every tool of the operator. A checkpoint of step g holds the weights
+after step g:
+
+    candidate ──(good_after_steps healthy steps after it)──► good        either ──(at or after the damage)──► condemned
+
+`unverified` is a folder without a manifest whose content nobody has read, one that is not complete, and one that was
+set aside.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify
 
 
 class CheckpointStatus(enum.StrEnum):
@@ -22,10 +27,27 @@ class CheckpointStatus(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """What went wrong with the learning, as far as it still stands.
+class CheckpointFacts:
+    """What the choice of a restore needs of one checkpoint. `is_complete`: its manifest is valid, and nothing found it
+    damaged.
 
-    `onset_step`: the first step that shows it. `first_step`: the first whose checkpoint holds it. `source`: who says
+    `in_memory`: the state that the trainer kept after the step, which is a checkpoint like any other except that it
+    does not outlive the machine. `reward`: the mean of the last steps before it, where its manifest says so.
+    """
+
+    global_step: int
+    policy_version: int
+    status: CheckpointStatus
+    is_complete: bool = True
+    in_memory: bool = False
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """What went wrong with the learning and was not repaired.
+
+    `onset_step`: the first step that shows it. `first_step`: the first whose checkpoint holds it. `source`: what says
     so: the run's own incident, or the rewards as they are read now.
     """
 
@@ -37,47 +59,67 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCheckpoint:
-    standing: CheckpointStatus
+    status: CheckpointStatus
     reason: str
 
 
-def judge(
+def checkpoint_status(
     global_step: int,
     *,
-    is_vouched: bool,
-    problem: str,
-    set_aside_as: str,
-    damage: Damage | None,
-    last_step: int,
+    healthy_until: int,
     settings: RestoreConfig,
+    damage: Damage | None = None,
+    is_vouched: bool = True,
+    problem: str = "",
+    set_aside_as: str = "",
 ) -> JudgedCheckpoint:
-    """`is_vouched`: a manifest, or a look at all of it, says what it holds. `problem`: why it is not whole, or "".
-    `set_aside_as`: why the run took it out of its list, or "". `last_step`: the last step that stands.
+    """`healthy_until`: the last step that was judged healthy, or the last there is. `is_vouched`: a manifest, or a full
+    verification, says what it holds. `problem`: why it is not complete. `set_aside_as`: why the run took it out of its
+    list.
     """
+    condemned, unverified = CheckpointStatus.CONDEMNED, CheckpointStatus.UNVERIFIED
     if set_aside_as == "condemned":
-        return JudgedCheckpoint(standing=CheckpointStatus.CONDEMNED, reason="the run set it aside: it holds damage")
+        return JudgedCheckpoint(status=condemned, reason="the run set it aside: it holds damage")
     if damage is not None and global_step >= damage.first_step:
         return JudgedCheckpoint(
-            standing=CheckpointStatus.CONDEMNED, reason=f"checkpoints from step {damage.first_step} on hold the damage"
+            status=condemned, reason=f"checkpoints from step {damage.first_step} on hold the damage"
         )
     if problem:
-        return JudgedCheckpoint(standing=CheckpointStatus.UNVERIFIED, reason="it is not complete")
+        return JudgedCheckpoint(status=unverified, reason="it is not complete")
     if not is_vouched:
-        return JudgedCheckpoint(
-            standing=CheckpointStatus.UNVERIFIED, reason="nothing vouches for its content; --verify looks"
-        )
+        return JudgedCheckpoint(status=unverified, reason="nothing vouches for its content; --verify reads it")
     if set_aside_as:
-        return JudgedCheckpoint(
-            standing=CheckpointStatus.UNVERIFIED, reason=f"set aside ({set_aside_as}): what followed it was taken back"
-        )
-    return _certify(global_step, damage, last_step, settings)
-
-
-def _certify(global_step: int, damage: Damage | None, last_step: int, settings: RestoreConfig) -> JudgedCheckpoint:
-    healthy_until = last_step if damage is None else min(last_step, damage.first_step - 1)
-    facts = CheckpointFacts(global_step=global_step, policy_version=global_step + 1, health=CheckpointHealth.CANDIDATE)
+        reason = f"set aside ({set_aside_as}): what followed it was taken back"
+        return JudgedCheckpoint(status=unverified, reason=reason)
+    if damage is not None:
+        healthy_until = min(healthy_until, damage.first_step - 1)
     after = max(0, healthy_until - global_step)
-    if certify(facts, healthy_until, settings) is CheckpointHealth.GOOD:
-        return JudgedCheckpoint(standing=CheckpointStatus.GOOD, reason=f"{after} healthy steps after it")
-    reason = f"{after} healthy steps after it, {settings.good_after_steps} are asked"
-    return JudgedCheckpoint(standing=CheckpointStatus.CANDIDATE, reason=reason)
+    if after >= settings.good_after_steps:
+        return JudgedCheckpoint(status=CheckpointStatus.GOOD, reason=f"{after} healthy steps after it")
+    reason = f"{after} healthy steps after it, {settings.good_after_steps} are needed"
+    return JudgedCheckpoint(status=CheckpointStatus.CANDIDATE, reason=reason)
+
+
+class HasStatus(Protocol):
+    @property
+    def global_step(self) -> int: ...
+
+    @property
+    def status(self) -> CheckpointStatus: ...
+
+
+Judged = TypeVar("Judged", bound=HasStatus)
+
+
+def newest_first(
+    checkpoints: Iterable[Judged], *, before_step: int | None = None, good: bool = False, condemned: bool = False
+) -> list[Judged]:
+    """Those that may be gone back to, the newest first. `good`: only these. `condemned`: these too."""
+    found = [
+        one
+        for one in checkpoints
+        if (before_step is None or one.global_step < before_step)
+        and (condemned or one.status is not CheckpointStatus.CONDEMNED)
+        and (not good or one.status is CheckpointStatus.GOOD)
+    ]
+    return sorted(found, key=lambda one: one.global_step, reverse=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from launcher.base.messages import Incident, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Action
+from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.restore import CheckpointFacts
 from launcher.policy.run_state import RunState
 
 

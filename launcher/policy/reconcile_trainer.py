@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from launcher.base.messages import Cause, Health, Incident
 from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
+from launcher.policy.checkpoint_status import newest_first
 from launcher.policy.memory_backoff import AT_ITS_START
 from launcher.policy.observed import TrainerFacts
 from launcher.policy.plan_builder import KEPT, PlanBuilder
 from launcher.policy.restart_budget import Rung
-from launcher.policy.restore import CheckpointHealth, choose, first_damaged
+from launcher.policy.restore import choose, first_damaged
 
 TRAINER = "trainer"
 NOT_OF_THE_TRAINER = frozenset({Rung.RETRY, Rung.SERVER, Rung.FLEET})
@@ -70,7 +71,7 @@ def _restart(draft: PlanBuilder) -> None:
 
 
 def _load(draft: PlanBuilder) -> None:
-    """A fresh trainer: the newest checkpoint that stands, or where there is damage the one from before it."""
+    """A fresh trainer: the newest checkpoint, or where there is damage the one from before it."""
     incident = draft.seen.incident
     if draft.seen.trainer.verdict.health is not Health.HEALTHY:
         return
@@ -125,8 +126,7 @@ def _condemn(draft: PlanBuilder, incident: Incident) -> None:
     damaged = first_damaged(incident)
     if damaged is None:
         return
-    standing = [c for c in draft.seen.checkpoints if c.health is not CheckpointHealth.CONDEMNED]
-    if any(checkpoint.global_step >= damaged for checkpoint in standing):
+    if any(checkpoint.global_step >= damaged for checkpoint in newest_first(draft.seen.checkpoints)):
         draft.order(CondemnCheckpoints(after_step=damaged - 1, reason=incident.reason))
 
 

@@ -1,10 +1,8 @@
-"""Which checkpoint to go back to: good, not latest (P4).
+"""Chooses the checkpoint to restore: good, not latest (P4); and those that retention must keep for that.
 
 A checkpoint of step g holds the weights after step g. Its weights are first seen at work in the rollouts of step
 g + 1, so a step whose *rewards* show damage accuses the checkpoint before it, while a step that was trained on false
 rewards only accuses its own. `first_damaged` knows the difference.
-
-    candidate ──(good_after_steps healthy steps after it)──► good        either ──(at or after the damage)──► condemned
 
 Where the onset is an estimate, a certificate given before it was known is not believed without asking how old the
 checkpoint is against it, less a margin; and of the old enough ones a certified one comes first.
@@ -12,17 +10,17 @@ checkpoint is against it, less a margin; and of the old enough ones a certified 
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, newest_first
 from launcher.policy.restart_budget import RepairAttempt, Rung
 
 FIRST_WEIGHTS = -1
-"""The step of the weights that the run began with: always whole, always from before any onset."""
+"""The step of the weights that the run began with: always complete, always from before any onset."""
 
 SEEN_IN_THE_NEXT_STEP = frozenset({Cause.REWARD_COLLAPSE, Cause.NONFINITE})
 """Causes that a step shows because the weights it began with are damaged."""
@@ -35,40 +33,12 @@ ONSET_IS_EXACT = frozenset({Cause.VERIFIER_BROKEN, Cause.NONFINITE})
 finite vouches for the weights it began with."""
 
 
-class CheckpointHealth(enum.StrEnum):
-    CANDIDATE = "candidate"
-    GOOD = "good"
-    CONDEMNED = "condemned"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFacts:
-    """What the choice needs of one checkpoint. `is_whole`: its manifest is valid, and nothing found it damaged.
-
-    `in_memory`: the state that the trainer kept after the step, which is a checkpoint like any other except that it
-    does not outlive the machine. `reward`: the mean of the last steps before it, where its manifest says so.
-    """
-
-    global_step: int
-    policy_version: int
-    health: CheckpointHealth
-    is_whole: bool = True
-    in_memory: bool = False
-    reward: float | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreChoice:
     """The step to restore (FIRST_WEIGHTS: begin anew), or None where the run must halt."""
 
     global_step: int | None
     reason: str
-
-
-def certify(checkpoint: CheckpointFacts, healthy_until: int, settings: RestoreConfig) -> CheckpointHealth:
-    """The state of a checkpoint when every step up to `healthy_until` has been judged healthy."""
-    proven = healthy_until - checkpoint.global_step >= settings.good_after_steps
-    return CheckpointHealth.GOOD if proven and checkpoint.health is CheckpointHealth.CANDIDATE else checkpoint.health
 
 
 def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> frozenset[int]:
@@ -79,18 +49,13 @@ def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> fro
     certified: where checkpoints are frequent and few are kept, none would ever live to be. The best is the one with
     the highest mean reward, certified or not: it would be gone before it is.
     """
-    whole = [c for c in checkpoints if c.is_whole and not c.in_memory]
-    standing = sorted(c.global_step for c in whole if c.health is not CheckpointHealth.CONDEMNED)
-    good = sorted(c.global_step for c in whole if c.health is CheckpointHealth.GOOD)
-    young = [step for step in standing if step > max(good, default=FIRST_WEIGHTS)]
-    return frozenset([*standing[-keep_last:], *good[-KEPT_GOOD:], *young[:1], *_best(whole)])
-
-
-def _best(whole: Sequence[CheckpointFacts]) -> list[int]:
-    """The step with the highest reward, of equal ones the newest; none where no manifest tells."""
-    told = [(c.reward, c.global_step) for c in whole if c.reward is not None and math.isfinite(c.reward)]
-    condemned = {c.global_step for c in whole if c.health is CheckpointHealth.CONDEMNED}
-    return [step for _, step in sorted(told) if step not in condemned][-1:]
+    on_disk = newest_first(c for c in checkpoints if c.is_complete and not c.in_memory)
+    good = [c.global_step for c in on_disk if c.status is CheckpointStatus.GOOD]
+    newest = [c.global_step for c in on_disk[:keep_last]]
+    young = [c.global_step for c in on_disk if c.global_step > max(good, default=FIRST_WEIGHTS)]
+    rewards = [(c.reward, c.global_step) for c in on_disk if c.reward is not None and math.isfinite(c.reward)]
+    best = [step for _, step in sorted(rewards)][-1:]  # of equal ones the newest; none where no manifest has a reward
+    return frozenset([*newest, *good[:KEPT_GOOD], *young[-1:], *best])
 
 
 def first_damaged(incident: Incident) -> int | None:
@@ -106,17 +71,17 @@ def choose(
     history: Sequence[RepairAttempt],
     settings: RestoreConfig,
 ) -> RestoreChoice:
-    """The checkpoint to restore. Without an incident (the trainer merely died) the newest that stands.
+    """The checkpoint to restore. Without an incident (the trainer merely died) the newest that is not condemned.
 
     `history`: earlier attempts; restores from a collapse at the same place make the choice more careful, and the
     third (`same_place_collapses`) ends it.
     """
     damaged = first_damaged(incident) if incident else None
-    standing = [c for c in checkpoints if c.is_whole and c.health is not CheckpointHealth.CONDEMNED]
+    complete = [c for c in checkpoints if c.is_complete]
     if incident is None or damaged is None:
-        newest = max(standing, key=lambda c: c.global_step, default=None)
+        newest = next(iter(newest_first(complete)), None)
         step = FIRST_WEIGHTS if newest is None else newest.global_step
-        return RestoreChoice(global_step=step, reason=f"{_say(newest)} is the newest that stands")
+        return RestoreChoice(global_step=step, reason=f"{_say(newest)} is the newest that is not condemned")
     restored_before = _restored_at_the_same_place(incident, history, settings)
     times = len(restored_before) + 1
     if times >= settings.same_place_collapses:
@@ -124,11 +89,11 @@ def choose(
         return RestoreChoice(global_step=None, reason=reason)
     is_suspected = bool(restored_before) and incident.cause in SEEN_IN_THE_NEXT_STEP
     if incident.cause in ONSET_IS_EXACT and not is_suspected:
-        return _newest(standing, until=damaged - 1, settings=settings)
+        return _newest(newest_first(complete, before_step=damaged), damaged, settings)
     # What was restored before it collapsed again is suspected itself.
-    trusted_until = min([damaged - 1 - settings.onset_margin_steps, *(step - 1 for step in restored_before)])
-    good = [c for c in standing if c.health is CheckpointHealth.GOOD and c.global_step <= trusted_until]
-    return _newest(good or standing, until=trusted_until, settings=settings)
+    before = min([damaged - settings.onset_margin_steps, *restored_before])
+    good = newest_first(complete, before_step=before, good=True)
+    return _newest(good or newest_first(complete, before_step=before), before, settings)
 
 
 def _restored_at_the_same_place(
@@ -147,17 +112,15 @@ def _restored_at_the_same_place(
     ]
 
 
-def _newest(checkpoints: Sequence[CheckpointFacts], *, until: int, settings: RestoreConfig) -> RestoreChoice:
-    trusted = [checkpoint for checkpoint in checkpoints if checkpoint.global_step <= until]
+def _newest(trusted: Sequence[CheckpointFacts], before_step: int, settings: RestoreConfig) -> RestoreChoice:
+    until = before_step - 1
     if trusted:
-        best = max(trusted, key=lambda checkpoint: checkpoint.global_step)
-        reason = f"{_say(best)} ({best.health}) is the newest that is trusted, up to step {until}"
-        return RestoreChoice(global_step=best.global_step, reason=reason)
+        reason = f"{_say(trusted[0])} ({trusted[0].status}) is the newest that is trusted, up to step {until}"
+        return RestoreChoice(global_step=trusted[0].global_step, reason=reason)
+    reason = f"there is no checkpoint to trust up to step {until}"
     if settings.begin_anew:
-        return RestoreChoice(global_step=FIRST_WEIGHTS, reason=f"no checkpoint stands up to step {until}")
-    return RestoreChoice(
-        global_step=None, reason=f"no checkpoint stands up to step {until}, and restore.begin_anew is off"
-    )
+        return RestoreChoice(global_step=FIRST_WEIGHTS, reason=reason)
+    return RestoreChoice(global_step=None, reason=f"{reason}, and restore.begin_anew is off")
 
 
 def _say(checkpoint: CheckpointFacts | None) -> str:

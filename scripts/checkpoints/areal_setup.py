@@ -59,24 +59,24 @@ class ArealRecord:
     format: str = FORMAT
 
 
-def stays_as_it_is(shelf: CheckpointCatalog, *, before_step: int | None, good: bool, than: int) -> bool:
+def stays_as_it_is(catalog: CheckpointCatalog, *, before_step: int | None, good: bool, than: int) -> bool:
     """Does AReaL's own recover folder fit, with its optimizer, and is it no older than step `than`?"""
-    info = shelf.recover_info
+    info = catalog.recover_info
     if info is None or info.name is None or info.problems or not info.has_optimizer:
         return False
     step = info.name.global_step
-    standing = shelf.standing_of(step)
+    standing = catalog.status_of_step(step).status
     if standing is CheckpointStatus.CONDEMNED or (good and standing is not CheckpointStatus.GOOD):
         return False
     return step >= than and (before_step is None or step < before_step)
 
 
-def prepare(shelf: CheckpointCatalog, entry: CatalogEntry, *, forced: str = "") -> ArealRecord:
+def prepare(catalog: CheckpointCatalog, entry: CatalogEntry, *, forced: str = "") -> ArealRecord:
     """Raises CheckpointError where AReaL could not resume from it, with all as it was before."""
-    trial = shelf.trial
+    trial = catalog.trial
     finish(trial)
     _refuse_other_forms(trial)
-    data = _data_file(shelf)
+    data = _data_file(catalog)
     target = trial.recover_info or trial.root / INFO
     record = ArealRecord(
         id=secrets.token_hex(6),
@@ -84,7 +84,7 @@ def prepare(shelf: CheckpointCatalog, entry: CatalogEntry, *, forced: str = "") 
         prepared_at=time.time(),
         source=str(entry.path),
         global_step=entry.global_step,
-        data_step=_data_step(shelf),
+        data_step=_data_step(catalog),
         info=str(target),
         checkpoint=str(trial.areal_checkpoint),
         forced=forced,
@@ -95,7 +95,7 @@ def prepare(shelf: CheckpointCatalog, entry: CatalogEntry, *, forced: str = "") 
         (folder / BEFORE).mkdir()
         _write(folder, record)
         write_dcp(entry.path, folder / CHECKPOINT)
-        _write_info(folder / INFO, entry.checkpoint.name, _steps_per_epoch(shelf, entry), data)
+        _write_info(folder / INFO, entry.checkpoint.name, _steps_per_epoch(catalog, entry), data)
         made = read_recover_info(folder / INFO, folder / CHECKPOINT)
         if made.problems or made.name != entry.checkpoint.name:
             raise CheckpointError(f"what was made could not be resumed from: {'; '.join(made.problems)}")
@@ -132,11 +132,11 @@ def _refuse_other_forms(trial: TrialFolder) -> None:
         )
 
 
-def _data_file(shelf: CheckpointCatalog) -> Path:
-    folder = shelf.trial.recover_info
+def _data_file(catalog: CheckpointCatalog) -> Path:
+    folder = catalog.trial.recover_info
     if folder is None:
         raise CheckpointError(
-            f"{shelf.trial.root} has no recover_info: AReaL can't resume without {DATA_FILE}, and nothing can make one",
+            f"{catalog.trial.root} has no recover_info: AReaL can't resume without {DATA_FILE}, and none can be made",
             "begin at these weights instead: actor.path=<the export>, and another trial_name",
         )
     if problems := pickle_problems(folder / DATA_FILE):
@@ -147,11 +147,11 @@ def _data_file(shelf: CheckpointCatalog) -> Path:
     return folder / DATA_FILE
 
 
-def _data_step(shelf: CheckpointCatalog) -> int:
+def _data_step(catalog: CheckpointCatalog) -> int:
     """Of the pickle that is there; one that was set up before is of an older set-up's own step."""
-    info = shelf.recover_info
+    info = catalog.recover_info
     now = -1 if info is None or info.name is None else info.name.global_step
-    made = [record for _, record in _records(shelf.trial) if record.global_step == now]
+    made = [record for _, record in _records(catalog.trial) if record.global_step == now]
     return max(made, key=lambda record: record.prepared_at).data_step if made else now
 
 
@@ -160,17 +160,17 @@ def _records(trial: TrialFolder) -> list[tuple[Path, ArealRecord]]:
     return [(folder, record) for folder in folders if (record := read_areal_record(folder)) is not None]
 
 
-def _steps_per_epoch(shelf: CheckpointCatalog, entry: CatalogEntry) -> int:
-    if shelf.recover_info is not None and shelf.recover_info.steps_per_epoch:
-        return shelf.recover_info.steps_per_epoch
-    names = [one.checkpoint.name for one in (entry, *shelf.entries)]
+def _steps_per_epoch(catalog: CheckpointCatalog, entry: CatalogEntry) -> int:
+    if catalog.recover_info is not None and catalog.recover_info.steps_per_epoch:
+        return catalog.recover_info.steps_per_epoch
+    names = [one.checkpoint.name for one in (entry, *catalog.entries)]
     for name in names:  # global_step = epoch * steps_per_epoch + epoch_step
         if name.epoch > 0:
             return (name.global_step - name.epoch_step) // name.epoch
-    told = read_steps_per_epoch(shelf.trial.logs)
+    told = read_steps_per_epoch(catalog.trial.logs)
     if told is None:
         raise CheckpointError(
-            f"how many steps an epoch has is not known: neither {shelf.trial.logs} nor a later epoch tells",
+            f"how many steps an epoch has is not known: neither {catalog.trial.logs} nor a later epoch tells",
             "put the trainer.log there, or begin at these weights: actor.path=<the export>, another trial_name",
         )
     return told

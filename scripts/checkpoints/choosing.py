@@ -1,9 +1,8 @@
-"""Which checkpoint an operator gets: the newest that fits, proven; and why not, where there is none."""
+"""Chooses the checkpoint for an operator: the newest that fits, verified; or says why there is none."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from launcher.run_files.run_paths import names_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """`passed_over`: newer ones that fit as well and are not whole, each with why. `forced`: what was overridden."""
+    """`passed_over`: newer ones that fit as well and are not complete, each with why. `forced`: what was overridden."""
 
     entry: CatalogEntry
     passed_over: tuple[str, ...] = ()
@@ -24,7 +23,7 @@ class Chosen:
 
 
 def choose(
-    shelf: CheckpointCatalog,
+    catalog: CheckpointCatalog,
     *,
     before_step: int | None = None,
     path: Path | None = None,
@@ -33,49 +32,42 @@ def choose(
 ) -> Chosen:
     """Exactly one of the three says which. Raises CheckpointError, StorageError: nothing fits, with the reason."""
     if path is not None:
-        return _this_one(shelf, path, force)
+        return _this_one(catalog, path, force)
     passed_over: list[str] = []
-    for entry in _candidates(shelf, before_step, good, force):
-        proven = _proven(shelf, entry)
-        if not proven.problem:
-            return Chosen(entry=proven, passed_over=tuple(passed_over), forced=_forced(shelf, proven))
-        passed_over.append(f"step {entry.global_step}: {proven.problem}")
-    why = _why_none(shelf, before_step, good, passed_over)
+    for candidate in catalog.newest_first(before_step=before_step, good=good, condemned=force):
+        entry = _verified(catalog, candidate)
+        if not entry.problem:
+            return Chosen(entry=entry, passed_over=tuple(passed_over), forced=_forced(catalog, entry))
+        passed_over.append(f"step {entry.global_step}: {entry.problem}")
+    why = _why_none(catalog, before_step, good, passed_over)
+    wanted = [
+        *(["that is good"] if good else []),
+        *([f"of a step before {before_step}"] if before_step is not None else []),
+    ]
     raise CheckpointError(
-        f"no checkpoint of {shelf.trial.name} {_asked(before_step, good)}: {why}",
-        f"see them all: python -m scripts.list_checkpoints {names_of(shelf.trial.paths)} --verify",
+        f"no checkpoint of {catalog.trial.name} {' and '.join(wanted)}: {why}",
+        f"see them all: python -m scripts.list_checkpoints {names_of(catalog.trial.paths)} --verify",
     )
 
 
-def _candidates(shelf: CheckpointCatalog, before_step: int | None, good: bool, force: bool) -> Iterator[CatalogEntry]:
-    """The newest first; what the run set aside only by its path."""
-    for entry in reversed(shelf.entries):
-        is_early = before_step is None or entry.global_step < before_step
-        standing = shelf.would_be(entry)
-        is_condemned = standing is CheckpointStatus.CONDEMNED
-        if (
-            not entry.set_aside_as
-            and is_early
-            and (not is_condemned or force)
-            and (not good or standing is CheckpointStatus.GOOD)
-        ):
-            yield entry
+def _verified(catalog: CheckpointCatalog, entry: CatalogEntry) -> CatalogEntry:
+    """Complete, and of a kind that its launcher can resume from."""
+    found = catalog.verified(entry)
+    if catalog.trial.is_ours and not found.problem and not found.has_optimizer:
+        why = (
+            f"{entry.path} has no manifest: an export, without optimizer and data position; a run can't resume from it"
+        )
+        return dataclasses.replace(found, problem=why)
+    return found
 
 
-def _proven(shelf: CheckpointCatalog, entry: CatalogEntry) -> CatalogEntry:
-    """Whole, and of a kind that its launcher can go on from."""
-    proven = shelf.proven(entry)
-    if shelf.trial.is_ours and not proven.problem and proven.checkpoint.manifest is None:
-        why = f"{entry.path} has no manifest: an export, without optimizer and data position; nothing can go on from it"
-        return dataclasses.replace(proven, problem=why)
-    return proven
-
-
-def _this_one(shelf: CheckpointCatalog, path: Path, force: bool) -> Chosen:
-    entry = _proven(shelf, _entry_at(shelf, path))
+def _this_one(catalog: CheckpointCatalog, path: Path, force: bool) -> Chosen:
+    entry = _verified(catalog, _entry_at(catalog, path))
     if entry.problem:
-        raise CheckpointError(f"it is not whole: {entry.problem}", "a torn checkpoint is never set up; choose another")
-    forced = _forced(shelf, entry)
+        raise CheckpointError(
+            f"it is not complete: {entry.problem}", "a torn checkpoint is never set up; choose another"
+        )
+    forced = _forced(catalog, entry)
     if forced and not force:
         raise CheckpointError(
             f"{entry.path} holds damage: {forced}", "choose one from before it, or, if you know better, add --force"
@@ -83,47 +75,38 @@ def _this_one(shelf: CheckpointCatalog, path: Path, force: bool) -> Chosen:
     return Chosen(entry=entry, forced=forced)
 
 
-def _entry_at(shelf: CheckpointCatalog, path: Path) -> CatalogEntry:
+def _entry_at(catalog: CheckpointCatalog, path: Path) -> CatalogEntry:
     """Raises StorageError where it is no folder of a checkpoint."""
     folder = path.expanduser().absolute()
-    for entry in shelf.entries:
+    for entry in catalog.entries:
         if entry.path.resolve() == folder.resolve():
             return entry
     if not folder.is_dir():
-        there = ", ".join(entry.path.name for entry in shelf.entries[-6:]) or "none"
-        raise StorageError(f"there is no folder {folder}", f"the newest of {shelf.trial.default}: {there}")
+        there = ", ".join(entry.path.name for entry in catalog.entries[-6:]) or "none"
+        raise StorageError(f"there is no folder {folder}", f"the newest of {catalog.trial.default}: {there}")
     name = CheckpointName.parse(folder.name.partition(".")[0])
     if name is None:
         raise StorageError(
             f"{folder.name} is no checkpoint's name, so its step is not known",
             "a checkpoint's folder is called epoch<e>epochstep<s>globalstep<g>",
         )
-    return shelf.entry_of(read_checkpoint(folder, name))
+    return catalog.entry_of(read_checkpoint(folder, name))
 
 
-def _forced(shelf: CheckpointCatalog, entry: CatalogEntry) -> str:
-    """What speaks against an entry that is whole; "" where nothing does."""
-    return entry.reason if shelf.would_be(entry) is CheckpointStatus.CONDEMNED else ""
+def _forced(catalog: CheckpointCatalog, entry: CatalogEntry) -> str:
+    """What speaks against an entry that is complete; "" where nothing does."""
+    return entry.reason if catalog.presumed(entry).status is CheckpointStatus.CONDEMNED else ""
 
 
-def _asked(before_step: int | None, good: bool) -> str:
-    words = ["that is good"] if good else []
-    return " and ".join([*words, *([f"of a step before {before_step}"] if before_step is not None else [])])
-
-
-def _why_none(shelf: CheckpointCatalog, before_step: int | None, good: bool, passed_over: list[str]) -> str:
+def _why_none(catalog: CheckpointCatalog, before_step: int | None, good: bool, passed_over: list[str]) -> str:
     if passed_over:
         return "; ".join(passed_over)
-    if not shelf.entries:
-        return f"there is none at all in {shelf.trial.default}"
-    fitting = [entry for entry in shelf.entries if before_step is None or entry.global_step < before_step]
+    if not catalog.entries:
+        return f"there is none at all in {catalog.trial.default}"
+    fitting = [entry for entry in catalog.entries if before_step is None or entry.global_step < before_step]
     if not fitting:
-        return f"the oldest is of step {shelf.entries[0].global_step}"
-    if shelf.past.last_step < 0 and good:
-        return f"no rewards are known, {shelf.trial.logs} does not tell what followed any of them; name one yourself"
-    return "; ".join(f"step {entry.global_step} is {_told(shelf, entry)}" for entry in fitting[-4:])
-
-
-def _told(shelf: CheckpointCatalog, entry: CatalogEntry) -> str:
-    judged = shelf.judged(entry)
-    return f"{judged.standing} ({entry.problem or judged.reason})"
+        return f"the oldest is of step {catalog.entries[0].global_step}"
+    if catalog.health.last_step < 0 and good:
+        return f"no rewards are known, {catalog.trial.logs} does not tell what followed any of them; name one yourself"
+    found = [catalog.presumed(entry) for entry in fitting[-4:]]
+    return "; ".join(f"step {one.global_step} is {one.status} ({one.problem or one.reason})" for one in found)

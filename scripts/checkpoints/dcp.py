@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 from launcher.base.durable import sync_file, sync_folder
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.model_files import find_shards
-from launcher.checkpoints.model_tensors import HEAD
+from launcher.checkpoints.model_shape import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EMBEDDING = "model.embed_tokens.weight"
 COMPARED_BYTES = 2**30
 """Read back at a time."""
 

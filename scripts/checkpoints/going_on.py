@@ -13,8 +13,7 @@ import yaml
 
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
-from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
 from launcher.checkpoints.pending_restore import find_prepared
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.compose import compose
@@ -37,7 +36,7 @@ class Beginning:
     """
 
     global_step: int
-    said: str
+    summary: str
     facts: tuple[tuple[str, str], ...]
     made_with: Fingerprint | None
     needs_setup: bool = False
@@ -47,25 +46,25 @@ class Beginning:
     is_finished: str = ""
 
 
-def beginning(shelf: CheckpointCatalog, *, good: bool, before_step: int | None, command: Command) -> Beginning:
+def beginning(catalog: CheckpointCatalog, *, good: bool, before_step: int | None, command: Command) -> Beginning:
     """Raises CheckpointError: there is nothing to go on from, with the reason; ConfigError."""
-    if not shelf.trial.is_ours:
-        return _of_areal(shelf, good, before_step)
+    if not catalog.trial.is_ours:
+        return _of_areal(catalog, good, before_step)
     config = composed(command)
-    _check_same_run(config, shelf)
-    prepared = _prepared(config, shelf)
+    _check_same_run(config, catalog)
+    prepared = _prepared(config, catalog)
     if prepared is not None and not good and before_step is None:
         return prepared
     if good or before_step is not None:
-        return _chosen(shelf, good, before_step)
-    if shelf.past.damage is not None:
-        return _before_damage(shelf)
-    return _newest(shelf, config)
+        return _chosen(catalog, good, before_step)
+    if catalog.health.damage is not None:
+        return _before_damage(catalog)
+    return _newest(catalog, config)
 
 
-def _check_same_run(config: RunConfig, shelf: CheckpointCatalog) -> None:
+def _check_same_run(config: RunConfig, catalog: CheckpointCatalog) -> None:
     """Raises ConfigError: the launch looks where its own settings say, below its own user's name."""
-    starts, found = RunPaths.of(config).checkpoints, shelf.trial.paths.checkpoints
+    starts, found = RunPaths.of(config).checkpoints, catalog.trial.paths.checkpoints
     if starts.resolve() != found.resolve():
         raise ConfigError(
             f"the command would go on with {starts}, not with {found}",
@@ -79,42 +78,42 @@ def composed(command: Command) -> RunConfig:
         return compose(command.settings)
 
 
-def _prepared(config: RunConfig, shelf: CheckpointCatalog) -> Beginning | None:
+def _prepared(config: RunConfig, catalog: CheckpointCatalog) -> Beginning | None:
     """What is set up, with whatever settings: how they differ is told later."""
-    if not shelf.trial.paths.recover_checkpoint.is_dir():
+    if not catalog.trial.paths.recover_checkpoint.is_dir():
         return None
-    found = find_prepared(config, shelf.trial.paths, any_settings=True)
+    found = find_prepared(config, catalog.trial.paths, any_settings=True)
     assert found is not None
     source = "" if found.record is None else f", from {found.record.source}"
     return Beginning(
         global_step=found.name.global_step,
-        said=f"goes on from step {found.name.global_step}, as it was set up",
+        summary=f"goes on from step {found.name.global_step}, as it was set up",
         facts=(("set up", f"{found.folder}{source}"),),
         made_with=found.manifest.config_fingerprint,
     )
 
 
-def _before_damage(shelf: CheckpointCatalog) -> Beginning:
+def _before_damage(catalog: CheckpointCatalog) -> Beginning:
     """The last good one; where none is certified, the newest whole one from well before the damage."""
     try:
-        return _chosen(shelf, True, None)
+        return _chosen(catalog, True, None)
     except CheckpointError:
-        return _chosen(shelf, False, _trusted_before(shelf))
+        return _chosen(catalog, False, _trusted_before(catalog))
 
 
-def _trusted_before(shelf: CheckpointCatalog) -> int:
+def _trusted_before(catalog: CheckpointCatalog) -> int:
     """The onset is an estimate: the run itself leaves as many steps between."""
-    assert shelf.past.damage is not None
-    return shelf.past.damage.first_step - shelf.past.settings.onset_margin_steps
+    assert catalog.health.damage is not None
+    return catalog.health.damage.first_step - catalog.health.settings.onset_margin_steps
 
 
-def _chosen(shelf: CheckpointCatalog, good: bool, before_step: int | None) -> Beginning:
-    chosen = choose(shelf, good=good, before_step=before_step)
-    what = "the last good one" if chosen.entry.standing is CheckpointStatus.GOOD else f"a {chosen.entry.standing}"
+def _chosen(catalog: CheckpointCatalog, good: bool, before_step: int | None) -> Beginning:
+    chosen = choose(catalog, good=good, before_step=before_step)
+    what = "the last good one" if chosen.entry.status is CheckpointStatus.GOOD else f"a {chosen.entry.status}"
     assert chosen.entry.checkpoint.manifest is not None  # the store's own: others are not whole
     return Beginning(
         global_step=chosen.entry.global_step,
-        said=f"goes on from step {chosen.entry.global_step}, {what}",
+        summary=f"goes on from step {chosen.entry.global_step}, {what}",
         facts=_facts(chosen),
         made_with=chosen.entry.checkpoint.manifest.config_fingerprint,
         needs_setup=True,
@@ -130,66 +129,58 @@ def _facts(chosen: Chosen) -> tuple[tuple[str, str], ...]:
 
 
 def _state(entry: CatalogEntry) -> str:
-    return f"{entry.standing}: {entry.reason}; reward {reward(entry.reward)}; every file proven"
+    return f"{entry.status}: {entry.reason}; reward {reward(entry.reward)}; every file proven"
 
 
-def _newest(shelf: CheckpointCatalog, config: RunConfig) -> Beginning:
+def _newest(catalog: CheckpointCatalog, config: RunConfig) -> Beginning:
     """What the launch takes by itself."""
-    paths = shelf.trial.paths
-    store = CheckpointStore(paths.default_checkpoints)
-    found = store.latest_whole()
-    memory = InMemoryCheckpoints(paths).newest_whole(store.list()) if config.recover.memory else None
-    passed = tuple(("passed over", skipped.reason) for skipped in found.skipped)
-    good = next((e for e in reversed(shelf.entries) if e.standing is CheckpointStatus.GOOD), None)
-    told = ("last good", f"step {good.global_step}: {good.path}" if good else "none yet; no damage is known either")
-    finished = already_finished(config, paths)
-    if memory is not None and (found.checkpoint is None or memory.global_step > found.checkpoint.global_step):
-        return Beginning(
-            global_step=memory.global_step,
-            said=f"goes on from step {memory.global_step}, the newest, in memory; no damage is known",
-            facts=(("state", str(memory.folder)), told, *passed),
-            made_with=memory.facts.config_fingerprint,
-            is_finished=finished,
-        )
-    if found.checkpoint is None:
-        why = "; ".join(skipped.reason for skipped in found.skipped) or "there is none at all"
+    found = CheckpointCatalog.of_run(config, catalog.trial.paths).newest_to_resume()
+    newest = found.checkpoint
+    if newest is None:
+        why = "; ".join(found.skipped) or "there is none at all"
         raise CheckpointError(
-            f"{shelf.trial.name} has no whole checkpoint to go on from: {why}", "begin anew with another trial_name"
+            f"{catalog.trial.name} has no complete checkpoint to resume from: {why}",
+            "begin anew with another trial_name",
         )
-    assert found.checkpoint.manifest is not None
+    is_in_memory = isinstance(newest, InMemoryCheckpoint)
+    good = catalog.last_good
     return Beginning(
-        global_step=found.checkpoint.global_step,
-        said=f"goes on from step {found.checkpoint.global_step}, the newest; no damage is known",
-        facts=(("checkpoint", str(found.checkpoint.path)), told, *passed),
-        made_with=found.checkpoint.manifest.config_fingerprint,
-        is_finished=finished,
+        global_step=newest.global_step,
+        summary=f"goes on from step {newest.global_step}, the newest{', in memory' * is_in_memory}; no damage is known",
+        facts=(
+            ("state" if is_in_memory else "checkpoint", str(newest.path)),
+            ("last good", f"step {good.global_step}: {good.path}" if good else "none yet; no damage is known either"),
+            *(("passed over", why) for why in found.skipped),
+        ),
+        made_with=newest.config_fingerprint,
+        is_finished=already_finished(config, catalog.trial.paths),
     )
 
 
 # ── AReaL's ──
 
 
-def _of_areal(shelf: CheckpointCatalog, good: bool, before_step: int | None) -> Beginning:
+def _of_areal(catalog: CheckpointCatalog, good: bool, before_step: int | None) -> Beginning:
     """Its own recover folder where it fits; else an export, which has no optimizer."""
-    if shelf.past.damage is not None and not good and before_step is None:
+    if catalog.health.damage is not None and not good and before_step is None:
         try:
-            return _of_areal(shelf, True, None)
+            return _of_areal(catalog, True, None)
         except CheckpointError:
-            before_step = _trusted_before(shelf)
+            before_step = _trusted_before(catalog)
     try:
-        chosen = choose(shelf, good=good, before_step=before_step)
+        chosen = choose(catalog, good=good, before_step=before_step)
     except CheckpointError:
-        if not areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=0):
+        if not areal_setup.stays_as_it_is(catalog, before_step=before_step, good=good, than=0):
             raise
-        return _areals_own(shelf)
-    if areal_setup.stays_as_it_is(shelf, before_step=before_step, good=good, than=chosen.entry.global_step):
-        return _areals_own(shelf)
+        return _areals_own(catalog)
+    if areal_setup.stays_as_it_is(catalog, before_step=before_step, good=good, than=chosen.entry.global_step):
+        return _areals_own(catalog)
     step = chosen.entry.global_step
     return Beginning(
         global_step=step,
-        said=f"goes on from step {step}, an export: its weights with a fresh optimizer",
+        summary=f"goes on from step {step}, an export: its weights with a fresh optimizer",
         facts=_facts(chosen),
-        made_with=_written_settings(shelf.trial.logs / "config.yaml"),
+        made_with=_written_settings(catalog.trial.logs / "config.yaml"),
         needs_setup=True,
         good=good,
         before_step=before_step,
@@ -197,14 +188,14 @@ def _of_areal(shelf: CheckpointCatalog, good: bool, before_step: int | None) -> 
     )
 
 
-def _areals_own(shelf: CheckpointCatalog) -> Beginning:
-    info = shelf.recover_info
+def _areals_own(catalog: CheckpointCatalog) -> Beginning:
+    info = catalog.recover_info
     assert info is not None and info.name is not None
     return Beginning(
         global_step=info.name.global_step,
-        said=f"goes on from step {info.name.global_step}, AReaL's own recover folder, with its optimizer",
-        facts=(("checkpoint", str(shelf.trial.areal_checkpoint)),),
-        made_with=_written_settings(shelf.trial.logs / "config.yaml"),
+        summary=f"goes on from step {info.name.global_step}, AReaL's own recover folder, with its optimizer",
+        facts=(("checkpoint", str(catalog.trial.areal_checkpoint)),),
+        made_with=_written_settings(catalog.trial.logs / "config.yaml"),
         settings=(AREAL_RESUMES,),
     )
 
@@ -228,11 +219,11 @@ def _value(content: Any, key: str) -> Any:
 # ── settings ──
 
 
-def differences_of(shelf: CheckpointCatalog, begins: Beginning, command: Command) -> Sequence[Difference]:
+def differences_of(catalog: CheckpointCatalog, begins: Beginning, command: Command) -> Sequence[Difference]:
     """Where the settings are not those that the checkpoint was made with. Raises ConfigError."""
     if begins.made_with is None:
         return ()
-    if shelf.trial.is_ours:
+    if catalog.trial.is_ours:
         return fingerprint_differences(begins.made_with, config_fingerprint(composed(command)))
     given = dict(word.split("=", 1) for word in command.words if "=" in word)
     now = {key: given.get(key, str(value)) for key, value in begins.made_with.items()}

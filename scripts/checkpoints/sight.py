@@ -41,7 +41,7 @@ def complete(entry: CatalogEntry) -> str:
     """`yes` is what lengths and headers say; `proven` is after everything was read."""
     if entry.problem:
         return entry.problem.replace(f"{entry.path}/", "").replace(str(entry.path), "it")
-    return "yes" if entry.proof is None else "proven"
+    return "yes" if entry.verification is None else "proven"
 
 
 def table(entries: Sequence[CatalogEntry], now: float) -> Table:
@@ -58,7 +58,7 @@ def table(entries: Sequence[CatalogEntry], now: float) -> Table:
             age(now - entry.created_at),
             size(entry.bytes),
             reward(entry.reward),
-            Text(entry.standing, style=COLOURS[entry.standing]),
+            Text(entry.status, style=COLOURS[entry.status]),
             Text(complete(entry), style="red" if entry.problem else ""),
             Text(entry.reason),
         )
@@ -75,7 +75,7 @@ def say_damage(damage: Damage) -> str:
 def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
     """One checkpoint as JSON; keys are only ever added."""
     name = entry.checkpoint.name
-    proof = entry.proof
+    proof = entry.verification
     return {
         "step": name.global_step,
         "epoch": name.epoch,
@@ -85,22 +85,22 @@ def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
         "age_s": max(0.0, now - entry.created_at),
         "bytes": entry.bytes,
         "reward": entry.reward if entry.reward is not None and math.isfinite(entry.reward) else None,
-        "state": str(entry.standing),
+        "state": str(entry.status),
         "reason": entry.reason,
         "complete": not entry.problem,
         "problem": entry.problem,
         "set_aside_as": entry.set_aside_as,
         "has_manifest": entry.checkpoint.manifest is not None,
         "has_optimizer": entry.has_optimizer,
-        "verified": None if proof is None else proof.is_whole,
+        "verified": None if proof is None else proof.is_complete,
         "problems": [] if proof is None else proof.problems,
         "unknown": [] if proof is None else proof.unknown,
         "notes": [] if proof is None else proof.notes,
     }
 
 
-def shelf_facts(shelf: CheckpointCatalog) -> dict[str, object]:
-    trial, damage = shelf.trial, shelf.past.damage
+def catalog_facts(catalog: CheckpointCatalog) -> dict[str, object]:
+    trial, damage = catalog.trial, catalog.health.damage
     return {
         "format": "grpo-checkpoints/1",
         "experiment_name": trial.paths.experiment_name,
@@ -109,7 +109,7 @@ def shelf_facts(shelf: CheckpointCatalog) -> dict[str, object]:
         "fileroot": str(trial.paths.fileroot),
         "folder": str(trial.default),
         "made_by": "grpo-launcher" if trial.is_ours else "AReaL",
-        "last_step": shelf.past.last_step if shelf.past.last_step >= 0 else None,
+        "last_step": catalog.health.last_step if catalog.health.last_step >= 0 else None,
         "damage": None
         if damage is None
         else {

@@ -8,12 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.base.errors import CheckpointError, LauncherError
-from launcher.checkpoints.checkpoint_catalog import read_shelf
-from launcher.checkpoints.checkpoint_folder import check_checkpoint_sizes
+from launcher.base.errors import LauncherError
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, find_problem
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
-from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.run_paths import RunPaths
 from scripts.health.findings import BAD, NOTE, OK, CheckResult, Finding
 from scripts.health.machine_check import GIB
@@ -96,13 +94,8 @@ def _verdict(checkpoint: Checkpoint) -> CheckResult:
 
 
 def _problem(checkpoint: Checkpoint) -> str:
-    if checkpoint.state is not CheckpointState.COMMITTED:
-        return checkpoint.problem
-    try:
-        check_checkpoint_sizes(checkpoint.path)
-    except CheckpointError as error:
-        return error.message if checkpoint.path.is_dir() else ""  # pruned while it was looked at
-    return ""
+    problem = checkpoint.problem or find_problem(checkpoint)
+    return problem if checkpoint.path.is_dir() else ""  # else pruned while it was looked at
 
 
 def _age(checkpoint: Checkpoint) -> str:
@@ -115,7 +108,7 @@ def _last_good(paths: RunPaths) -> int | None:
     """As `scripts.list_checkpoints` has it. Of our runs only: for AReaL's all of its logs would have to be read."""
     try:
         trial = find_trial(paths.fileroot, paths.user, paths.experiment_name, paths.trial_name)
-        entries = read_shelf(trial).entries if trial.is_ours else ()
+        good = CheckpointCatalog.read(trial).last_good if trial.is_ours else None
     except LauncherError:
         return None
-    return max((entry.global_step for entry in entries if entry.standing is CheckpointStatus.GOOD), default=None)
+    return None if good is None else good.global_step

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from launcher.checkpoints.areal_folders import read_recover_info
-from launcher.checkpoints.checkpoint_catalog import read_shelf
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.pending_restore import KEPT_UNDOS, read_record
 from launcher.checkpoints.trial_folders import find_trial
@@ -48,15 +48,15 @@ def test_save_retention_and_setup(ours, kills):
         leftovers = [path.name for path in (*paths.checkpoints.iterdir(), *paths.default_checkpoints.iterdir())]
         met.update(name.split("-")[0] for name in leftovers if name.startswith("."))
         assert len(leftovers) <= MOST_LEFT + len(CheckpointStore(paths.default_checkpoints).list()), "nothing piles up"
-        shelf = read_shelf(find_trial(root, USER, EXPERIMENT, TRIAL))
-        proven = [shelf.proven(entry) for entry in shelf.entries]
+        catalog = CheckpointCatalog.read(find_trial(root, USER, EXPERIMENT, TRIAL))
+        proven = [catalog.verified(entry) for entry in catalog.entries]
         assert all(entry.problem == "" for entry in proven), "what is listed is whole"
-        assert sum(entry.standing is CheckpointStatus.GOOD for entry in proven) >= 1
+        assert sum(entry.status is CheckpointStatus.GOOD for entry in proven) >= 1
         assert proven[-1].global_step >= newest
         newest = proven[-1].global_step
         if paths.recover_checkpoint.exists():
             met["prepared"] += 1
-            assert verify(paths.recover_checkpoint).is_whole
+            assert verify(paths.recover_checkpoint).is_complete
             assert read_record(paths.recover_checkpoint) is not None
     print(f"met after the kills: {dict(met)}; newest step {newest}")
     assert newest > FIRST
@@ -85,7 +85,7 @@ def test_setup_on_areal_s_folders(areal, kills):
         else:
             met["nothing to resume from yet"] += 1
         for name in ("epoch0epochstep20globalstep20", "epoch0epochstep41globalstep41"):
-            assert verify(top / "default" / name).is_whole
+            assert verify(top / "default" / name).is_complete
         areal_setup.finish(find_trial(root, USER, EXPERIMENT, TRIAL))
         assert read_recover_info(info, checkpoint).problems == ()
     print(f"met after the kills: {dict(met)}")

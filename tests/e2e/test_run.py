@@ -89,7 +89,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
     assert "ABORTED" in said
     assert all_gone(family)
     interrupted = command.ledger()
-    saved = CheckpointStore(command.paths.default_checkpoints).latest_whole().checkpoint
+    saved = CheckpointStore(command.paths.default_checkpoints).latest_complete().checkpoint
     assert saved is not None
     assert saved.global_step == interrupted[-1]["global_step"] < STEPS - 1
 

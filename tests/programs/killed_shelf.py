@@ -16,11 +16,11 @@ import traceback
 from pathlib import Path
 
 from launcher.checkpoints import pending_restore
-from launcher.checkpoints.checkpoint_catalog import read_shelf
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.manifest import Manifest
-from launcher.checkpoints.retention import worth_sparing
-from launcher.checkpoints.trial_folders import find_trial
+from launcher.checkpoints.recorded_health import RecordedHealth
+from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.config.schema import RecoverConfig, RunConfig
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointStatus
@@ -64,7 +64,8 @@ def save(root, step):
             health={"reward_mean": point["grpo_actor/task_reward/avg"]},
             keep=False,
         )
-    store.prune(KEEP_LAST, spare=worth_sparing(store, config_of(root), healthy_until=step))
+    catalog = CheckpointCatalog(TrialFolder.of(paths), RecordedHealth(settings=config_of(root).restore))
+    store.prune(KEEP_LAST, spare=catalog.worth_sparing(KEEP_LAST, healthy_until=step))
 
 
 def edit(file, change):
@@ -80,7 +81,7 @@ def live_ours(root):
     while True:
         step += 1
         save(root, step)
-        good = [entry for entry in read_shelf(trial).entries if entry.standing is CheckpointStatus.GOOD]
+        good = [entry for entry in CheckpointCatalog.read(trial).entries if entry.status is CheckpointStatus.GOOD]
         pending_restore.prepare(paths, good[-1].checkpoint)
         if step % 3 == 0:
             pending_restore.undo(paths)
@@ -91,9 +92,9 @@ def live_areal(root):
     while True:
         areal_setup.finish(trial)
         trial = find_trial(root, USER, EXPERIMENT, TRIAL)
-        shelf = read_shelf(trial)
-        entry = random.choice(shelf.entries)
-        areal_setup.prepare(shelf, entry)
+        catalog = CheckpointCatalog.read(trial)
+        entry = random.choice(catalog.entries)
+        areal_setup.prepare(catalog, entry)
         if entry.global_step % 2:
             areal_setup.undo(trial)
 

@@ -26,9 +26,9 @@ from actors.training.checkpointing import Checkpointer
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
-from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.config.schema import ActorConfig, DatasetConfig, GenerationConfig, RecoverConfig, RefConfig, RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, choose
 from launcher.run_files.journal import Journal, LineLog, append_line, read_lines
@@ -92,7 +92,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
         journal=journal,
         attempt=1,
     )
-    step = choose(RestoreCandidates(config, paths).facts({}, healthy_until=-1), None, (), config.restore).global_step
+    step = choose(CheckpointCatalog.of_run(config, paths).facts(-1), None, (), config.restore).global_step
     if step == FIRST_WEIGHTS:
         restored = Restored(position=checkpointer.begin_anew(model, queue, first))
     else:

@@ -69,5 +69,5 @@ def test_a_finished_run_goes_back_and_on(folder, capsys):
         assert again.events("trainer.restored")[-1]["global_step"] == BACK_TO
         assert RewardSeries(again.paths).next_step == STEPS
         assert not again.paths.recover_checkpoint.exists()
-        newest = CheckpointStore(again.paths.default_checkpoints).latest_whole()
+        newest = CheckpointStore(again.paths.default_checkpoints).latest_complete()
         assert newest.checkpoint.global_step == STEPS - 1 and newest.skipped == ()

@@ -10,11 +10,11 @@ from launcher.base.messages import (
     Verdict,
 )
 from launcher.config.schema import RunConfig
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.memory_backoff import MemorySettings
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.restore import CheckpointFacts, CheckpointHealth
 from launcher.policy.run_state import RunState
 
 CONFIG = RunConfig()
@@ -55,8 +55,8 @@ def trainer(**changes):
 
 PAUSED = trainer(is_paused=True)
 SHELF = tuple(
-    CheckpointFacts(global_step=step, policy_version=step + 1, health=health)
-    for step, health in ((9, CheckpointHealth.GOOD), (19, CheckpointHealth.GOOD), (39, CheckpointHealth.CANDIDATE))
+    CheckpointFacts(global_step=step, policy_version=step + 1, status=status)
+    for step, status in ((9, CheckpointStatus.GOOD), (19, CheckpointStatus.GOOD), (39, CheckpointStatus.CANDIDATE))
 )
 MEMORY = MemorySettings.of(CONFIG, longest_sequence=600, on_gpu=True, shares_gpu=True)
 COLLAPSE = Incident(

@@ -15,10 +15,11 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
+from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.reconcile_trainer import damage_stands
 from launcher.policy.restart_budget import Rung
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointHealth
+from launcher.policy.restore import FIRST_WEIGHTS
 
 if TYPE_CHECKING:
     from tests.support.recovery_world import World
@@ -62,8 +63,8 @@ def _check_action(world: World, action: Action, seen: Observed, made: RecoveryPl
             assert world.trainer.is_paused
             assert step == FIRST_WEIGHTS or step in world.checkpoints
             if step != FIRST_WEIGHTS:
-                assert world.checkpoints[step].is_whole
-                assert world.checkpoints[step].health is not CheckpointHealth.CONDEMNED
+                assert world.checkpoints[step].is_complete
+                assert world.checkpoints[step].status is not CheckpointStatus.CONDEMNED
             if seen.incident is not None and seen.incident.cause is Cause.REWARD_COLLAPSE:
                 assert step not in world.damaged_checkpoints, "restored the damage"
         case _:

@@ -23,12 +23,13 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.observed import Observed, RecoveryPlan, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import RepairAttempt
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify
+from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.run_state import ENDS, RunState, transition
 from tests.support.plan_truth import check_plan
 from tests.support.recovery_parts import (
@@ -207,7 +208,7 @@ class World:
                 server.progress_at = self.now
         if step % SAVE_EVERY == SAVE_EVERY - 1:
             self.checkpoints[step] = CheckpointFacts(
-                global_step=step, policy_version=step + 1, health=CheckpointHealth.CANDIDATE
+                global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE
             )
             self.damaged_checkpoints.discard(step)
             if trainer.is_damaged:
@@ -216,8 +217,9 @@ class World:
     def _certify(self) -> None:
         if self._incident() is None:
             for step, saved in self.checkpoints.items():
-                health = certify(saved, self.trainer.next_step - 1, CONFIG.restore)
-                self.checkpoints[step] = dataclasses.replace(saved, health=health)
+                if saved.status is CheckpointStatus.CANDIDATE:
+                    judged = checkpoint_status(step, healthy_until=self.trainer.next_step - 1, settings=CONFIG.restore)
+                    self.checkpoints[step] = dataclasses.replace(saved, status=judged.status)
 
     # ── actions ──
 
@@ -275,10 +277,10 @@ class World:
             case CondemnCheckpoints(after_step=after):
                 for step, saved in self.checkpoints.items():
                     if step > after:
-                        self.checkpoints[step] = dataclasses.replace(saved, health=CheckpointHealth.CONDEMNED)
+                        self.checkpoints[step] = dataclasses.replace(saved, status=CheckpointStatus.CONDEMNED)
 
     def _restore(self, step: int) -> None:
-        if step != FIRST_WEIGHTS and not self.checkpoints[step].is_whole:
+        if step != FIRST_WEIGHTS and not self.checkpoints[step].is_complete:
             return
         self.trainer = Trainer(
             is_loaded=True,
@@ -322,4 +324,4 @@ class World:
     def tear_newest_checkpoint(self) -> None:
         if self.checkpoints:
             newest = max(self.checkpoints)
-            self.checkpoints[newest] = dataclasses.replace(self.checkpoints[newest], is_whole=False)
+            self.checkpoints[newest] = dataclasses.replace(self.checkpoints[newest], is_complete=False)

@@ -10,7 +10,8 @@ from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.reading.run_folders import FoundCheckpoint, RunFolders
-from launcher.policy.restore import CheckpointFacts, CheckpointHealth, certify, choose
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
+from launcher.policy.restore import choose
 
 SETTINGS = RestoreConfig(begin_anew=False)
 AREALS_COMMAND = "the command that started it"
@@ -72,29 +73,25 @@ def _trusted(guess: Guess | None, earliest: int, *, is_sharp: bool) -> int:
 def _choose(
     checkpoints: tuple[FoundCheckpoint, ...], guess: Guess | None, earliest: int | None, *, is_sharp: bool
 ) -> FoundCheckpoint | None:
-    facts = [
-        CheckpointFacts(
-            global_step=one.global_step,
-            policy_version=one.global_step + 1,
-            health=CheckpointHealth.CANDIDATE,
-            is_whole=one.is_whole,
-        )
-        for one in checkpoints
-    ]
     cause = CAUSES.get(guess, Cause.REWARD_COLLAPSE) if guess else Cause.REWARD_COLLAPSE
-    settings = SETTINGS
-    if is_sharp and cause is not Cause.REWARD_COLLAPSE:
-        settings = dataclasses.replace(SETTINGS, onset_margin_steps=0)
-        certified = [dataclasses.replace(one, health=CheckpointHealth.GOOD) for one in facts]
-    else:
-        certified = [
-            dataclasses.replace(one, health=certify(one, (earliest or one.global_step + 99) - 1, settings))
-            for one in facts
-        ]
+    began_at_once = is_sharp and cause is not Cause.REWARD_COLLAPSE
+    settings = dataclasses.replace(SETTINGS, onset_margin_steps=0) if began_at_once else SETTINGS
+    facts = []
+    for one in checkpoints:
+        healthy_until = (earliest or one.global_step + 99) - 1
+        status = checkpoint_status(one.global_step, healthy_until=healthy_until, settings=settings).status
+        facts.append(
+            CheckpointFacts(
+                global_step=one.global_step,
+                policy_version=one.global_step + 1,
+                status=CheckpointStatus.GOOD if began_at_once else status,
+                is_complete=one.is_whole,
+            )
+        )
     incident = None
     if earliest is not None:
         incident = Incident(cause=cause, subject="run", reason="", since=0.0, onset_step=earliest)
-    step = choose(certified, incident, (), settings).global_step
+    step = choose(facts, incident, (), settings).global_step
     return next((one for one in checkpoints if one.global_step == step and one.is_whole), None)
 
 

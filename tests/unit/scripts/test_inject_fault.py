@@ -322,10 +322,10 @@ def test_t4_damages_the_newest_and_keeps_the_last_whole_one(game, damage):
     game.commit_checkpoint(0)
     store = CheckpointStore(game.paths.default_checkpoints)
     assert game.inject(f"T4:damage={damage},then=nothing") == 2
-    assert store.latest_whole().checkpoint.global_step == 0
+    assert store.latest_complete().checkpoint.global_step == 0
     game.commit_checkpoint(1)
     assert game.inject(f"T4:damage={damage},then=nothing") == 0
-    assert store.latest_whole().checkpoint.global_step == 0
+    assert store.latest_complete().checkpoint.global_step == 0
     assert game.inject(f"T4:damage={damage},then=nothing") == 2
     assert look(game.paths).trainer is not None
 

@@ -177,7 +177,7 @@ def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths
     for checkpoint in store.list():
         flip(checkpoint.path / "model.safetensors")
     code, said = tool("--yes")
-    assert code == 1 and "has no whole checkpoint to go on from" in said and "model.safetensors was changed" in said
+    assert code == 1 and "has no complete checkpoint to resume from" in said and "model.safetensors was changed" in said
 
 
 def test_nothing_good_says_why(tool, folder, paths):

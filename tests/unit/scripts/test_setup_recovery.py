@@ -172,7 +172,7 @@ def test_nothing_fits_says_why(paths, refused):
     assert "the oldest is of step 5" in said
     assert f"list_checkpoints {names_of(paths)} --verify" in said, "to be typed as it stands"
     write_rewards(paths, HEALTHY[:4])
-    assert "step 38 is candidate (0 healthy steps after it, 10 are asked)" in refused("--good")
+    assert "step 38 is candidate (0 healthy steps after it, 10 are needed)" in refused("--good")
 
 
 def test_a_run_that_is_running_is_left_alone(paths, refused):

@@ -51,7 +51,7 @@ class Trial:
             )
 
     def standing(self):
-        return [facts.global_step for facts in self.eyes.checkpoints(-1) if facts.is_whole]
+        return [facts.global_step for facts in self.eyes.checkpoints(-1) if facts.is_complete]
 
     def events(self, name):
         return [line for line in read_lines(self.paths.events) if line["event"] == name]

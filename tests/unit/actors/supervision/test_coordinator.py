@@ -18,7 +18,7 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.restore import CheckpointFacts, CheckpointHealth
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
@@ -115,8 +115,8 @@ def test_a_dead_trainer_is_restarted_and_restored_and_the_servers_follow(tmp_pat
         trial = await Trial(tmp_path).begun()
         trial.run.step(9)
         trial.run.checkpoints = (
-            CheckpointFacts(global_step=4, policy_version=5, health=CheckpointHealth.CANDIDATE),
-            CheckpointFacts(global_step=8, policy_version=9, health=CheckpointHealth.CANDIDATE),
+            CheckpointFacts(global_step=4, policy_version=5, status=CheckpointStatus.CANDIDATE),
+            CheckpointFacts(global_step=8, policy_version=9, status=CheckpointStatus.CANDIDATE),
         )
         trial.run.kill_trainer()
         await trial.turns()
@@ -184,7 +184,7 @@ def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
         trial = await Trial(tmp_path).begun()
         trial.run.step(40)
         trial.run.checkpoints = tuple(
-            CheckpointFacts(global_step=step, policy_version=step + 1, health=CheckpointHealth.CANDIDATE)
+            CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
             for step in (9, 19, 29, 39)
         )
         trial.run.incident = Incident(

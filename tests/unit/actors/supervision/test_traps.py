@@ -16,6 +16,7 @@ from actors.supervision.run_actors import RunActors
 from actors.training.trainer import MONITOR, Trainer
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.messages import ServerInfo, ServerState
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.policy import restore
 from launcher.run_files.run_paths import RunPaths
@@ -175,7 +176,7 @@ def test_a_last_good_checkpoint_is_not_deleted_by_age(tmp_path, monkeypatch):
     trial.run()
     assert 3 in [c.global_step for c in trial.store.list()]
     monkeypatch.setattr(restore, "KEPT_GOOD", 1)
-    monkeypatch.setattr("actors.training.checkpointing.worth_sparing", lambda *args, **kwargs: frozenset())
+    monkeypatch.setattr(CheckpointCatalog, "worth_sparing", lambda *args, **kwargs: frozenset())
     by_age = Trial(tmp_path / "without", steps=16)
     by_age.run()
     assert [c.global_step for c in by_age.store.list()] == [11, 15]

@@ -94,7 +94,7 @@ class Trial:
             gate=gate,
         )
         if resume:
-            newest = self.store.latest_whole().checkpoint
+            newest = self.store.latest_complete().checkpoint
             self.loop.restore(checkpointer.load(newest.path, self.model, self.queue))
 
     def run(self):

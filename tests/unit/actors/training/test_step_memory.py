@@ -47,7 +47,7 @@ def states(trial):
 
 
 def newest(trial):
-    return states(trial).standing(trial.store.list())[-1]
+    return states(trial).current(trial.store.list())[-1]
 
 
 def flip(path):
@@ -61,7 +61,7 @@ def test_each_step_is_kept_and_the_same_process_goes_back_to_it(tmp_path):
     whole.run()
     trial = Trial(tmp_path / "back", steps=7)
     assert trial.run()
-    assert [state.global_step for state in states(trial).standing(trial.store.list())] == [5, 6]
+    assert [state.global_step for state in states(trial).current(trial.store.list())] == [5, 6]
     restored = trial.loop._checkpointer.load_step(5, trial.model, trial.queue)
     assert restored.last == trial.reports[5]
     assert restored.position.next_step == 6
@@ -77,7 +77,7 @@ def test_a_damaged_state_counts_no_more_and_the_older_one_serves(tmp_path):
     name = "epoch1epochstep1globalstep6"
     (trial.store.root / name).rename(trial.store.root / f"gone.{name}")
     checkpointer = trial.loop._checkpointer
-    flip(newest(trial).folder / "training_state.tensors")
+    flip(newest(trial).path / "training_state.tensors")
     with pytest.raises(CheckpointError, match="step 6"):
         checkpointer.load_step(6, trial.model, trial.queue)
     assert "training_state.tensors was changed" in trial.events("state.damaged")[0]["reason"]
@@ -88,7 +88,7 @@ def test_a_damaged_state_counts_no_more_and_the_older_one_serves(tmp_path):
 def test_a_damaged_state_of_a_step_that_the_disk_has_is_no_loss(tmp_path):
     trial = Trial(tmp_path, steps=7)
     trial.run()
-    flip(newest(trial).folder / "position.json")
+    flip(newest(trial).path / "position.json")
     restored = trial.loop._checkpointer.load_step(6, trial.model, trial.queue)
     assert (restored.position.next_step, restored.last) == (7, None)
 

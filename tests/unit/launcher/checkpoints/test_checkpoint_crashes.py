@@ -104,7 +104,7 @@ def newest_step(root):
         data = (checkpoint.path / "optimizer.bin").read_bytes()
         assert data == f"optimizer.bin {checkpoint.global_step} ".encode() * 9000
     assert len(listed) > KEEP_LAST  # and step 0, which was committed with `keep`
-    newest = store.latest_whole()
+    newest = store.latest_complete()
     assert newest.skipped == ()
     return newest.checkpoint.global_step
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from actors.model.stored_tensors import overwrite_tensors
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints import in_memory_checkpoints
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints, StateFacts, check, write_small
-from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.checkpoints.resume_decision import resume_point
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import DatasetConfig, RunConfig
@@ -71,17 +71,15 @@ class Run:
         self.states.commit(folder, facts, files)
         return folder
 
-    def standing(self):
-        return [state.global_step for state in self.states.standing(self.store.list())]
+    def current(self):
+        return [state.global_step for state in self.states.current(self.store.list())]
 
-    def newest_whole(self):
-        state = self.states.newest_whole(self.store.list())
+    def newest_complete(self):
+        state = self.states.newest_complete(self.store.list())
         return None if state is None else state.global_step
 
     def facts(self):
-        return [
-            (f.global_step, f.in_memory) for f in RestoreCandidates(self.config, self.paths).facts({}, healthy_until=-1)
-        ]
+        return [(f.global_step, f.in_memory) for f in CheckpointCatalog.of_run(self.config, self.paths).facts(-1)]
 
 
 @pytest.fixture
@@ -96,18 +94,18 @@ def flip(path):
 
 
 def test_the_older_of_two_slots_is_overwritten(run):
-    assert run.standing() == [] and run.newest_whole() is None
+    assert run.current() == [] and run.newest_complete() is None
     folders = [run.keep(step) for step in range(5)]
-    assert run.standing() == [3, 4]
+    assert run.current() == [3, 4]
     assert folders[0] == folders[2] == folders[4] != folders[1] == folders[3]
     run.states.begin(2)  # and killed there
-    assert run.standing() == [4]
+    assert run.current() == [4]
 
 
 def test_with_room_for_one_there_is_one(run):
     run.keep(0, slots=1)
     run.keep(1, slots=1)
-    assert run.standing() == [1]
+    assert run.current() == [1]
 
 
 @pytest.mark.parametrize("harm", [flip, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
@@ -115,19 +113,19 @@ def test_a_damaged_state_is_passed_over_for_the_older_one(run, harm):
     run.keep(7)
     folder = run.keep(8)
     harm(folder / "tensors")
-    assert run.newest_whole() == 7
-    newest = run.states.standing(())[-1]
+    assert run.newest_complete() == 7
+    newest = run.states.current(())[-1]
     with pytest.raises(CheckpointError, match=str(folder / "tensors")):
         newest.verify()
     harm(folder / "manifest.json")
-    assert run.newest_whole() == 7
+    assert run.newest_complete() == 7
 
 
 def test_states_of_another_run_of_the_same_name_do_not_count(run, tmp_path):
     run.keep(3)
     shutil.rmtree(tmp_path / "run")
     again = Run(tmp_path / "run")
-    assert again.standing() == []
+    assert again.current() == []
     assert resume_point(again.config, again.paths) is None
 
 
@@ -135,9 +133,9 @@ def test_whoever_removes_the_newest_checkpoint_goes_back_to_the_one_before(run):
     run.save(19)
     run.save(39)
     run.keep(44)
-    assert run.standing() == [44]
+    assert run.current() == [44]
     shutil.rmtree(run.store.list()[-1].path)
-    assert run.standing() == []
+    assert run.current() == []
     assert resume_point(run.config, run.paths).global_step == 19
 
 
@@ -178,11 +176,11 @@ def test_the_choice_sees_a_state_where_the_disk_does_not_hold_its_step(run):
     run.keep(20)
     run.keep(21)
     assert run.facts() == [(19, False), (20, True), (21, True)]
-    shelf = RestoreCandidates(run.config, run.paths)
-    assert shelf.newest_model({}).global_step == 19
-    assert shelf.condemn_after(20) == ()
+    catalog = CheckpointCatalog.of_run(run.config, run.paths)
+    assert catalog.newest_model({}).global_step == 19
+    assert catalog.condemn_after(20) == ()
     assert run.facts() == [(19, False), (20, True)]
-    assert shelf.condemn_after(18) == ("epoch0epochstep19globalstep19.condemned-1",)
+    assert catalog.condemn_after(18) == ("epoch0epochstep19globalstep19.condemned-1",)
     assert run.facts() == []
     run.keep(19)
     run.config.recover.memory = False

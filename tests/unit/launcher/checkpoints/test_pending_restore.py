@@ -10,10 +10,10 @@ import pytest
 from launcher.base.errors import CheckpointError, ConfigError, StorageError
 from launcher.base.folder_swap import How, copy_folder
 from launcher.checkpoints import in_memory_checkpoints, pending_restore
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, prepare, take, undo
-from launcher.checkpoints.restore_candidates import RestoreCandidates
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.policy.restore import choose
 from launcher.run_files.journal import Journal
@@ -180,11 +180,11 @@ def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
     states = InMemoryCheckpoints(trial.paths)
-    assert [state.global_step for state in states.standing(trial.store.list())] == [8, 9]
+    assert [state.global_step for state in states.current(trial.store.list())] == [8, 9]
     go_back(trial, 3)
-    facts = RestoreCandidates(trial.config, trial.paths).facts({}, healthy_until=-1)
+    facts = CheckpointCatalog.of_run(trial.config, trial.paths).facts(-1)
     assert choose(facts, None, (), trial.config.restore).global_step == 3
-    assert states.newest_whole(trial.store.list()) is None
+    assert states.newest_complete(trial.store.list()) is None
 
 
 def test_it_is_taken_once(tmp_path, memory):

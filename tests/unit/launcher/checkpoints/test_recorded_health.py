@@ -2,9 +2,9 @@
 
 import pytest
 
-from launcher.checkpoints.recorded_health import read_past, seen_ever
+from launcher.checkpoints.recorded_health import damage_ever_seen, read_health
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
-from launcher.policy.checkpoint_status import CheckpointStatus, Damage, judge
+from launcher.policy.checkpoint_status import CheckpointStatus, Damage, checkpoint_status
 from launcher.policy.reward_health import RewardPoint
 from tests.support.checkpoint_makers import trial_paths, write_rewards
 
@@ -32,13 +32,13 @@ def restored(step, *, at=1100.5, event="trainer.restored"):
 
 
 def test_a_run_without_files_tells_nothing(paths):
-    past = read_past(paths)
+    past = read_health(paths)
     assert (past.rewards, past.damage, past.last_step) == ((), None, -1)
 
 
 def test_a_healthy_run_has_no_damage(paths):
     write_rewards(paths, HEALTHY)
-    past = read_past(paths)
+    past = read_health(paths)
     assert (past.damage, past.last_step) == (None, 39)
     assert past.reward_around(2) == pytest.approx(sum(HEALTHY[:8]) / 8)
     assert past.reward_around(60) is None
@@ -47,7 +47,7 @@ def test_a_healthy_run_has_no_damage(paths):
 @pytest.mark.parametrize(("cause", "first"), [("reward_collapse", 29), ("nonfinite", 29), ("verifier_broken", 30)])
 def test_an_open_incident_is_damage_from_where_its_cause_begins(paths, cause, first):
     write_rewards(paths, HEALTHY, events=[began(1, 30, cause=cause), ended(1, mended=False)])
-    damage = read_past(paths).damage
+    damage = read_health(paths).damage
     assert (damage.onset_step, damage.first_step) == (30, first)
     assert damage.source == f"incident 1, {cause}"
 
@@ -63,27 +63,27 @@ def test_an_open_incident_is_damage_from_where_its_cause_begins(paths, cause, fi
 )
 def test_what_was_mended_or_gone_back_before_is_no_damage(paths, over):
     write_rewards(paths, HEALTHY[:29], events=[began(1, 30), *over])
-    assert read_past(paths).damage is None
+    assert read_health(paths).damage is None
 
 
 def test_a_restore_into_the_damage_takes_nothing_back(paths):
     write_rewards(paths, HEALTHY, events=[began(1, 30), restored(33)])
-    assert read_past(paths).damage.onset_step == 30
+    assert read_health(paths).damage.onset_step == 30
 
 
 def test_an_incident_that_touched_no_weights_is_no_damage(paths):
     write_rewards(paths, HEALTHY, events=[began(1, None, cause="server_crash"), ended(1, mended=False)])
-    assert read_past(paths).damage is None
+    assert read_health(paths).damage is None
 
 
 def test_a_restore_takes_back_the_steps_after_it_before_they_are_repeated(paths):
     write_rewards(paths, HEALTHY, events=[restored(20, at=2000.0)])
-    assert read_past(paths).last_step == 20
+    assert read_health(paths).last_step == 20
 
 
 def test_what_no_detector_watched_is_found_in_the_rewards(paths):
     write_rewards(paths, [*HEALTHY, *[0.0] * 12])
-    damage = read_past(paths).damage
+    damage = read_health(paths).damage
     assert damage.onset_step == 40 and damage.first_step == 39
     assert damage.source == "the rewards, as read now"
 
@@ -94,11 +94,11 @@ def test_the_run_s_own_settings_hold(paths):
         "reward_health: {zero_breaker_steps: null, fall_threshold: null, no_such: 1}\nrestore: {good_after_steps: 3}"
     )
     paths.config.write_text(section)
-    past = read_past(paths)
+    past = read_health(paths)
     assert (past.damage, past.settings.good_after_steps) == (None, 3)
     for broken in ("- 1", "{", "restore: 3"):
         paths.config.write_text(broken)
-        assert read_past(paths).settings == RestoreConfig()
+        assert read_health(paths).settings == RestoreConfig()
 
 
 def points(rewards):
@@ -108,12 +108,12 @@ def points(rewards):
 @pytest.mark.parametrize("after", [[0.0] * 300, [0.1, 0.12] * 150, [0.0] * 40 + HEALTHY * 3])
 def test_a_collapse_of_long_ago_is_found_too(after):
     """At the end of such a series everything has been flat, or well, for longer than any detector looks back."""
-    damage = seen_ever(points([*HEALTHY, *after]), RewardHealthConfig())
+    damage = damage_ever_seen(points([*HEALTHY, *after]), RewardHealthConfig())
     assert damage is not None and abs(damage.onset_step - 40) <= 2
 
 
 def test_a_healthy_series_stays_one_however_it_is_cut():
-    assert seen_ever(points(HEALTHY * 20), RewardHealthConfig()) is None
+    assert damage_ever_seen(points(HEALTHY * 20), RewardHealthConfig()) is None
 
 
 # ── the state of a checkpoint ──
@@ -123,7 +123,9 @@ DAMAGE = Damage(onset_step=30, first_step=29, reason="it fell", source="")
 
 def state(step, *, damage=None, last_step=40, **known):
     facts = {"is_vouched": True, "problem": "", "set_aside_as": ""} | known
-    return judge(step, damage=damage, last_step=last_step, settings=RestoreConfig(good_after_steps=10), **facts)
+    return checkpoint_status(
+        step, damage=damage, healthy_until=last_step, settings=RestoreConfig(good_after_steps=10), **facts
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,5 +147,5 @@ def state(step, *, damage=None, last_step=40, **known):
     ],
 )
 def test_the_state_follows_from_what_is_known(found, expected):
-    assert found.standing is expected
+    assert found.status is expected
     assert found.reason

@@ -1,40 +1,47 @@
 """Retention as the trainer does it: what a restore would need is still there when the damage is found."""
 
-import dataclasses
-
 import pytest
 
 from launcher.base.messages import Cause, Incident
+from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.retention import worth_sparing
-from launcher.config.schema import RecoverConfig, RunConfig
+from launcher.checkpoints.recorded_health import RecordedHealth
+from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.restore import FIRST_WEIGHTS, CheckpointFacts, CheckpointHealth, certify, choose, worth_keeping
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
+from launcher.policy.restore import FIRST_WEIGHTS, choose, worth_keeping
+from tests.support.trial_names import trial_paths
 from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
 
 SETTINGS = RestoreConfig(good_after_steps=5)
 
 
+def spared_of(store, healthy_until, *, keep_last=2):
+    trial = TrialFolder.of(trial_paths(store.root.parents[4]))
+    return CheckpointCatalog(trial, RecordedHealth(settings=SETTINGS)).worth_sparing(
+        keep_last, healthy_until=healthy_until
+    )
+
+
 def run_of(store, steps, *, spares=True):
     """A checkpoint after every step, two of them kept."""
-    config = RunConfig(experiment_name="kept", recover=RecoverConfig(freq_steps=1, keep_last=2), restore=SETTINGS)
     for step in range(steps):
         save(store, step)
-        store.prune(2, spare=worth_sparing(store, config, healthy_until=step) if spares else frozenset())
+        store.prune(2, spare=spared_of(store, step) if spares else frozenset())
     return steps_of(store)
 
 
 @pytest.fixture
 def store(tmp_path):
-    return CheckpointStore(tmp_path / "default")
+    return CheckpointStore(trial_paths(tmp_path).default_checkpoints)
 
 
 def restored(steps, onset):
     """The step that is gone back to, where the rewards fell at `onset`."""
-    shelf = [
-        CheckpointFacts(global_step=step, policy_version=step + 1, health=CheckpointHealth.CANDIDATE) for step in steps
+    judged = [
+        facts_of(step, status=checkpoint_status(step, healthy_until=onset - 2, settings=SETTINGS).status)
+        for step in steps
     ]
-    judged = [dataclasses.replace(one, health=certify(one, onset - 2, SETTINGS)) for one in shelf]
     incident = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=0.0, onset_step=onset)
     return choose(judged, incident, [], SETTINGS).global_step
 
@@ -57,12 +64,9 @@ def test_what_is_spared_does_not_pile_up(store):
 
 
 def kept_of(store, rewards, *, keep_last=2):
-    config = RunConfig(
-        experiment_name="kept", recover=RecoverConfig(freq_steps=1, keep_last=keep_last), restore=SETTINGS
-    )
     for step, reward in enumerate(rewards):
         save(store, step, reward=reward)
-        store.prune(keep_last, spare=worth_sparing(store, config, healthy_until=step))
+        store.prune(keep_last, spare=spared_of(store, step, keep_last=keep_last))
     return steps_of(store)
 
 
@@ -76,20 +80,19 @@ def test_of_equals_the_newest_is_the_best(store):
 
 
 def test_a_condemned_one_is_never_the_best():
-    condemned = facts_of(3, reward=0.9, health=CheckpointHealth.CONDEMNED)
+    condemned = facts_of(3, reward=0.9, status=CheckpointStatus.CONDEMNED)
     assert 3 not in worth_keeping([condemned, facts_of(5, reward=0.1), facts_of(9, reward=0.2)], 1)
     assert worth_keeping([facts_of(3, reward=float("nan")), facts_of(9)], 1) == {3, 9}  # 3: the next to become good
 
 
-def facts_of(step, *, health=CheckpointHealth.CANDIDATE, reward=None):
-    return CheckpointFacts(global_step=step, policy_version=step + 1, health=health, reward=reward)
+def facts_of(step, *, status=CheckpointStatus.CANDIDATE, reward=None):
+    return CheckpointFacts(global_step=step, policy_version=step + 1, status=status, reward=reward)
 
 
 def test_torn_ones_do_not_count_among_the_two_good_ones_that_stay(store):
-    config = RunConfig(experiment_name="kept", recover=RecoverConfig(freq_steps=1, keep_last=1), restore=SETTINGS)
     for step in range(10):
         save(store, step)
     for step in (4, 3):
         (store.find(step).path / "model.safetensors").write_bytes(b"")
-    spared = worth_sparing(store, config, healthy_until=9)
+    spared = spared_of(store, 9, keep_last=1)
     assert {1, 2} <= spared and not {3, 4} & spared

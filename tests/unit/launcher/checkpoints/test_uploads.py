@@ -267,7 +267,7 @@ def test_a_damaged_one_is_passed_over_and_where_all_are_nothing_is_begun_anew(
     damage(far(folder, 1))
     assert Machine(tmp_path / "second", url).fetch().global_step == 0
     damage(far(folder, 0))
-    with pytest.raises(ConfigError, match=rf"no whole checkpoint at file://[\s\S]*{says}"):
+    with pytest.raises(ConfigError, match=rf"no complete checkpoint at file://[\s\S]*{says}"):
         Machine(tmp_path / "third", url).fetch()
     third = CheckpointStore(Machine(tmp_path / "third", url).paths.default_checkpoints)
     assert list(third.root.iterdir()) == [], "nothing of it stays on the disk"

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launcher.base.errors import CheckpointError
+from launcher.base.errors import CheckpointError, ModelError
 from launcher.checkpoints import tensor_files
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.model_files import read_shape
-from launcher.checkpoints.model_tensors import expected_tensors
 from launcher.checkpoints.tensor_files import nonfinite, read_entries
 from launcher.checkpoints.verification import Identity, verify
 from tests.support.checkpoint_makers import (
@@ -146,10 +145,10 @@ DAMAGE = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_found_and_names_itself(checkpoint, name):
     damage, told = DAMAGE[name]
-    assert verify(checkpoint, identity=IDENTITY).is_whole
+    assert verify(checkpoint, identity=IDENTITY).is_complete
     damage(checkpoint)
     proof = verify(checkpoint, identity=IDENTITY)
-    assert not proof.is_whole
+    assert not proof.is_complete
     assert re.search(re.escape(told), proof.why_not), proof.why_not
 
 
@@ -167,7 +166,7 @@ def test_forty_whole_ones_are_not_refused(tmp_path, kind, dtype):
         tied = seed % 3 == 0
         model = learned(tmp_path / f"m{seed}", kind, dtype=dtype, seed=seed, tie_word_embeddings=tied, **bias)
         proof = verify(save(store, model, seed).path, identity=IDENTITY)
-        assert proof.is_whole, proof.why_not
+        assert proof.is_complete, proof.why_not
         model.load(proof.folder)
 
 
@@ -178,12 +177,12 @@ def test_what_is_proven_loads_and_what_does_not_load_is_not_proven(checkpoint, w
     edit_tensors(checkpoint, STATE, drop(f"exp_avg.{NORM}"))
     with pytest.raises(CheckpointError):
         model.load(checkpoint)
-    assert not verify(checkpoint).is_whole
+    assert not verify(checkpoint).is_complete
 
 
 @pytest.mark.parametrize("value", [NAN, INFINITY, -INFINITY])
 def test_bfloat16_and_its_masters_are_looked_into(checkpoint16, value):
-    assert verify(checkpoint16).is_whole
+    assert verify(checkpoint16).is_complete
     weights = load_file(checkpoint16 / MODEL)
     assert weights[NORM].dtype is torch.bfloat16
     edit_tensors(checkpoint16, MODEL, fill(NORM, value))
@@ -232,7 +231,7 @@ def test_the_expected_shapes_are_those_that_transformers_writes(tmp_path, kind, 
     bias = {"attention_bias": True, "mlp_bias": True} if kind == "llama" else {"head_dim": 8}
     folder = make_model(tmp_path / "model", kind, tie_word_embeddings=tied, **bias)
     written = {name: tuple(entry.shape) for name, entry in read_entries(folder / MODEL).items()}
-    assert expected_tensors(read_shape(folder)) == written
+    assert read_shape(folder).tensors() == written
 
 
 # ── exports, which nobody vouches for ──
@@ -254,7 +253,7 @@ EXPORT_DAMAGE = {
 def test_a_damaged_export_names_itself(tmp_path, name):
     damage, told = EXPORT_DAMAGE[name]
     folder = make_export(tmp_path / str(name_of(3)))
-    assert verify(folder).is_whole
+    assert verify(folder).is_complete
     damage(folder)
     assert told in verify(folder).why_not
 
@@ -269,7 +268,7 @@ def test_a_missing_shard_and_a_tensor_that_only_the_index_knows(tmp_path):
         save_file({name: weights[name] for name in held}, folder / file)
     index = {"weight_map": {name: file for file, held in shards.items() for name in held}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert verify(folder).is_whole
+    assert verify(folder).is_complete
     save_file({name: weights[name] for name in names[5:-1]}, folder / "model-00002-of-00002.safetensors")
     assert names[-1] in verify(folder).why_not
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -281,7 +280,7 @@ def test_an_unknown_architecture_is_said_and_not_healthy(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gemma9"}))
     proof = verify(folder)
-    assert (proof.problems, proof.is_whole) == ([], False)
+    assert (proof.problems, proof.is_complete) == ([], False)
     assert proof.unknown == ["unknown architecture 'gemma9': shapes were not checked"]
 
 
@@ -289,15 +288,15 @@ def test_an_unknown_number_type_is_said(tmp_path):
     folder = make_export(tmp_path / "export")
     data = (folder / MODEL).read_bytes()
     (folder / MODEL).write_bytes(data.replace(b'"dtype":"F32"', b'"dtype":"F99"'))
-    assert not verify(folder).is_whole
+    assert not verify(folder).is_complete
 
 
 def test_a_header_that_claims_the_impossible(tmp_path):
     file = tmp_path / "x.safetensors"
     file.write_bytes(np.uint64(2**60).tobytes() + b"{}")
-    with pytest.raises(CheckpointError, match="header claims"):
+    with pytest.raises(ModelError, match="header claims"):
         read_entries(file)
     for header in (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"[]", b'{"a":1}'):
         file.write_bytes(np.uint64(len(header)).tobytes() + header + b"\0" * 4)
-        with pytest.raises(CheckpointError, match=r"x\.safetensors is no whole safetensors file"):
+        with pytest.raises(ModelError, match=r"x\.safetensors is not a complete safetensors file"):
             read_entries(file)

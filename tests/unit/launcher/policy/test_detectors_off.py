@@ -149,9 +149,9 @@ def test_without_verification_a_damaged_checkpoint_would_be_the_newest(tmp_path,
     store = checkpoint_store.CheckpointStore(tmp_path / "default")
     save(store, 6)
     damage(save(store, 7).path)
-    assert store.latest_whole().checkpoint.global_step == 6
+    assert store.latest_complete().checkpoint.global_step == 6
     monkeypatch.setattr(checkpoint_store, "verify_checkpoint", lambda path: ())
-    assert store.latest_whole().checkpoint.global_step == 7
+    assert store.latest_complete().checkpoint.global_step == 7
 
 
 # ── the golden probe ──

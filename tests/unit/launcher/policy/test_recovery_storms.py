@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from launcher.base.messages import Cause
 from launcher.policy.actions import RestartServer, RestartTrainer, RestoreTrainer
+from launcher.policy.checkpoint_status import CheckpointStatus, JudgedCheckpoint
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.plan_builder import PlanBuilder
-from launcher.policy.restore import CheckpointHealth
 from launcher.policy.run_state import ENDS, RunState
 from tests.support.recovery_parts import CONFIG, TOTAL_STEPS
 from tests.support.recovery_world import World
@@ -217,6 +217,7 @@ def test_without_onset_and_certificate_the_damage_would_be_restored(monkeypatch)
     """Each of the two alone saves this run."""
     monkeypatch.setattr("launcher.policy.restore.first_damaged", lambda incident: 10**6)
     assert begun(collapses_at_step=20).run(40) is not RunState.ERRORED
-    monkeypatch.setattr("tests.support.recovery_world.certify", lambda saved, until, settings: CheckpointHealth.GOOD)
+    good = JudgedCheckpoint(status=CheckpointStatus.GOOD, reason="")
+    monkeypatch.setattr("tests.support.recovery_world.checkpoint_status", lambda *args, **kwargs: good)
     with pytest.raises(AssertionError, match="restored the damage"):
         begun(collapses_at_step=20).run(LONG_ENOUGH_S)

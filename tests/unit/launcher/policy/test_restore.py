@@ -7,23 +7,21 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
 from launcher.policy import restore
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.restore import (
     FIRST_WEIGHTS,
-    CheckpointFacts,
-    CheckpointHealth,
-    certify,
     choose,
     first_damaged,
     worth_keeping,
 )
 
 SETTINGS = RestoreConfig()
-GOOD, CANDIDATE, CONDEMNED = CheckpointHealth.GOOD, CheckpointHealth.CANDIDATE, CheckpointHealth.CONDEMNED
+GOOD, CANDIDATE, CONDEMNED = CheckpointStatus.GOOD, CheckpointStatus.CANDIDATE, CheckpointStatus.CONDEMNED
 
 
-def saved(step, health=CANDIDATE, **kwargs):
-    return CheckpointFacts(global_step=step, policy_version=step + 1, health=health, **kwargs)
+def saved(step, status=CANDIDATE, **kwargs):
+    return CheckpointFacts(global_step=step, policy_version=step + 1, status=status, **kwargs)
 
 
 SHELF = [saved(19, GOOD), saved(29, GOOD), saved(39, GOOD), saved(49), saved(59)]
@@ -56,7 +54,7 @@ def test_the_first_damaged_checkpoint(cause, damaged):
     [
         (SHELF, None, 59),  # the trainer merely died: the newest
         (SHELF, incident(None), 59),
-        ([*SHELF[:4], saved(59, is_whole=False)], None, 49),  # T4: torn
+        ([*SHELF[:4], saved(59, is_complete=False)], None, 49),  # T4: torn
         ([*SHELF[:4], saved(59, CONDEMNED)], None, 49),
         ([], None, FIRST_WEIGHTS),
         (SHELF, incident(62), 39),  # certified before newer
@@ -64,7 +62,7 @@ def test_the_first_damaged_checkpoint(cause, damaged):
         (SHELF, incident(42), 29),  # the margin: 42 − 1 − 1 − 2 < 39
         (SHELF, incident(35), 29),
         ([saved(9), saved(29)], incident(25), 9),  # a candidate where nothing is certified
-        ([saved(29, GOOD), saved(39, GOOD, is_whole=False)], incident(62), 29),
+        ([saved(29, GOOD), saved(39, GOOD, is_complete=False)], incident(62), 29),
         ([saved(29, GOOD), saved(39, CONDEMNED)], incident(62), 29),
         (SHELF, incident(10), FIRST_WEIGHTS),
         (SHELF, incident(60, Cause.VERIFIER_BROKEN), 59),  # its onset is exact: nothing is thrown away
@@ -78,7 +76,7 @@ def test_the_choice(shelf, what, step):
 
 
 def test_without_any_from_before_the_onset_the_run_begins_anew_or_halts():
-    assert choose(SHELF, incident(10), [], SETTINGS).reason == "no checkpoint stands up to step 6"
+    assert choose(SHELF, incident(10), [], SETTINGS).reason == "there is no checkpoint to trust up to step 6"
     halts = choose(SHELF, incident(10), [], dataclasses.replace(SETTINGS, begin_anew=False))
     assert halts.global_step is None
     assert "restore.begin_anew is off" in halts.reason
@@ -111,16 +109,15 @@ def test_what_happened_elsewhere_does_not_count(history):
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "healthy_until", "health"),
+    ("healthy_until", "facts", "status"),
     [
-        (saved(29), 38, CANDIDATE),
-        (saved(29), 39, GOOD),
-        (saved(29, GOOD), 29, GOOD),
-        (saved(29, CONDEMNED), 99, CONDEMNED),  # for good
+        (38, {}, CANDIDATE),
+        (39, {}, GOOD),
+        (99, {"set_aside_as": "condemned"}, CONDEMNED),  # for good
     ],
 )
-def test_certification_comes_with_healthy_steps(checkpoint, healthy_until, health):
-    assert certify(checkpoint, healthy_until, SETTINGS) is health
+def test_certification_comes_with_healthy_steps(healthy_until, facts, status):
+    assert checkpoint_status(29, healthy_until=healthy_until, settings=SETTINGS, **facts).status is status
 
 
 @pytest.mark.parametrize(
@@ -128,7 +125,7 @@ def test_certification_comes_with_healthy_steps(checkpoint, healthy_until, healt
     [
         (SHELF, {29, 39, 49, 59}),
         ([saved(9, GOOD), saved(19), saved(29), saved(39)], {9, 19, 29, 39}),  # 19 is the next to be certified
-        ([saved(9, GOOD), saved(19, GOOD, is_whole=False), saved(29), saved(39, CONDEMNED)], {9, 29}),
+        ([saved(9, GOOD), saved(19, GOOD, is_complete=False), saved(29), saved(39, CONDEMNED)], {9, 29}),
         ([], set()),
     ],
 )

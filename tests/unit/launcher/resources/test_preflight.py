@@ -141,7 +141,7 @@ def test_truncated_weights(config, model):
 )
 def test_weights_that_are_none(config, model, content):
     (model / "model.safetensors").write_bytes(content)
-    assert "model.safetensors is not a whole safetensors file" in the_one(config, ModelError)
+    assert "model.safetensors is not a complete safetensors file" in the_one(config, ModelError)
 
 
 def test_missing_tensors(config, model):

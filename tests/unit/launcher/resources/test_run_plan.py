@@ -2,15 +2,15 @@
 
 import copy
 import io
-import struct
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from actors.model.token_logprobs import LOGITS_AT_ONCE
-from launcher.checkpoints.model_files import read_header, read_shape, tensor_names
+from launcher.checkpoints.model_files import read_shape
 from launcher.checkpoints.model_shape import ModelShape, known_shape
+from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources import memory_estimate
 from launcher.resources.hardware import (
@@ -86,11 +86,9 @@ def test_parameters_from_config_json(config, parameters):
 
 def test_parameters_and_names_are_those_in_the_file():
     shape = read_shape(MODEL)
-    file = MODEL / "model.safetensors"
-    header = read_header(file)
-    (length,) = struct.unpack("<Q", file.read_bytes()[:8])
-    assert shape.parameters * 4 == header.file_bytes - 8 - length
-    assert set(tensor_names(shape)) <= header.names
+    entries = read_entries(MODEL / "model.safetensors")
+    assert shape.parameters * 4 == sum(entry.end - entry.begin for entry in entries.values())
+    assert shape.tensors().keys() == entries.keys()
 
 
 def test_unknown_models_have_no_shape():
