@@ -1,0 +1,54 @@
+"""The table of event names against the code that records them, and against docs/files.md."""
+
+import ast
+import re
+
+import pytest
+
+from actors.supervision.run_history import EVENTS
+from launcher.base.messages import Cause, Health
+from launcher.config.compose import REPOSITORY
+from launcher.policy.run_state import RunState
+from launcher.run_files.event_names import EVENT_NAMES
+
+RECORDERS = {"record", "_record", "event", "_event"}
+NAME = re.compile(r"[a-z]+\.[a-z_]+")
+
+
+def recorded():
+    """Each literal event name that is recorded, with its file."""
+    for folder in ("launcher", "actors", "scripts"):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+                    continue
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                name = node.args[0].value
+                if called in RECORDERS and isinstance(name, str) and NAME.fullmatch(name):
+                    yield name, path.relative_to(REPOSITORY)
+
+
+def test_every_recorded_event_has_a_meaning():
+    found = list(recorded())
+    assert len(found) > 40, "the search finds what is recorded"
+    assert [(name, str(path)) for name, path in found if name not in EVENT_NAMES] == []
+
+
+@pytest.mark.parametrize("name", [name for pair in EVENTS.values() for name in pair])
+def test_every_action_has_both_names(name):
+    assert name in EVENT_NAMES
+
+
+def test_names_that_are_made_of_states():
+    assert {f"run.{state.lower()}" for state in RunState} <= set(EVENT_NAMES)
+    assert {f"health.{health.lower()}" for health in Health} <= set(EVENT_NAMES)
+    assert {f"health.{cause}" for cause in (Cause.NONFINITE, Cause.REWARD_COLLAPSE, Cause.VERIFIER_BROKEN)} <= set(
+        EVENT_NAMES
+    )
+
+
+def test_the_page_has_the_same_table():
+    page = (REPOSITORY / "docs" / "files.md").read_text()
+    table = page.partition("<!-- events -->\n")[2].partition("<!-- end of events -->")[0]
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in EVENT_NAMES.items()]
+    assert table.splitlines() == ["| event | meaning |", "|---|---|", *rows]
