@@ -42,6 +42,7 @@ def _environment(folder: Path) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     made.filters.update(seconds=formats.seconds, spread=formats.spread, when=formats.when)
     return made
