@@ -9,7 +9,6 @@ restarted is asked again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import sys
@@ -128,6 +127,7 @@ class RunLaunch:
         self._nodes_told: set[str] = set()
         self._look: ray.ObjectRef[Snapshot] | None = None
         self._steps_seen, self._trainer_pid = 0, 0
+        self._snapshot_error = ""
 
     def run(self) -> RunOutcome:
         """Never raises for what a run can meet: the outcome says it."""
@@ -251,10 +251,24 @@ class RunLaunch:
         if not done:
             return
         look, self._look = self._look, None
-        with contextlib.suppress(RayError):  # restarting, or not started yet
+        try:
             seen = ray.get(look)
+        except RayTaskError as error:
+            if not isinstance(error.cause, LauncherError):  # else: not started yet
+                self._report_snapshot_error(repr(error.cause))
+        except RayError:  # the actor is being restarted
+            return
+        else:
+            self._snapshot_error = ""
             self._now.heard(seen)
             self._take(seen)
+
+    def _report_snapshot_error(self, error: str) -> None:
+        """A defect, which would stop the display without a word. Once, until a snapshot succeeds or fails otherwise."""
+        if error != self._snapshot_error:
+            self._snapshot_error = error
+            self._journal.record("trainer.snapshot_failed", subject="trainer", reason=error)
+            self._screen.line(f"the display is out of date: the trainer's snapshot failed: {error} (this is a defect)")
 
     def _take(self, snapshot: Snapshot) -> None:
         if snapshot.status.pid != self._trainer_pid:  # another life counts its steps anew
