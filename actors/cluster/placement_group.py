@@ -1,4 +1,4 @@
-"""The run on its cluster: one placement group for all of it, and the options with which each actor gets its seat.
+"""The run on its cluster: one placement group for all of it, and the options with which each actor gets its place.
 
 One group and not one for each actor: several that are rescheduled at once after a node's loss can each hold what
 another waits for. An actor that Ray restarts comes back into its own bundle; a bundle whose node is lost goes to
@@ -20,9 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.cluster.node_identity import alive_nodes
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
-from launcher.resources.bundles import Bundle, bundles
 from launcher.resources.capacity import RANK, SERVER, NodeResources, ProcessPlacement
-from launcher.resources.placement import place
+from launcher.resources.placement import Bundle, bundles, place
 
 POLL_S = 0.5
 
@@ -31,7 +30,7 @@ POLL_S = 0.5
 class RunPlacement:
     """Booked: every bundle is on a node, and stays this run's until its driver ends."""
 
-    seats: tuple[ProcessPlacement, ...]
+    placements: tuple[ProcessPlacement, ...]
     bundles: tuple[Bundle, ...]
     group: PlacementGroup
 
@@ -42,8 +41,8 @@ class RunPlacement:
         Raises ResourceError: what is short, and where; KeyboardInterrupt where `is_stopped` says so meanwhile.
         """
         nodes = cluster_nodes(config)
-        seats = _place(config, nodes)
-        booked = bundles(seats, strategy=config.cluster.placement)
+        placements = _place(config, nodes)
+        booked = bundles(placements, strategy=config.cluster.placement)
         group = placement_group([bundle.resources for bundle in booked], strategy=config.cluster.placement)
         give_up_at = time.monotonic() + config.cluster.placement_timeout
         while not group.wait(min(POLL_S, config.cluster.placement_timeout)):
@@ -52,15 +51,15 @@ class RunPlacement:
             if time.monotonic() > give_up_at:
                 ray.util.remove_placement_group(group)
                 raise not_free(config, nodes)
-        return cls(seats=seats, bundles=booked, group=group)
+        return cls(placements=placements, bundles=booked, group=group)
 
     def options(self, name: str) -> dict[str, Any]:
-        """For the actor in a seat: its name, what it books, and where."""
-        seat = next(seat for seat in self.seats if seat.name == name)
-        index = next(index for index, bundle in enumerate(self.bundles) if name in bundle.seats)
+        """For an actor of that name: its name, what it books, and where."""
+        one = next(one for one in self.placements if one.name == name)
+        index = next(index for index, bundle in enumerate(self.bundles) if name in bundle.names)
         strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=index)
-        gpus = len(seat.gpus) * seat.share
-        return {"name": name, "num_cpus": seat.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
+        gpus = len(one.gpus) * one.share
+        return {"name": name, "num_cpus": one.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
     def options_of_a_joining(self, name: str, config: RunConfig) -> dict[str, Any]:
         """For a server that joins later: beside the group, on any one node that has room.
@@ -76,42 +75,42 @@ class RunPlacement:
         }
 
     def has(self, name: str) -> bool:
-        """Whether there is a seat of that name; a server that joins later has none."""
-        return any(seat.name == name for seat in self.seats)
+        """Whether there is a placement of that name; a server that joins later has none."""
+        return any(one.name == name for one in self.placements)
 
-    def further_seats(self, index: int) -> list[ProcessPlacement]:
+    def further_placements(self, index: int) -> list[ProcessPlacement]:
         """Of server `index`, on the nodes after its first."""
-        return [seat for seat in self.seats if seat.kind == SERVER and seat.index == index and seat.node_rank > 0]
+        return [one for one in self.placements if one.kind == SERVER and one.index == index and one.node_rank > 0]
 
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
         """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself.
 
         Without names: those of a group that is restarted may still be taken by the one before.
         """
-        further = (self.options(seat.name) for seat in self.seats if seat.kind == RANK and seat.index > 0)
+        further = (self.options(one.name) for one in self.placements if one.kind == RANK and one.index > 0)
         return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
 
     @property
     def servers_on_gpu(self) -> bool:
-        return any(seat.gpus for seat in self.seats if seat.kind == SERVER)
+        return any(one.gpus for one in self.placements if one.kind == SERVER)
 
     @property
     def shares_gpu(self) -> bool:
         """Whether a GPU holds a server and a trainer rank."""
         servers, ranks = (
-            {(seat.node, gpu) for seat in self.seats if seat.kind == kind for gpu in seat.gpus}
+            {(one.node, gpu) for one in self.placements if one.kind == kind for gpu in one.gpus}
             for kind in (SERVER, RANK)
         )
         return bool(servers & ranks)
 
     def nodes(self) -> dict[str, str]:
-        """Where each seat is now: the address of its node, by Ray's own word."""
+        """Where each process is now: the address of its node, by Ray's own word."""
         on = placement_group_table(self.group)["bundles_to_node_id"]
         addresses = {node["NodeID"]: _name(node) for node in alive_nodes()}
         return {
-            seat: addresses.get(on.get(index, ""), "nowhere")
+            name: addresses.get(on.get(index, ""), "nowhere")
             for index, bundle in enumerate(self.bundles)
-            for seat in bundle.seats
+            for name in bundle.names
         }
 
 

@@ -27,7 +27,7 @@ from actors.ranks.trainer_rank import RankLocation, TrainerRank
 from launcher.base.errors import TrainerError
 from launcher.config.schema import RunConfig
 from launcher.policy.observation_history import STOPPED
-from launcher.resources.oom_kill_watch import KillWatch
+from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
@@ -74,7 +74,7 @@ class RankController:
         self._is_closed = threading.Event()
         self._joining: list[Any] = []
         self._where: list[RankLocation] = []
-        self._kills = KillWatch()
+        self._kills = OomKillWatch()
         nameless = [{key: value for key, value in own.items() if key != "name"} for own in options]
         self._ranks: list[Any] = [
             TrainerRank.options(max_restarts=0, max_task_retries=0, **own).remote(config, paths, rank)  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
 from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.config.schema import RunConfig, SGLangConfig
-from launcher.resources.oom_kill_watch import KillWatch
+from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
@@ -260,7 +260,7 @@ class SGLangServer:
             seats=WorkerNodes.of(seats),
         )
         self._sight = RemoteProcessProbe()
-        self._kills = KillWatch()
+        self._kills = OomKillWatch()
 
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None

@@ -94,7 +94,7 @@ class RunActors:
             return (self._new(SGLangServer, options, config, paths, index, entry),)
         seats = tuple(
             self._new(ServerWorkerNode, self._placed.options(seat.name), config, paths, index, seat.node_rank, entry)
-            for seat in self._placed.further_seats(index)
+            for seat in self._placed.further_placements(index)
         )
         return (self._new(SGLangServer, self._placed.options(name), config, paths, index, entry, seats), *seats)
 

@@ -16,7 +16,7 @@ from launcher.base.errors import LauncherError, ServerError
 from launcher.base.messages import Cause, Health, Overrides, ServerExit, ServerInfo, ServerState, Verdict
 from launcher.policy.exit_cause import ExitFinding, find_server_cause
 from launcher.policy.observed import ServerFacts
-from launcher.resources.oom_kill_watch import KillWatch
+from launcher.resources.hardware import OomKillWatch
 
 ANSWER_S = 3.0
 STOP_S = 30.0
@@ -56,7 +56,7 @@ class ServerHandle:
         self._was_ready = False
         self._failed_start = ""
         self._adopted_at = float("inf")
-        self._kills = KillWatch()
+        self._kills = OomKillWatch()
         self.probe = ActorProbe(self._ask_info, heard=self._take_info)
         self._lost_with = ""
         self._lost_life: int | None = None

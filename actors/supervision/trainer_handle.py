@@ -29,7 +29,7 @@ from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.exit_cause import ExitFinding, find_trainer_cause
 from launcher.policy.memory_backoff import Lengths
 from launcher.policy.observed import TrainerFacts
-from launcher.resources.oom_kill_watch import KillWatch
+from launcher.resources.hardware import OomKillWatch
 
 ANSWER_S = 3.0
 LOOK_S = 1.0
@@ -71,7 +71,7 @@ class TrainerHandle:
         self._lease_s = lease_s
         self._fenced_until = 0.0
         self._last_words: ExitFinding | None = None
-        self._kills = KillWatch()
+        self._kills = OomKillWatch()
         self._watched: Life = ("", 0)
         self._is_ordered = False
         self._overdue = ""

@@ -1,6 +1,6 @@
-"""What this machine has: GPUs as NVML tells them, CPUs and memory within the container's limits. No torch, no Ray.
+"""Reads what this machine has: GPUs from NVML, CPUs and memory within the container's limits, kills for memory.
 
-Asking has no effect: no CUDA context is made, nothing is allocated.
+No torch, no Ray. Reading has no effect: no CUDA context is made, nothing is allocated.
 """
 
 from __future__ import annotations
@@ -115,28 +115,31 @@ def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[flo
 
     Version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`); any ancestor may be the tightest.
     """
-    limits = [*_limits_v2(root, own), *_limits_v1(root, own)]
-    return min(limits, default=(math.inf, 0.0))
+    found = [
+        *(_limit(folder, "max", "current", "") for folder in _folders_v2(root, own)),
+        *(_limit(folder, "limit_in_bytes", "usage_in_bytes", "total_") for folder in _folders_v1(root, own)),
+    ]
+    return min(found, default=(math.inf, 0.0))
 
 
-def _limits_v2(root: Path, own: Path) -> Iterator[tuple[float, float]]:
+def _limit(folder: Path, limit_name: str, usage_name: str, prefix: str) -> tuple[float, float]:
+    """The cgroup counts cached files as used, which the kernel keeps only for as long as nobody needs the room."""
+    limit = _read(folder / f"memory.{limit_name}")
+    if not limit.isdigit():
+        return math.inf, 0.0
+    counters = _counters(folder / "memory.stat")
+    cached = sum(counters.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
+    return float(limit), float(_read(folder / f"memory.{usage_name}") or 0) - cached
+
+
+def _folders_v2(root: Path, own: Path) -> Iterator[Path]:
+    """The cgroup that `own` names, and those around it."""
     lines = _read(own).splitlines()
     path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
     folder = root / path.strip("/")
     while folder.is_relative_to(root):
-        limit = _read(folder / "memory.max")
-        if limit.isdigit():
-            used = float(_read(folder / "memory.current") or 0)
-            yield float(limit), used - _cached(folder, "inactive_file", "active_file")
+        yield folder
         folder = folder.parent
-
-
-def _limits_v1(root: Path, own: Path) -> Iterator[tuple[float, float]]:
-    for folder in _folders_v1(root, own):
-        limit = _read(folder / "memory.limit_in_bytes")
-        if limit.isdigit():
-            used = float(_read(folder / "memory.usage_in_bytes") or 0)
-            yield float(limit), used - _cached(folder, "total_inactive_file", "total_active_file")
 
 
 def memory_folders_v1(pid: int) -> Iterator[Path]:
@@ -155,11 +158,6 @@ def _folders_v1(root: Path, own: Path) -> Iterator[Path]:
         folder = folder.parent
 
 
-def _cached(folder: Path, *names: str) -> float:
-    """Files that the kernel keeps in memory for as long as nobody needs the room; counted as used by a cgroup."""
-    return sum(_counters(folder / "memory.stat").get(name, 0) for name in names)
-
-
 def oom_kills(pid: int | None = None, *, root: Path = CGROUP_ROOT, proc: Path = PROC) -> tuple[Path, int]:
     """How many processes the kernel has killed for want of memory so far, and where that is counted.
 
@@ -167,18 +165,38 @@ def oom_kills(pid: int | None = None, *, root: Path = CGROUP_ROOT, proc: Path = 
     a process may be moved. Version 1 counts a kill in the cgroup of who was killed and in none around it.
     """
     own = proc / ("self" if pid is None else str(pid)) / "cgroup"
-    lines = _read(own).splitlines()
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    files = [root / path.strip("/") / "memory.events"]
+    files = [next(_folders_v2(root, own)) / "memory.events"]
     files += [folder / "memory.oom_control" for folder in _folders_v1(root, own)]
     files.append(proc / "vmstat")
-    told = next((file for file in files if OOM_KILL in _counters(file)), files[-1])
-    return told, oom_kills_told_by(told)
+    counted_in = next((file for file in files if OOM_KILL in _counters(file)), files[-1])
+    return counted_in, oom_kills_in(counted_in)
 
 
-def oom_kills_told_by(file: Path) -> int:
+def oom_kills_in(file: Path) -> int:
     """0 where the file is gone, with its cgroup."""
     return _counters(file).get(OOM_KILL, 0)
+
+
+class OomKillWatch:
+    """Tells whether the kernel has killed a process for want of memory lately. Ask it when a process has ended.
+
+    It counts from the look before the last: a look may fall between the kill and the news of it. Where the kernel
+    counts for each cgroup, the count is that of the process that is looked at, which may be moved to another one.
+    """
+
+    def __init__(self) -> None:
+        self._file, count = oom_kills()
+        self._counts = count, count
+
+    def look(self, pid: int | None = None) -> None:
+        """While `pid` lives; None: this process."""
+        file, count = oom_kills(pid)
+        self._counts = (self._counts[1], count) if file == self._file else (count, count)
+        self._file = file
+
+    def risen(self) -> int:
+        """How many it has killed since."""
+        return max(0, oom_kills_in(self._file) - self._counts[0])
 
 
 def _counters(file: Path) -> dict[str, int]:

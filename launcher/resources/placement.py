@@ -1,10 +1,8 @@
-"""Who runs where: the seats of servers and trainer ranks on the GPUs and CPUs of nodes. Pure, and the same each time.
+"""Decides which node and GPUs each server and trainer rank gets, and what Ray books for them. Pure, deterministic.
 
-    settings ─► groups of seats, the largest first ─► the first node with room ─► seats ─► bundles
-    (launcher/resources/bundles.py)
+    settings ─► groups of processes, the largest first ─► the first node with room ─► placements ─► bundles
 
-A seat is one process tree of the run: a server, the part of a server that one node holds, a trainer rank. Shares of a
-GPU are bookkeeping, Ray's as much as ours, and no limit on memory: what fits in memory is
+Shares of a GPU are bookkeeping, Ray's as much as ours, and no limit on memory: what fits in memory is
 `launcher/resources/run_plan.py`'s. Names of nodes are the plan's; which machine Ray takes for each is told when the run
 is placed (`run.placed`).
 """
@@ -12,38 +10,43 @@ is placed (`run.placed`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
-from launcher.resources.capacity import RANK, SERVER, FreeCapacity, NoCapacity, NodeResources, ProcessPlacement, say
+from launcher.resources.capacity import RANK, SERVER, FreeCapacity, NoCapacity, NodeResources, ProcessPlacement
 
 ENDLESS = 2**20
 ANYWHERE = (NodeResources(name="node 0", gpus=ENDLESS, cpus=math.inf),)
 """For the question what a run needs, before anybody says what there is."""
 
+LEAST_CPUS = 0.001
+"""CPUs of a bundle whose processes book none: Ray knows no empty one."""
+
 
 def place(
     config: RunConfig, *, servers_on: str, trainer_on: str, nodes: Sequence[NodeResources] = ANYWHERE
 ) -> tuple[ProcessPlacement, ...]:
-    """Every seat on its node, servers first. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
+    """Every process on its node, servers first. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
 
-    The group that books most comes first: a server over several GPUs, or all ranks together. Each of its seats takes
-    the first node with room (`cluster.placement=PACK`), or the one with the fewest seats (SPREAD); ranks stay on one
-    node where one can hold them all, and no two of them share a GPU. Raises ResourceError: what is short, and where.
+    The group that books most comes first: a server over several GPUs, or all ranks together. Each of its processes
+    takes the first node with room (`cluster.placement=PACK`), or the one with the fewest processes (SPREAD); ranks stay
+    on one node where one can hold them all, and no two of them share a GPU. Raises ResourceError: what is short, and
+    where.
     """
     nodes = nodes or (NodeResources(name="no node", gpus=0, cpus=0),)
     groups = [*_servers(config, servers_on, nodes), _ranks(config, trainer_on)]
-    rooms = [FreeCapacity(number, node) for number, node in enumerate(nodes)]
+    left = [FreeCapacity(number, node) for number, node in enumerate(nodes)]
     placed: dict[str, ProcessPlacement] = {}
     try:
         for group in sorted(groups, key=_booked, reverse=True):
-            placed |= {seat.name: seat for seat in _place_group(config, group, rooms)}
-    except NoCapacity as no_room:
+            placed |= {one.name: one for one in _place_group(config, group, left)}
+    except NoCapacity as shortage:
         gpus = gpus_needed(config, servers_on=servers_on, trainer_on=trainer_on)
-        cpus = sum(seat.cpus for group in groups for seat in group)
-        raise say(no_room, gpus_booked=gpus, cpus_booked=cpus, nodes=nodes) from no_room
-    return tuple(placed[seat.name] for group in groups for seat in group)
+        cpus = sum(one.cpus for group in groups for one in group)
+        raise shortage.report(gpus_booked=gpus, cpus_booked=cpus, nodes=nodes) from shortage
+    return tuple(placed[one.name] for group in groups for one in group)
 
 
 def _servers(config: RunConfig, device: str, nodes: Sequence[NodeResources]) -> list[list[ProcessPlacement]]:
@@ -82,15 +85,10 @@ def nodes_of_a_server(gpus: int, per_node: int, tp_size: int) -> int:
 
 
 def _ranks(config: RunConfig, device: str) -> list[ProcessPlacement]:
-    actor = config.actor
+    actor, gpus = config.actor, 0 if device == "cpu" else 1
     return [
         ProcessPlacement(
-            name=rank_name(rank),
-            kind=RANK,
-            index=rank,
-            share=actor.gpu_fraction,
-            cpus=actor.num_cpus,
-            n_gpus=0 if device == "cpu" else 1,
+            name=rank_name(rank), kind=RANK, index=rank, share=actor.gpu_fraction, cpus=actor.num_cpus, n_gpus=gpus
         )
         for rank in range(actor.dp_size)
     ]
@@ -102,27 +100,26 @@ def rank_name(rank: int) -> str:
 
 
 def _booked(group: Sequence[ProcessPlacement]) -> tuple[int, float, float]:
-    gpus = sum(seat.n_gpus for seat in group)
-    return gpus, group[0].share if gpus else 0.0, sum(seat.cpus for seat in group)
+    gpus = sum(one.n_gpus for one in group)
+    return gpus, group[0].share if gpus else 0.0, sum(one.cpus for one in group)
 
 
 def _place_group(
-    config: RunConfig, group: Sequence[ProcessPlacement], rooms: Sequence[FreeCapacity]
+    config: RunConfig, group: Sequence[ProcessPlacement], left: Sequence[FreeCapacity]
 ) -> Iterator[ProcessPlacement]:
-    spread = config.cluster.placement == "SPREAD"
-    order = sorted(rooms, key=lambda room: -room.holds(group[0], len(group))) if group[0].kind == RANK else rooms
+    order = sorted(left, key=lambda node: -node.holds(group[0], len(group))) if group[0].kind == RANK else left
     taken: set[int] = set()
-    for seat in group:
-        elsewhere = [room for room in order if seat.n_nodes == 1 or room.number not in taken]
-        if spread:
-            elsewhere.sort(key=lambda room: room.seats)
-        for room in elsewhere:
-            if (gpus := room.find(seat)) is not None:
-                taken.add(room.number)
-                yield room.take(seat, gpus)
+    for one in group:
+        open_nodes = [node for node in order if one.n_nodes == 1 or node.number not in taken]
+        if config.cluster.placement == "SPREAD":
+            open_nodes.sort(key=lambda node: node.placed)
+        for node in open_nodes:
+            if (gpus := node.find(one)) is not None:
+                taken.add(node.number)
+                yield node.take(one, gpus)
                 break
         else:
-            raise NoCapacity(seat, elsewhere or rooms)
+            raise NoCapacity(one, open_nodes or left)
 
 
 def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str = "cuda") -> int:
@@ -130,9 +127,9 @@ def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str 
     return gpus_of(place(config, servers_on=servers_on, trainer_on=trainer_on))
 
 
-def gpus_of(seats: Sequence[ProcessPlacement]) -> int:
+def gpus_of(placements: Sequence[ProcessPlacement]) -> int:
     """Different GPUs that are booked."""
-    return len({(seat.node, gpu) for seat in seats for gpu in seat.gpus})
+    return len({(one.node, gpu) for one in placements for gpu in one.gpus})
 
 
 def describe_booking(config: RunConfig) -> str:
@@ -145,3 +142,45 @@ def describe_booking(config: RunConfig) -> str:
     booked = [] if sglang.device == "cpu" else [f"{servers} × {each}"]
     booked += [] if actor.device == "cpu" else [f"{ranks} × actor.gpu_fraction={actor.gpu_fraction:g}"]
     return " + ".join(booked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What Ray books at once, on one node. `names` are of the processes; `node` is the plan's."""
+
+    names: tuple[str, ...]
+    node: int
+    gpus: int
+    cpus: float
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As Ray takes them."""
+        amounts = {"GPU": float(self.gpus), "CPU": float(self.cpus)}
+        return {kind: amount for kind, amount in amounts.items() if amount > 0} or {"CPU": LEAST_CPUS}
+
+
+def bundles(placements: Sequence[ProcessPlacement], *, strategy: str) -> tuple[Bundle, ...]:
+    """Every process in exactly one bundle.
+
+    Together are: the processes that share a GPU, since Ray gives two halves of one GPU only within one bundle; and with
+    PACK the trainer ranks of one node, which talk to each other all the time. Everything else is a bundle of its own,
+    so that a server that has lost its node can come up wherever one server fits.
+    """
+    groups: dict[Hashable, list[ProcessPlacement]] = {}
+    for one in placements:
+        key: Hashable = one.name
+        if one.gpus and one.share < 1:
+            key = ("gpu", one.node, one.gpus[0])
+        elif one.kind == RANK and strategy == "PACK":
+            key = ("ranks", one.node)
+        groups.setdefault(key, []).append(one)
+    return tuple(
+        Bundle(
+            names=tuple(one.name for one in group),
+            node=group[0].node,
+            gpus=len({gpu for one in group for gpu in one.gpus}),
+            cpus=sum(one.cpus for one in group),
+        )
+        for group in groups.values()
+    )

@@ -1,18 +1,18 @@
-"""The plan as a person reads it, in a terminal and in a file: who is where, what memory goes to, what is left."""
+"""Prints the plan of a run: where each process is, what takes its memory, and how much is left."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from launcher.config.schema import RunConfig
-from launcher.resources.memory_places import places_alike
-from launcher.resources.plan_wording import alike, amount, names, who
-from launcher.resources.run_plan import RunPlan, lacks
+from launcher.resources.capacity import RANK, node_name
+from launcher.resources.memory_estimate import GIB, MIB
+from launcher.resources.run_plan import PlannedProcess, RunPlan, group_places, lacks, ranges
 
 WIDTH = 100
 """Where the output is no terminal."""
@@ -24,7 +24,7 @@ def plan_console() -> Console:
 
 def show(config: RunConfig, plan: RunPlan, console: Console) -> None:
     """Print what runs where, its memory, and the notes."""
-    for line in (*headline(config, plan), *(who(group, plan) for group in alike(plan))):
+    for line in (*headline(config, plan), *(process_line(group, plan) for group in group_alike(plan))):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if plan.shape is not None:
         console.print(_memory(plan))
@@ -54,8 +54,8 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
 def _memory(plan: RunPlan) -> Table:
     """By part, for each GPU of a process; on the CPU for the process."""
     table = _table("memory of each", "for", "size", "how")
-    for group in alike(plan):
-        on = f"{names(group)}{', of each GPU' if len(group[0].gpus) > 1 else ''}"
+    for group in group_alike(plan):
+        on = f"{names(group)}{', of each GPU' if len(group[0].placement.gpus) > 1 else ''}"
         for item in group[0].items:
             table.add_row(on if item is group[0].items[0] else "", item.what, amount(item.bytes), item.how)
         table.add_row("", "together", amount(group[0].bytes), "", style="bold", end_section=True)
@@ -64,7 +64,7 @@ def _memory(plan: RunPlan) -> Table:
 
 def _places(plan: RunPlan) -> Table:
     table = _table("memory of", "there", "planned", "headroom")
-    for name, place in places_alike(plan.places):
+    for name, place in group_places(plan.places):
         short = place.headroom < 0
         headroom = f"{'MISSING ' if short else ''}{amount(abs(place.headroom))}"
         table.add_row(name, amount(place.capacity), amount(place.planned), headroom, style="red" if short else "")
@@ -77,3 +77,49 @@ def _table(*columns: str) -> Table:
         right = column in ("size", "there", "planned", "headroom")
         table.add_column(column, justify="right" if right else "left", no_wrap=right)
     return table
+
+
+def group_alike(plan: RunPlan) -> list[list[PlannedProcess]]:
+    """Processes of one kind that book and take the same, in the plan's order."""
+    groups: dict[Hashable, list[PlannedProcess]] = {}
+    for process in plan.processes:
+        where = process.placement
+        same = (where.kind, where.n_nodes, len(where.gpus), where.share, where.cpus, process.items)
+        groups.setdefault(same, []).append(process)
+    return list(groups.values())
+
+
+def names(group: Sequence[PlannedProcess]) -> str:
+    """`server-0`, or `server-0 … server-7`."""
+    first, last = group[0].placement.name, group[-1].placement.name
+    return first if len(group) == 1 else f"{first} … {last}"
+
+
+def where(group: Sequence[PlannedProcess], plan: RunPlan) -> str:
+    """On which GPUs of which nodes, and what share of each is booked."""
+    placement = group[0].placement
+    if not placement.gpus:
+        numbers = sorted({process.placement.node for process in group})
+        return "on the CPU" if plan.n_nodes == 1 else f"on the CPU of node {ranges(numbers)}"
+    share = f", a share of {placement.share:g}" if placement.share < 1 else ""
+    each = "" if len(group) == 1 else f", {'one' if len(placement.gpus) == 1 else len(placement.gpus)} each"
+    nodes = sorted({process.placement.node for process in group})
+    return "on " + " and ".join(_on_node(group, node, plan) for node in nodes) + each + share
+
+
+def _on_node(group: Sequence[PlannedProcess], node: int, plan: RunPlan) -> str:
+    gpus = sorted({gpu for process in group if process.placement.node == node for gpu in process.placement.gpus})
+    return f"GPU {ranges(gpus)}" + (f" of {node_name(node)}" if plan.n_nodes > 1 else "")
+
+
+def process_line(group: Sequence[PlannedProcess], plan: RunPlan) -> str:
+    """One line: the processes, their GPUs and CPUs."""
+    placement = group[0].placement
+    count = f" ({len(group)} ranks)" if placement.kind == RANK and len(group) > 1 else ""
+    cpus = f"CPUs: {placement.cpus:g}" + (" each" if len(group) > 1 else "")
+    parts = f", {placement.n_nodes} nodes for one server" if placement.n_nodes > 1 else ""
+    return f"{names(group)}{count}: {where(group, plan)}, {cpus}{parts}"
+
+
+def amount(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB else f"{size / MIB:.1f} MiB"

@@ -1,4 +1,4 @@
-"""The plan of a run: who runs where, and what memory each takes, from the configuration and the machine.
+"""Plans a run from its configuration and the machine: which process is where, and how much memory each takes.
 
 Pure: hardware and model sizes are handed in. Where the model's sizes are unknown (not there yet, and not a well-known
 one), the plan says so instead of guessing.
@@ -7,19 +7,17 @@ one), the plan says so instead of guessing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.base.errors import UsageError
 from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.schema import RunConfig
 from launcher.resources import memory_estimate
-from launcher.resources.bundles import Bundle, bundles
 from launcher.resources.capacity import RANK, ProcessPlacement, node_name
 from launcher.resources.hardware import Gpu, Hardware, device_for
 from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item
-from launcher.resources.memory_places import MemoryPlace, places_alike
-from launcher.resources.placement import gpus_needed, gpus_of, place
+from launcher.resources.placement import Bundle, bundles, gpus_needed, gpus_of, place
 
 WEIGHT_FOLDERS = 3
 """Versions that lie in memory at once while weights go to the servers as files: being written, served, left."""
@@ -33,26 +31,29 @@ ANY_MEMORY = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProcess:
-    """One seat of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
+    """One process of the plan. `items` is empty where the model's sizes are unknown; bytes are for each of its GPUs."""
 
-    seat: ProcessPlacement
+    placement: ProcessPlacement
     items: tuple[Item, ...]
-
-    @property
-    def name(self) -> str:
-        return self.seat.name
-
-    @property
-    def gpus(self) -> tuple[int, ...]:
-        return self.seat.gpus
-
-    @property
-    def cpus(self) -> float:
-        return self.seat.cpus
 
     @property
     def bytes(self) -> int:
         return sum(item.bytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlace:
+    """One GPU or a node's host memory, in bytes: what it has, and what the plan puts there."""
+
+    name: str
+    node: int
+    gpu: int | None
+    capacity: int
+    planned: int
+
+    @property
+    def headroom(self) -> int:
+        return self.capacity - self.planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +79,23 @@ class RunPlan:
 
     @property
     def gpus_needed(self) -> int:
-        return gpus_of([process.seat for process in self.processes])
+        return gpus_of([process.placement for process in self.processes])
 
 
 def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
     """The plan of a configuration that passed its checks, on this hardware."""
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
-    seats, shortage = _seats(config, hardware, devices)
-    processes = tuple(_process(config, hardware, shape, seat) for seat in seats)
+    placements, shortage = _place(config, hardware, devices)
+    processes = tuple(
+        PlannedProcess(placement=one, items=() if shape is None else _items(config, hardware, shape, one))
+        for one in placements
+    )
     files = _weight_files(config, shape)
     return RunPlan(
         devices=devices,
         shape=shape,
         processes=processes,
-        bundles=bundles(seats, strategy=config.cluster.placement),
+        bundles=bundles(placements, strategy=config.cluster.placement),
         places=tuple(_places(hardware, processes, files)) if shape is not None else (),
         n_nodes=hardware.n_nodes,
         kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
@@ -103,7 +107,7 @@ def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -
     )
 
 
-def _seats(
+def _place(
     config: RunConfig, hardware: Hardware, devices: tuple[str, str]
 ) -> tuple[tuple[ProcessPlacement, ...], UsageError | None]:
     servers_on, trainer_on = devices
@@ -113,26 +117,22 @@ def _seats(
         return place(config, servers_on=servers_on, trainer_on=trainer_on), shortage
 
 
-def _process(config: RunConfig, hardware: Hardware, shape: ModelShape | None, seat: ProcessPlacement) -> PlannedProcess:
-    return PlannedProcess(seat=seat, items=() if shape is None else _items(config, hardware, shape, seat))
-
-
-def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, seat: ProcessPlacement) -> tuple[Item, ...]:
-    if seat.kind == RANK:
-        return memory_estimate.trainer(config, shape, on_gpu=bool(seat.gpus))
-    if seat.gpus:
+def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, placement: ProcessPlacement) -> tuple[Item, ...]:
+    if placement.kind == RANK:
+        return memory_estimate.trainer(config, shape, on_gpu=bool(placement.gpus))
+    if placement.gpus:
         return memory_estimate.server_on_gpu(config, shape, _gpu_memory(hardware))
     return memory_estimate.server_on_cpu(config, shape)
 
 
 def _places(hardware: Hardware, processes: tuple[PlannedProcess, ...], weight_files: int) -> Iterator[MemoryPlace]:
     """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
-    first = next(process.seat.node for process in processes if process.seat.kind == RANK)
+    first = next(process.placement.node for process in processes if process.placement.kind == RANK)
     for node in range(hardware.n_nodes):
-        here = [process for process in processes if process.seat.node == node]
+        here = [process for process in processes if process.placement.node == node]
         where = f"{node_name(node)} " if hardware.n_nodes > 1 else ""
         for number, gpu in enumerate(hardware.gpus):
-            planned = [process.bytes for process in here if number in process.gpus]
+            planned = [process.bytes for process in here if number in process.placement.gpus]
             if planned:
                 name = f"{where}GPU {number} ({gpu.name})"
                 yield MemoryPlace(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
@@ -144,9 +144,9 @@ def _places(hardware: Hardware, processes: tuple[PlannedProcess, ...], weight_fi
 
 def _host_bytes(process: PlannedProcess) -> int:
     """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
-    if not process.gpus:
+    if not process.placement.gpus:
         return process.bytes
-    if process.seat.kind == RANK:
+    if process.placement.kind == RANK:
         return memory_estimate.TRAINER_HOST_BYTES
     return memory_estimate.SERVER_HOST_BYTES
 
@@ -185,8 +185,10 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
         yield f"planned for {name} of {config.hardware.gpu_memory_gib:g} GiB (hardware.*)"
     if hardware.n_nodes > 1:
         per_node = f"{len(hardware.gpus)} GPUs, {hardware.cpus} CPUs, {hardware.memory / GIB:.0f} GiB each"
-        said = "(cluster.n_nodes, hardware.*)" if hardware.is_described else "like this machine (hardware.* is not set)"
-        yield f"planned for {hardware.n_nodes} nodes of {per_node} {said}"
+        source = (
+            "(cluster.n_nodes, hardware.*)" if hardware.is_described else "like this machine (hardware.* is not set)"
+        )
+        yield f"planned for {hardware.n_nodes} nodes of {per_node} {source}"
     for number, gpu in enumerate(hardware.gpus):
         if gpu.memory - gpu.free > HELD_BY_OTHERS:
             yield f"other processes hold {(gpu.memory - gpu.free) / GIB:.1f} GiB of GPU {number}"
@@ -214,8 +216,39 @@ def lacks(plan: RunPlan) -> list[str]:
     problems = []
     if plan.shape is not None and plan.kv_tokens is not None and plan.kv_tokens < 1:
         problems.append("a server's weights leave no room for its KV cache: raise sglang.mem_fraction_static")
-    for name, memory in places_alike(plan.places):
+    for name, memory in group_places(plan.places):
         if memory.headroom < 0:
             planned, there = memory.planned / GIB, memory.capacity / GIB
             problems.append(f"{name}: {planned:.1f} GiB are planned and {there:.1f} GiB are there")
     return problems
+
+
+def group_places(places: Sequence[MemoryPlace]) -> list[tuple[str, MemoryPlace]]:
+    """Neighbours on one node with the same memory and the same plan for it, under one name."""
+    groups: dict[Hashable, list[MemoryPlace]] = {}
+    for one in places:
+        kind = one.name.rpartition("(")[2] if one.gpu is not None else ""
+        groups.setdefault((one.node, one.gpu is None, kind, one.capacity, one.planned), []).append(one)
+    return [(_group_name(group), group[0]) for group in groups.values()]
+
+
+def _group_name(group: Sequence[MemoryPlace]) -> str:
+    first = group[0]
+    if first.gpu is None or len(group) == 1:
+        return first.name
+    numbers = ranges(place.gpu for place in group if place.gpu is not None)
+    return first.name.replace(f"GPU {first.gpu} ", f"GPU {numbers} ", 1)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 6` for 0, 1, 2, 3, 6; two neighbours stay two numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = []
+    for run in runs:
+        words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
+    return ", ".join(words)

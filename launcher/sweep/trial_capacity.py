@@ -40,7 +40,7 @@ def make_room(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: 
 def _fitting(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: Hardware, gpus: int) -> tuple[int, str]:
     if any(config.sglang.port is not None for config in configs):
         return 1, "sglang.port is one trial's at a time"
-    cpus = max(sum(process.cpus for process in plan.processes) for plan in plans)
+    cpus = max(sum(process.placement.cpus for process in plan.processes) for plan in plans)
     memory = max((place.planned for plan in plans for place in plan.places if place.gpu is None), default=0)
     rooms = [(int(hardware.cpus // cpus) if cpus else len(configs), f"{cpus:g} of {hardware.cpus} CPUs each")]
     if gpus:

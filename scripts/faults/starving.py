@@ -21,7 +21,7 @@ from actors.processes.process_tree import PROC, Process, open_pidfd
 from launcher.base.errors import UsageError
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import find_trainer_cause
-from launcher.resources.hardware import memory_folders_v1, oom_kills_told_by
+from launcher.resources.hardware import memory_folders_v1, oom_kills_in
 from scripts.faults.case import Case, Figures, lives
 from scripts.faults.find import RunProcesses
 from scripts.faults.following import Following
@@ -201,7 +201,7 @@ def _hold_by_cgroup(process: Process, kills: list[int]) -> Iterator[Limit]:
     except OSError as error:
         raise Missed(f"{own} can't be used: {error.strerror}", "only root may make a cgroup") from error
     finally:
-        kills[0] = oom_kills_told_by(own / "memory.oom_control")
+        kills[0] = oom_kills_in(own / "memory.oom_control")
         _remove(own, around)
 
 

@@ -51,7 +51,7 @@ def placed(*overrides, ask=()):
             "at": {name: ray.get(actor.is_at.remote(), timeout=120) for name, actor in actors.items()},
             "shares_gpu": booked.shares_gpu,
             "ranks": [options.get("name", "nameless") for options in booked.further_ranks()],
-            "seats": [seat.name for seat in booked.further_seats(0)],
+            "seats": [seat.name for seat in booked.further_placements(0)],
         }
     finally:
         give_back(booked)

@@ -108,5 +108,7 @@ def test_a_snapshot_that_fails_by_a_defect_is_reported_once(launch):
         "the display is out of date: the trainer's snapshot failed: KeyError('phase') (this is a defect)",
         "the display is out of date: the trainer's snapshot failed: KeyError('other') (this is a defect)",
     ]
-    reasons = [line["reason"] for line in read_lines(launch._paths.events) if line["event"] == "trainer.snapshot_failed"]
+    reasons = [
+        line["reason"] for line in read_lines(launch._paths.events) if line["event"] == "trainer.snapshot_failed"
+    ]
     assert reasons == ["KeyError('phase')", "KeyError('other')"]

@@ -4,9 +4,8 @@ import time
 
 from actors.monitoring.memory_watch import MemoryWatch
 from launcher.config.supervision import MemoryConfig
-from launcher.resources import oom_kill_watch
-from launcher.resources.hardware import cgroup_memory, memory_in_use, oom_kills
-from launcher.resources.oom_kill_watch import KillWatch
+from launcher.resources import hardware
+from launcher.resources.hardware import OomKillWatch, cgroup_memory, memory_in_use, oom_kills
 from launcher.run_files.journal import Journal, read_lines
 
 MIB = 2**20
@@ -106,9 +105,9 @@ def test_version_1_counts_a_kill_in_the_cgroup_of_who_was_killed_alone(tmp_path)
 def test_a_rise_is_told_over_two_looks_and_never_between_two_cgroups(monkeypatch):
     told = {"a": 3, "b": 9}
     where = ["a"]
-    monkeypatch.setattr(oom_kill_watch, "oom_kills", lambda pid=None: (where[0], told[where[0]]))
-    monkeypatch.setattr(oom_kill_watch, "oom_kills_told_by", told.get)
-    kills = KillWatch()
+    monkeypatch.setattr(hardware, "oom_kills", lambda pid=None: (where[0], told[where[0]]))
+    monkeypatch.setattr(hardware, "oom_kills_in", told.get)
+    kills = OomKillWatch()
     told["a"] = 4
     kills.look(5)
     assert kills.risen() == 1, "the look may come between the kill and the news of it"

@@ -13,7 +13,7 @@ from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import Lengths
-from launcher.resources import oom_kill_watch
+from launcher.resources import hardware
 
 ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
@@ -98,8 +98,8 @@ def test_a_process_that_ray_ended_for_want_of_memory():
 def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills, ran_out):
     before, after = kills
     count = [before]
-    monkeypatch.setattr(oom_kill_watch, "oom_kills", lambda pid=None: ("vmstat", count[0]))
-    monkeypatch.setattr(oom_kill_watch, "oom_kills_told_by", lambda file: count[0])
+    monkeypatch.setattr(hardware, "oom_kills", lambda pid=None: ("vmstat", count[0]))
+    monkeypatch.setattr(hardware, "oom_kills_in", lambda file: count[0])
 
     async def ended(pid):
         count[0] = after

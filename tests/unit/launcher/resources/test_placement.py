@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.compose import compose
-from launcher.resources.bundles import bundles
 from launcher.resources.capacity import RANK, NodeResources
 from launcher.resources.config_checks import check
-from launcher.resources.placement import gpus_needed, gpus_of, nodes_of_a_server, place
+from launcher.resources.placement import bundles, gpus_needed, gpus_of, nodes_of_a_server, place
 
 GSM8K = compose(["conf=gsm8k_h200"])
 CLUSTER = compose(["conf=gsm8k_h200_cluster"])
@@ -37,12 +36,12 @@ def nodes(*gpus, cpus=100.0):
     return [NodeResources(name=f"node {number}", gpus=count, cpus=cpus) for number, count in enumerate(gpus)]
 
 
-def seats(config, on, device="cuda"):
+def placements(config, on, device="cuda"):
     return place(config, servers_on=device, trainer_on=device, nodes=on)
 
 
 def where(config, on):
-    return {seat.name: (seat.node, seat.gpus) for seat in seats(config, on)}
+    return {one.name: (one.node, one.gpus) for one in placements(config, on)}
 
 
 # ── who is where ──
@@ -66,8 +65,8 @@ def test_no_two_ranks_share_a_gpu_however_little_each_books():
     assert len({found[name] for name in found if name.startswith("trainer")}) == 4
 
 
-def test_a_server_larger_than_a_node_has_a_seat_on_each_of_several():
-    found = {seat.name: seat for seat in seats(alone(sglang__tp_size=16, actor__dp_size=4), nodes(8, 8, 8))}
+def test_a_server_larger_than_a_node_has_a_part_on_each_of_several():
+    found = {one.name: one for one in placements(alone(sglang__tp_size=16, actor__dp_size=4), nodes(8, 8, 8))}
     assert [(found[n].node, len(found[n].gpus), found[n].node_rank) for n in ("server-0", "server-0.1")] == [
         (0, 8, 0),
         (1, 8, 1),
@@ -88,47 +87,47 @@ def test_data_parallel_copies_stay_on_one_node():
     found = where(alone(sglang__tp_size=2, sglang__dp_size=4), nodes(4, 8))
     assert found["server-0"] == (1, tuple(range(8)))
     with pytest.raises(ResourceError, match="data-parallel copies on one node only") as caught:
-        seats(alone(sglang__tp_size=2, sglang__dp_size=4), nodes(4, 4, 4))
+        placements(alone(sglang__tp_size=2, sglang__dp_size=4), nodes(4, 4, 4))
     assert "raise sglang.n_servers" in caught.value.hint
 
 
 def test_ranks_stay_on_one_node_where_one_holds_them_all():
-    assert {seat.node for seat in seats(alone(actor__dp_size=4), nodes(2, 4)) if seat.kind == RANK} == {1}
-    spread = [seat.node for seat in seats(alone(actor__dp_size=5), nodes(2, 4)) if seat.kind == RANK]
+    assert {one.node for one in placements(alone(actor__dp_size=4), nodes(2, 4)) if one.kind == RANK} == {1}
+    spread = [one.node for one in placements(alone(actor__dp_size=5), nodes(2, 4)) if one.kind == RANK]
     assert sorted(spread) == [0, 1, 1, 1, 1]
 
 
 def test_spread_uses_every_node():
     config = changed(ARITHMETIC, cluster__placement="SPREAD", sglang__n_servers=2, actor__dp_size=2)
-    found = seats(config, nodes(0, 0, 0, 0), device="cpu")
-    assert sorted(seat.node for seat in found) == [0, 1, 2, 3]
+    found = placements(config, nodes(0, 0, 0, 0), device="cpu")
+    assert sorted(one.node for one in found) == [0, 1, 2, 3]
     assert len(bundles(found, strategy="SPREAD")) == 4
 
 
 def test_cpus_bound_what_a_node_holds():
     config = changed(ARITHMETIC, sglang__n_servers=3, sglang__num_cpus=2.0)
-    assert [seat.node for seat in seats(config, nodes(0, 0, cpus=4), device="cpu")] == [0, 0, 1, 1]
+    assert [one.node for one in placements(config, nodes(0, 0, cpus=4), device="cpu")] == [0, 0, 1, 1]
 
 
 # ── bundles ──
 
 
 def test_ranks_of_a_node_are_one_bundle_and_each_server_is_its_own():
-    booked = bundles(seats(CLUSTER, nodes(8, 8)), strategy="PACK")
-    assert sorted(len(bundle.seats) for bundle in booked) == [1] * 8 + [8]
-    (ranks,) = (bundle for bundle in booked if len(bundle.seats) == 8)
+    booked = bundles(placements(CLUSTER, nodes(8, 8)), strategy="PACK")
+    assert sorted(len(bundle.names) for bundle in booked) == [1] * 8 + [8]
+    (ranks,) = (bundle for bundle in booked if len(bundle.names) == 8)
     assert ranks.resources == {"GPU": 8.0, "CPU": 64.0}
 
 
 def test_who_shares_a_gpu_shares_its_bundle():
-    (bundle,) = bundles(seats(GSM8K, nodes(1)), strategy="PACK")
-    assert bundle.seats == ("server-0", "trainer")
+    (bundle,) = bundles(placements(GSM8K, nodes(1)), strategy="PACK")
+    assert bundle.names == ("server-0", "trainer")
     assert bundle.resources == {"GPU": 1.0, "CPU": 2.0}
 
 
 def test_a_bundle_is_never_empty():
     config = changed(ARITHMETIC, sglang__num_cpus=0.0, actor__num_cpus=0.0)
-    assert all(bundle.resources for bundle in bundles(seats(config, nodes(0), device="cpu"), strategy="PACK"))
+    assert all(bundle.resources for bundle in bundles(placements(config, nodes(0), device="cpu"), strategy="PACK"))
 
 
 # ── what can't be ──
@@ -196,7 +195,7 @@ def test_a_bundle_is_never_empty():
 )
 def test_what_is_short_where_and_what_to_change(config, on, said, key):
     with pytest.raises(ResourceError) as caught:
-        seats(config, on)
+        placements(config, on)
     assert said in caught.value.message
     assert key in caught.value.hint
 
@@ -298,21 +297,21 @@ def test_whatever_is_placed_is_placed_once_and_fits(run):
         assert "short on" in error.message or "copies on one node" in error.message
         return
     assert found == place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=on), "the same each time"
-    assert {seat.name for seat in found if seat.node_rank == 0} == expected(config)
-    assert len({seat.name for seat in found}) == len(found), "each once"
+    assert {one.name for one in found if one.node_rank == 0} == expected(config)
+    assert len({one.name for one in found}) == len(found), "each once"
     booked: dict[tuple[int, int], float] = {}
-    for seat in found:
-        assert len(seat.gpus) == seat.n_gpus == len(set(seat.gpus))
-        for gpu in seat.gpus:
-            assert 0 <= gpu < on[seat.node].gpus
-            booked[seat.node, gpu] = booked.get((seat.node, gpu), 0.0) + seat.share
+    for one in found:
+        assert len(one.gpus) == one.n_gpus == len(set(one.gpus))
+        for gpu in one.gpus:
+            assert 0 <= gpu < on[one.node].gpus
+            booked[one.node, gpu] = booked.get((one.node, gpu), 0.0) + one.share
     assert all(share <= 1 + 1e-6 for share in booked.values())
     for number, node in enumerate(on):
-        assert sum(seat.cpus for seat in found if seat.node == number) <= node.cpus + 1e-6
-    ranks = [(seat.node, gpu) for seat in found if seat.kind == RANK for gpu in seat.gpus]
+        assert sum(one.cpus for one in found if one.node == number) <= node.cpus + 1e-6
+    ranks = [(one.node, gpu) for one in found if one.kind == RANK for gpu in one.gpus]
     assert len(set(ranks)) == len(ranks)
     for index in range(config.sglang.n_servers):
-        parts = [seat for seat in found if seat.name.split(".")[0] == f"server-{index}"]
+        parts = [one for one in found if one.name.split(".")[0] == f"server-{index}"]
         assert len({part.node for part in parts}) == len(parts) == parts[0].n_nodes
         gpus = 0 if servers_on == "cpu" else config.sglang.tp_size * config.sglang.dp_size
         assert sum(len(part.gpus) for part in parts) == gpus
@@ -320,19 +319,19 @@ def test_whatever_is_placed_is_placed_once_and_fits(run):
 
 @settings(max_examples=200, deadline=None)
 @given(runs())
-def test_every_seat_is_in_one_bundle_that_its_node_can_give(run):
+def test_every_process_is_in_one_bundle_that_its_node_can_give(run):
     config, on, servers_on, trainer_on = run
     try:
         found = place(config, servers_on=servers_on, trainer_on=trainer_on, nodes=on)
     except ResourceError:
         return
     booked = bundles(found, strategy=config.cluster.placement)
-    assert sorted(name for bundle in booked for name in bundle.seats) == sorted(seat.name for seat in found)
+    assert sorted(name for bundle in booked for name in bundle.names) == sorted(one.name for one in found)
     assert sum(bundle.gpus for bundle in booked) == gpus_of(found)
-    by_name = {seat.name: seat for seat in found}
+    by_name = {one.name: one for one in found}
     for bundle in booked:
-        assert {by_name[name].node for name in bundle.seats} == {bundle.node}
-        assert bundle.gpus >= sum(len(by_name[name].gpus) * by_name[name].share for name in bundle.seats) - 1e-6
+        assert {by_name[name].node for name in bundle.names} == {bundle.node}
+        assert bundle.gpus >= sum(len(by_name[name].gpus) * by_name[name].share for name in bundle.names) - 1e-6
 
 
 @settings(max_examples=200, deadline=None)

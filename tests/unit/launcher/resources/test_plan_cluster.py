@@ -12,10 +12,9 @@ from launcher.checkpoints.model_shape import known_shape
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources.hardware import Gpu, Hardware, planned_hardware
 from launcher.resources.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
-from launcher.resources.memory_places import ranges
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing
-from launcher.resources.run_plan import lacks, make_plan
+from launcher.resources.run_plan import lacks, make_plan, ranges
 
 NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
 GSM8K = compose(["conf=gsm8k_h200"])
