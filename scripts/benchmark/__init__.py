@@ -1,5 +1,7 @@
-"""What this system costs: `python -m scripts.benchmark rollout|step|settings|publish|start|logs|onsets|…`.
+"""What this system costs: `python -m scripts.benchmark <name>`, one module for each name.
 
-Measured side by side within one run, in alternation, and told as ratios: seconds of one machine at one moment say
-little of another. docs/benchmarks.md has the figures and the commands they came from.
+Contestants are measured side by side within one run, in alternation, and reported as ratios: seconds of one machine at
+one moment say little about another. docs/benchmarks.md has the figures and the commands they came from. A module has
+`add_arguments(parser)` and `run(arguments)`, which prints a table and returns every raw point. Begin with `__main__`;
+the arithmetic is in `ratios`. May import everything below `scripts`.
 """

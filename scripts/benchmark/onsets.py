@@ -1,4 +1,4 @@
-"""How well onsets are found looking back: hundreds of made series, each kind of fall and each kind of healthy run.
+"""Benchmark `onsets`: how well the onset of a fall is found in hundreds of made series, falling and healthy ones.
 
 Precision and recall are of series: did it find a fall where there is one, and none where there is none? The error is
 found minus true onset, in steps; `covered` is how often the interval holds the true onset, `safe` how often its
@@ -7,6 +7,7 @@ beginning is not after it, which is what the choice of a checkpoint needs.
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 import time
@@ -246,7 +247,12 @@ def _row(kind: str, found: Sequence[Found]) -> str:
     return f"{row}  {spread:>28} {near:13.0%} {shares[0]:9.0%} {shares[1]:6.0%}"
 
 
-def run(each: int, seed: int) -> dict[str, object]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--each", type=int, default=60, help="series of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="of the series")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     begin = time.perf_counter()
-    found = measure(each, seed)
+    found = measure(arguments.each, arguments.seed)
     return report(found, time.perf_counter() - begin)

@@ -1,7 +1,8 @@
-"""The two ways of new weights to a running server, in turn: from a folder in memory, and over the wire."""
+"""Benchmark `publish`: new weights to a running server, from a folder in memory and over the wire, in turn."""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from contextlib import ExitStack
@@ -9,18 +10,27 @@ from pathlib import Path
 
 from actors.model.policy_model import PolicyModel, torch_dtype
 from actors.rollout.live_rollouts import LoopThread
-from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.messages import ServerInfo
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
+from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import ServerKeys
+from scripts.benchmark.experiment import PRESET
 from scripts.benchmark.ratios import paired_ratio, spread
-from scripts.benchmark.server import running_server
+from scripts.benchmark.server import pool_of, running_server
 
 Times = dict[str, list[float]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--publishes", type=int, default=60, help="of each way")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    return report(measure(compose([PRESET, *arguments.overrides]), publishes=arguments.publishes))
 
 
 def measure(config: RunConfig, *, publishes: int) -> Times:
@@ -47,12 +57,7 @@ def measure(config: RunConfig, *, publishes: int) -> Times:
 async def connect(
     config: RunConfig, model: PolicyModel, server: ServerInfo, keys: ServerKeys, folder: Path
 ) -> tuple[SGLangClient, dict[str, WeightPublisher]]:
-    async def no_probe(_: str) -> None:
-        return None
-
-    client = SGLangClient(keys)
-    pool = ServerPool(no_probe, hold_timeout_s=config.rollout.setup_timeout)
-    await pool.update([server])
+    client, pool = SGLangClient(keys), await pool_of(config, [server])
     dtype = torch_dtype(config.sglang.dtype)
 
     def publisher(folders: WeightFolders | None) -> WeightPublisher:

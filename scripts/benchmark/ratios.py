@@ -7,17 +7,18 @@ and the interval comes from drawing rounds again (percentile bootstrap: Efron an
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 DRAWS = 4000
 CONFIDENCE = 0.95
+Pairs = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """The median of the rounds' ratios, and the interval that holds it with CONFIDENCE."""
+    """A ratio, and the interval that holds it with CONFIDENCE."""
 
     value: float
     low: float
@@ -27,31 +28,26 @@ class Ratio:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """One contestant's part of one round."""
-
-    round: int
-    contestant: str
-    tokens: int
-    seconds: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
-
-def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
-    """`ours[i] / theirs[i]`, the two of one round. Raises ValueError where they don't pair, or one isn't positive."""
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """The median of `ours[i] / theirs[i]`. Raises ValueError where they don't pair, or one isn't positive."""
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"{len(ours)} and {len(theirs)} figures don't make pairs")
     if min(*ours, *theirs) <= 0:
         raise ValueError("a ratio needs positive figures")
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    draw = random.Random(seed)
-    medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
+    return _bootstrap(list(zip(ours, theirs, strict=True)), lambda drawn: median(a / b for a, b in drawn))
+
+
+def mean_ratio(pairs: Pairs) -> Ratio:
+    """The sum of the first over the sum of the second: what is rare and slow counts as much as it costs, which a
+    median would hide."""
+    return _bootstrap(pairs, lambda drawn: fmean(a for a, _ in drawn) / fmean(b for _, b in drawn))
+
+
+def _bootstrap(pairs: Pairs, figure: Callable[[Pairs], float]) -> Ratio:
+    draw = random.Random(0)
+    drawn = sorted(figure(draw.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
     tail = (1 - CONFIDENCE) / 2
-    return Ratio(value=median(ratios), low=quantile(medians, tail), high=quantile(medians, 1 - tail))
+    return Ratio(value=figure(pairs), low=quantile(drawn, tail), high=quantile(drawn, 1 - tail))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

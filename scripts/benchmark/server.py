@@ -1,16 +1,17 @@
-"""A real SGLang server for the length of a `with` block, started as a run starts it."""
+"""A real SGLang server for the length of a `with` block, started as a run starts it, and what asks it."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
 from actors.rollout.live_rollouts import LoopThread
+from actors.rollout.server_pool import ServerPool
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.messages import ServerInfo
@@ -22,7 +23,7 @@ from launcher.run_files.run_keys import ServerKeys
 def running_server(
     config: RunConfig, *, index: int = 0, entry: tuple[str, ...] | None = None, folder: Path | None = None
 ) -> Iterator[tuple[ServerInfo, ServerKeys]]:
-    """It, and its keys. Raises ServerError, with the log's decisive lines, where it does not become ready.
+    """A ready server and its keys. Raises ServerError, with the log's decisive lines, if it does not become ready.
 
     Servers in one `folder` have the same keys, as those of a run. `entry`: the command in SGLang's place.
     """
@@ -47,8 +48,19 @@ def running_server(
             thread.close()
 
 
+async def pool_of(config: RunConfig, servers: Sequence[ServerInfo]) -> ServerPool:
+    """These servers as a run's pool, without health probes."""
+
+    async def no_probe(_: str) -> None:
+        return None
+
+    pool = ServerPool(no_probe, hold_timeout_s=config.rollout.setup_timeout)
+    await pool.update(servers)
+    return pool
+
+
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and of all that live below it."""
+    """Processor time of a process and of all its descendants."""
     head = psutil.Process(pid)
     times = [process.cpu_times() for process in (head, *head.children(recursive=True))]
     return sum(time.user + time.system for time in times)

@@ -1,7 +1,8 @@
-"""From the command to the first optimizer step: the whole command again and again, in folders of its own."""
+"""Benchmark `start`: seconds from the command to the first optimizer step, each time in a new folder."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 from collections.abc import Sequence
@@ -32,13 +33,17 @@ class Start:
     cpu_s: float
 
 
-def measure(overrides: Sequence[str], *, times: int) -> list[Start]:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--times", type=int, default=5, help="commands")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     starts = []
-    for number in range(times):
+    for number in range(arguments.times):
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-            starts.append(one_start(Path(folder), overrides))
-        print(f"start {number}: {told(starts[-1])}", flush=True)
-    return starts
+            starts.append(one_start(Path(folder), arguments.overrides))
+        print(f"start {number}: {_line(starts[-1])}", flush=True)
+    return report(starts)
 
 
 def one_start(fileroot: Path, overrides: Sequence[str]) -> Start:
@@ -66,7 +71,7 @@ def milestones(run: Run) -> dict[str, float]:
     return reached
 
 
-def told(start: Start) -> str:
+def _line(start: Start) -> str:
     steps = sorted(start.milestones.items(), key=lambda item: item[1])
     return ", ".join(f"{name} {seconds:.1f}" for name, seconds in steps) + f"; {start.cpu_s:.1f} s of processor"
 

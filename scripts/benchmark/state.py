@@ -1,10 +1,10 @@
-"""The stall of a step by its state's way into memory, for states of any size."""
+"""Benchmark `state`: how long a step waits while its state is written into memory, for states of any size."""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,13 +17,23 @@ TENSORS = 72
 MB = 10**6
 
 
-def measure(megabytes: Sequence[int], times: int) -> dict[int, list[float]]:
-    """Seconds of each write into the two slots in turn, the first of each slot left out: it finds no pages yet."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[5, 50, 500], help="sizes of a state")
+    parser.add_argument("--times", type=int, default=20, help="writes of each size")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(1)
-    return {size: _measure(size, times) for size in megabytes}
+    measured: dict[str, object] = {}
+    for size in arguments.megabytes:
+        seconds = measure(size, arguments.times)
+        print(f"{size:6} MB   {spread([1000 * second for second in seconds], ' ms', 1)}")
+        measured[str(size)] = seconds
+    return measured
 
 
-def _measure(megabytes: int, times: int) -> list[float]:
+def measure(megabytes: int, times: int) -> list[float]:
+    """Seconds of each write into the two slots in turn, the first of each slot left out: it finds no pages yet."""
     tensors = {f"tensor{index}": torch.randn(megabytes * MB // 4 // TENSORS) for index in range(TENSORS)}
     seconds = []
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=MEMORY_BACKED) as folder:
@@ -32,9 +42,3 @@ def _measure(megabytes: int, times: int) -> list[float]:
             overwrite_tensors(Path(folder) / SLOTS[number % len(SLOTS)], tensors)
             seconds.append(time.perf_counter() - began)
     return seconds[len(SLOTS) :]
-
-
-def report(measured: dict[int, list[float]]) -> dict[str, object]:
-    for size, seconds in measured.items():
-        print(f"{size:6} MB   {spread([1000 * second for second in seconds], ' ms', 1)}")
-    return {str(size): seconds for size, seconds in measured.items()}

@@ -6,6 +6,8 @@ held-out set was evaluated are left out, and so is the first of each attempt, wh
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -14,9 +16,24 @@ from statistics import median
 
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
+from scripts.benchmark.experiment import run_experiment
 from scripts.benchmark.ratios import spread
 
 Line = Mapping[str, object]
+PARTS = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--logs", type=Path, help="the logs folder of an existing run; else one is made")
+    parser.add_argument("--steps", type=int, default=60, help="of the run that is made")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    if arguments.logs is not None:
+        return report(read_step_times(paths_in(arguments.logs)))
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        made = run_experiment(Path(folder), [f"total_train_steps={arguments.steps}", *arguments.overrides])
+        return report(read_step_times(made.paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +79,7 @@ def step_times(lines: Iterable[Line], evaluated_at: Sequence[float]) -> list[Ste
 
 
 def _follows(before: Line, line: Line) -> bool:
-    """In one life of the trainer: else what happened between the two is no step's."""
+    """In one incarnation of the trainer: else what happened between the two belongs to no step."""
     next_step = _number(before, "global_step") + 1
     return before["attempt"] == line["attempt"] and _number(line, "global_step") == next_step
 
@@ -79,8 +96,7 @@ def read_step_times(paths: RunPaths) -> list[StepTime]:
 def shares(times: Sequence[StepTime]) -> dict[str, float]:
     """Of the wall time of all steps together."""
     wall = sum(time.wall for time in times)
-    parts = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither")
-    return {part: sum(getattr(time, part) for time in times) / wall for part in parts}
+    return {part: sum(getattr(time, part) for time in times) / wall for part in PARTS}
 
 
 def report(times: Sequence[StepTime]) -> dict[str, object]:

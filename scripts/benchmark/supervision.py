@@ -1,4 +1,5 @@
-"""What supervision costs: blocks of steps with it and without it, in pairs, in one run (switched_run.py).
+"""Benchmark `supervision`: steps with supervision against steps without it, in pairs of blocks of one run
+(switched_run.py).
 
 A step lasts from one line of metrics.jsonl to the next, so that everything is in it. The first step of a block is in
 none: within it supervision is switched. The learning rate is next to nothing, so that steps stay equal work.
@@ -6,7 +7,7 @@ none: within it supervision is switched. The learning rate is next to nothing, s
 
 from __future__ import annotations
 
-import random
+import argparse
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from statistics import fmean, median
 
 from launcher.run_files.journal import read_lines
 from scripts.benchmark.experiment import run_experiment
-from scripts.benchmark.ratios import CONFIDENCE, DRAWS, Ratio, quantile, spread
+from scripts.benchmark.ratios import mean_ratio, spread
 from scripts.benchmark.switched_run import DONE, SwitchSchedule, environment
 
 WARM_UP = 20
@@ -39,27 +40,31 @@ class StepBlock:
     cpu_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Pairs of (on, off)."""
-
-    pairs: Sequence[tuple[StepBlock, StepBlock]]
+Pairs = Sequence[tuple[StepBlock, StepBlock]]
+"""Of (on, off)."""
 
 
-def measure(overrides: Sequence[str], schedule: SwitchSchedule) -> Measured:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pairs", type=int, default=34, help="of blocks, one with and one without")
+    parser.add_argument("--block", type=int, default=6, help="steps of a block, of which the first doesn't count")
+    parser.add_argument("--seed", type=int, default=0, help="of the order within the pairs")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    schedule = SwitchSchedule(first=WARM_UP, block=arguments.block, pairs=arguments.pairs, seed=arguments.seed)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        run = run_experiment(
+        made = run_experiment(
             Path(folder),
-            [*SAME_WORK, f"total_train_steps={schedule.steps}", *overrides],
+            [*SAME_WORK, f"total_train_steps={schedule.steps}", *arguments.overrides],
             environment=environment(schedule),
             module="scripts.benchmark.switched_run",
         )
-        return pair_up(read_lines(run.paths.metrics), read_lines(run.paths.logs / DONE), schedule)
+        return report(pair_up(read_lines(made.paths.metrics), read_lines(made.paths.logs / DONE), schedule))
 
 
-def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: SwitchSchedule) -> Measured:
+def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: SwitchSchedule) -> Pairs:
     """`metrics` are lines of metrics.jsonl, `switched` those that the switch wrote, one where each block begins and
-    one where the last ends. Raises ValueError where a block is not whole."""
+    one where the last ends. Raises ValueError where a block is not complete."""
     lasted = {
         int(str(line["global_step"])): float(str(line["time"])) - float(str(before["time"]))
         for before, line in pairwise(metrics)
@@ -78,7 +83,7 @@ def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: SwitchS
             )
         )
     pairs = [tuple(sorted(pair, key=lambda b: not b.is_on)) for pair in zip(blocks[::2], blocks[1::2], strict=True)]
-    return Measured(pairs=[(on, off) for on, off in pairs])
+    return [(on, off) for on, off in pairs]
 
 
 def _used(begun: Line, ended: Line, steps: int) -> dict[str, float]:
@@ -87,26 +92,13 @@ def _used(begun: Line, ended: Line, steps: int) -> dict[str, float]:
     return {name: (after[name] - before[name]) / steps for name in after}
 
 
-def mean_ratio(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
-    """The sum of the first over the sum of the second, and its interval by drawing pairs again: what is rare and dear
-    counts as much as it costs, which a median would hide."""
-    draw = random.Random(seed)
-    drawn = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
-    tail = (1 - CONFIDENCE) / 2
-    return Ratio(value=_ratio(pairs), low=quantile(drawn, tail), high=quantile(drawn, 1 - tail))
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return fmean(on for on, _ in pairs) / fmean(off for _, off in pairs)
-
-
-def report(measured: Measured) -> dict[str, object]:
-    on, off = ([pair[side] for pair in measured.pairs] for side in (0, 1))
+def report(pairs: Pairs) -> dict[str, object]:
+    on, off = ([pair[side] for pair in pairs] for side in (0, 1))
     step_s = [[fmean(block.step_s) for block in blocks] for blocks in (on, off)]
     middle = [[median(block.step_s) for block in blocks] for blocks in (on, off)]
     all_time = mean_ratio(list(zip(*step_s, strict=True)))
     typical = mean_ratio(list(zip(*middle, strict=True)))
-    print(f"{len(measured.pairs)} pairs of {len(on[0].step_s)} steps a block; step on {spread(step_s[0], ' s', 3)}")
+    print(f"{len(pairs)} pairs of {len(on[0].step_s)} steps a block; step on {spread(step_s[0], ' s', 3)}")
     print(f"{'':46} off {spread(step_s[1], ' s', 3)}")
     print(f"on ÷ off, all time:          {all_time}")
     print(f"on ÷ off, medians of blocks: {typical}")
@@ -119,5 +111,5 @@ def report(measured: Measured) -> dict[str, object]:
         "ratio": asdict(all_time),
         "ratio_of_medians": asdict(typical),
         "cpu_ms": cpu,
-        "pairs": [[asdict(block) for block in pair] for pair in measured.pairs],
+        "pairs": [[asdict(block) for block in pair] for pair in pairs],
     }

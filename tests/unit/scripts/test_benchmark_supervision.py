@@ -2,7 +2,8 @@
 
 import pytest
 
-from scripts.benchmark.supervision import mean_ratio, pair_up
+from scripts.benchmark.ratios import mean_ratio
+from scripts.benchmark.supervision import pair_up
 from scripts.benchmark.switched_run import SwitchSchedule
 
 SCHEDULE = SwitchSchedule(first=10, block=4, pairs=20)
@@ -37,9 +38,9 @@ def lines(schedule, on_s, off_s):
 
 
 def test_a_step_in_which_something_is_switched_is_in_no_block():
-    measured = pair_up(*lines(SCHEDULE, 1.01, 1.0), SCHEDULE)
-    assert len(measured.pairs) == 20
-    for on, off in measured.pairs:
+    pairs = pair_up(*lines(SCHEDULE, 1.01, 1.0), SCHEDULE)
+    assert len(pairs) == 20
+    for on, off in pairs:
         assert on.is_on and not off.is_on
         assert on.step_s == pytest.approx((1.01,) * 3)
         assert off.step_s == pytest.approx((1.0,) * 3)

@@ -22,7 +22,7 @@ from launcher.diagnosis.reading.log_records import (
     Kind,
     Role,
 )
-from scripts.benchmark.diagnose import measure, report
+from scripts.benchmark.logs import measure, report
 from scripts.benchmark.made_logs import Made, RunMaker, table
 
 REAL_STEP = Path(__file__).parent / "data" / "areal_trainer_step.log"

@@ -1,4 +1,4 @@
-"""How fast scripts/diagnose.py reads, and in how much memory: a made log, in a process of its own.
+"""Benchmark `logs`: how fast scripts/diagnose.py reads a made log in a process of its own, and in how much memory.
 
 The log is half of a run that learns, half of one whose server is gone: tables, and failed requests with their tokens.
 The file was just written, so that it comes from the page cache as far as there is memory for it.
@@ -6,10 +6,12 @@ The file was just written, so that it comes from the page cache as far as there 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -35,6 +37,17 @@ class Reading:
     peak_mb: float
     onset: int | None
     true_onset: int | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of the log that is made")
+    parser.add_argument("--log", choices=("trainer", "server"), default="trainer", help="whose log")
+    parser.add_argument("--folder", type=Path, help="where it is made, and removed afterwards; else a temporary one")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.folder) as folder:
+        return report([measure(arguments.gigabytes, Path(folder), arguments.log)])
 
 
 def write_trainer_log(path: Path, size: int) -> int:
