@@ -1,158 +1,119 @@
 """Alerts for people: one message when an incident begins and one when it ends, to a webhook.
 
-An alert that can't be sent must never hurt the run, so a daemon thread sends, and the run only puts into its queue. The
-same news may go to WandB: the process that holds the WandB run passes it on (launcher/reporting/wandb_sink.py).
+A thread follows the journal. So nobody has to call it, no incident is missed while the monitor restarts, and none is
+reported twice: `alert.sent` is in the journal before a message leaves. Whatever the thread meets costs one message at
+most, never the run. WandB gets the same alerts from the process that holds the WandB run
+(launcher/reporting/wandb_sink.py).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import queue
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from launcher.config.supervision import AlertsConfig
+from launcher.reporting.event_lines import alert_of
+from launcher.run_files.journal import Journal
+from launcher.run_files.line_tail import LineTail
+from launcher.run_files.run_paths import RunPaths
 
-MOST_QUEUED = 100
+SENT = "alert.sent"
+LOOK_S = 0.5
 TRIES = 3
 PAUSE_S = 1.0
 
 log = logging.getLogger("alerts")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """`state` is "began" or "ended"; `incident` its number in the run."""
+class IncidentAlerts:
+    """Of one attempt: incidents that earlier attempts did not report are no news any more."""
 
-    run: str
-    incident: int
-    state: str
-    title: str
-    reason: str
-    time: float
-
-    def as_json(self) -> dict[str, object]:
-        text = f"{self.run}: incident {self.incident} {self.state}: {self.title}: {self.reason}"
-        return {
-            "text": text,  # what chat services show
-            "run": self.run,
-            "incident": self.incident,
-            "state": self.state,
-            "title": self.title,
-            "reason": self.reason,
-            "time": self.time,
-        }
-
-
-Send = Callable[[Alert], None]
-"""May raise whatever it likes, and may hang."""
-
-
-class Alerts:
-    """Each method returns at once and never raises. Of one incident, each kind of news is sent once."""
-
-    def __init__(self, config: AlertsConfig, *, run: str, sends: Mapping[str, Send] | None = None) -> None:
-        """`sends` by name, in place of those that the configuration names."""
-        self._run = run
-        self._told: dict[int, str] = {}
-        self._ended: set[int] = set()
-        if sends is None:
-            sends = {} if config.webhook is None else {"webhook": Webhook(config.webhook, config.timeout)}
-        self._sinks = [Sink(name, send) for name, send in sends.items()]
-
-    def began(self, number: int, title: str, reason: str) -> None:
-        if number not in self._told:
-            self._told[number] = title
-            self._put(number, "began", title, reason)
-
-    def known(self, number: int, title: str) -> None:
-        """That it began was told before, by another process."""
-        self._told.setdefault(number, title)
-
-    def ended(self, number: int, reason: str) -> None:
-        """Of an incident whose begin was not told, nothing is."""
-        if number in self._told and number not in self._ended:
-            self._ended.add(number)
-            self._put(number, "ended", self._told[number], reason)
-
-    @property
-    def waiting(self) -> int:
-        """Messages that are not on their way yet, or are being sent."""
-        return sum(sink.waiting for sink in self._sinks)
-
-    @property
-    def missed(self) -> int:
-        """Messages that did not get through."""
-        return sum(sink.missed for sink in self._sinks)
-
-    def _put(self, number: int, state: str, title: str, reason: str) -> None:
-        alert = Alert(run=self._run, incident=number, state=state, title=title, reason=reason, time=time.time())
-        for sink in self._sinks:
-            sink.put(alert)
-
-
-class Sink:
-    """One way out with its own thread and queue: one that hangs keeps only itself from hearing more."""
-
-    def __init__(self, name: str, send: Send) -> None:
-        self._name = name
-        self._send = send
-        self._queue: queue.Queue[Alert] = queue.Queue(MOST_QUEUED)
+    def __init__(self, config: AlertsConfig, paths: RunPaths, journal: Journal, attempt: int) -> None:
+        self._url = config.webhook
+        self._timeout_s = config.timeout
+        self._run = f"{paths.experiment_name}/{paths.trial_name}"
+        self._journal = journal
+        self._attempt = attempt
+        self._tail = LineTail(paths.events)
+        self._pending: deque[Mapping[str, object]] = deque()
+        self._sent: set[tuple[object, str]] = set()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="alerts", daemon=True)
         self.missed = 0
-        threading.Thread(target=self._work, name=f"alerts-{name}", daemon=True).start()
+        """Messages that did not get through."""
 
-    def put(self, alert: Alert) -> None:
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what the journal holds by now, and stop; returns after `timeout_s` at the latest."""
+        self._ending.set()
+        self._thread.join(timeout_s)
+
+    def refresh(self) -> None:
+        """Send what is new in the journal. Never raises."""
         try:
-            self._queue.put_nowait(alert)
-        except queue.Full:
-            self._miss("it takes no messages any more")
+            new = [event for event in self._tail.read() if event.get("attempt") == self._attempt]
+            self._sent |= {(e.get("incident"), str(e.get("state"))) for e in new if e.get("event") == SENT}
+            self._pending.extend(new)
+            while self._pending:
+                self._send_if_due(self._pending.popleft())
+        except Exception as error:  # noqa: BLE001 - no event that it can't handle may end the alerts of all later ones
+            self._miss(error)
 
-    @property
-    def waiting(self) -> int:
-        return self._queue.unfinished_tasks
-
-    def _work(self) -> None:
+    def _follow(self) -> None:
         while True:
-            alert = self._queue.get()
-            try:
-                self._send(alert)
-            except Exception as error:  # noqa: BLE001 - whatever an alert meets, it must not hurt the run
-                self._miss(f"{type(error).__name__}: {error}")
-            finally:
-                self._queue.task_done()
-
-    def _miss(self, why: str) -> None:
-        self.missed += 1
-        log.warning("alert.missed sink=%s reason=%r", self._name, why)
-
-
-class Webhook:
-    """POSTs an alert as JSON, up to TRIES times. Raises what the last try met; says the host and no more of the URL,
-    which may hold a secret."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self._url = url
-        self._timeout_s = timeout_s
-
-    def __call__(self, alert: Alert) -> None:
-        for attempt in range(1, TRIES + 1):
-            try:
-                self._post(json.dumps(alert.as_json()).encode())
-            except OSError as error:  # URLError and its HTTPError among them
-                if attempt == TRIES:
-                    raise ConnectionError(
-                        f"{urlsplit(self._url).hostname}: {getattr(error, 'reason', error)}"
-                    ) from None
-                time.sleep(PAUSE_S)
-            else:
+            is_last = self._ending.is_set()
+            self.refresh()
+            if is_last and not self._pending:
                 return
+            self._ending.wait(LOOK_S)
+
+    def _send_if_due(self, event: Mapping[str, object]) -> None:
+        found, number, state = alert_of(event), event.get("incident"), str(event.get("event")).rpartition(".")[2]
+        if found is None or not isinstance(number, int) or (number, state) in self._sent:
+            return
+        title, reason = found
+        self._sent.add((number, state))
+        self._journal.record(SENT, subject="webhook", reason=title, incident=number, state=state)
+        message = {
+            "text": f"{self._run}: incident {number} {state}: {title}: {reason}",  # what chat services show
+            "run": self._run,
+            "incident": number,
+            "state": state,
+            "title": title,
+            "reason": reason,
+            "time": time.time(),
+        }
+        try:
+            self._post(json.dumps(message).encode())
+        except OSError as error:  # URLError and its HTTPError among them
+            self._miss(f"{urlsplit(self._url or '').hostname}: {getattr(error, 'reason', error)}")
+        except HTTPException as error:  # an InvalidURL holds the whole of it
+            self._miss(type(error).__name__)
 
     def _post(self, body: bytes) -> None:
-        request = urllib.request.Request(self._url, data=body, headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=self._timeout_s):
+        """Up to TRIES times. Raises what the last try met."""
+        if self._url is None:
             return
+        request = urllib.request.Request(self._url, data=body, headers={"Content-Type": "application/json"})
+        for attempt in range(1, TRIES + 1):
+            try:
+                with urllib.request.urlopen(request, timeout=self._timeout_s):
+                    return
+            except OSError:
+                if attempt == TRIES:
+                    raise
+            time.sleep(PAUSE_S)
+
+    def _miss(self, why: object) -> None:
+        """The host alone is said of the URL: the rest may hold a secret."""
+        self.missed += 1
+        log.warning("alert.missed sink=webhook reason=%r", why)

@@ -1,13 +1,13 @@
 """The HealthMonitor: what is healthy, which batch may be trained on, and what broke.
 
     servers ─► ServerWatch each ─► verdicts ┐
-    metrics.jsonl ─► reward health ─────────┼─► view (pulled by the Coordinator)
+    admitted batches ─► reward health ──────┼─► view (pulled by the Coordinator)
     known answers ─► canaries ──────────────┘
     batch ─► admit ─► Admission (asked by the trainer before each optimizer step)
 
-It waits for nobody: a server that hangs costs its own probe alone. What it must know after a restart stands in the
-run's files (actors/monitoring/reward_series.py); servers are told to it again, and adopted, with the Coordinator's next
-`watch`.
+It waits for nobody: a server that hangs costs its own probe alone, and a disk that hangs only what is written to it.
+What it must know after a restart is in the run's files (actors/monitoring/reward_series.py); the Coordinator's next
+`watch` names the servers again, and they are adopted.
 """
 
 from __future__ import annotations
@@ -17,36 +17,38 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict, Watched
 from actors.monitoring.reward_series import RewardSeries
-from actors.monitoring.server_watch import ServerWatch
+from actors.monitoring.server_watch import Beside, ServerWatch
 from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Admission, BatchReport, Gate, UsualValues, admit
-from launcher.policy.canary_policy import CanaryRound, CanaryScore, CanaryVerdict, judge_canaries
-from launcher.policy.reward_health import RewardVerdict, ServerFault, find_cause, judge_rewards
-from launcher.run_files.journal import Journal, LineLog
-from launcher.run_files.run_paths import RunPaths
+from launcher.policy.admission import Admission, BatchReport, GateRules, UsualValues, admit
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, judge_canaries
+from launcher.policy.reward_health import Level, ServerFault, find_cause, judge_rewards
+from launcher.run_files.journal import Journal
 
 MOST_ROUNDS = 200
+MEMORY_S = 1.0
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 NO_DOUBT = ("", Cause.SERVER_STALE)
 
 
 class HealthMonitor:
-    """Used on one asyncio loop, where its client must have been made. `changed` is set when a verdict changes."""
+    """Used on one asyncio loop, where its client must have been made; the journal must not block that loop."""
 
     def __init__(
         self,
         config: RunConfig,
-        paths: RunPaths,
         journal: Journal,
         client: SGLangClient,
         *,
+        series: RewardSeries,
+        memory: MemoryWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
         far: Callable[[ServerInfo], RemoteProcessTree | None] = lambda server: None,
     ) -> None:
@@ -56,31 +58,31 @@ class HealthMonitor:
         self._journal = journal
         self._client = client
         self._clock = clock
-        self._gate = Gate.of(config)
-        self._series = RewardSeries(paths)
-        self._rounds: list[CanaryRound] = _rounds_of(self._series)
+        self._gate = GateRules.of(config)
+        self._series = series
+        self._rounds: list[CanaryRound] = _rounds_of(series)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._blind: set[tuple[object, ...]] = set()
         self._faults: dict[tuple[str, int], ServerFault] = {}
         self._doubts: dict[str, tuple[str, Cause]] = {}
-        self._blank: list[float] = []
         self._incident: Incident | None = None
-        self._canary_said = bool(self._rounds)
-        self._rejected = 0
-        self._compared = 0
-        self._last_rejection = ""
-        self._memory = MemoryWatch(config.memory, journal, series=LineLog(paths.memory))
-        self.changed = asyncio.Event()
+        self._is_accusing = bool(self._rounds)
+        self._is_alerted = False
+        self._compared_in_a_row = 0
+        self._memory = memory
+        self._memory_look = Beside()
 
     # ── servers ──
 
     def watch(self, targets: Sequence[Watched]) -> None:
-        """These are the servers now. Say it again often: counts in flight grow old. Another life, another watch."""
-        self._memory.look_if_due()
+        """These are the servers now. Repeat it often: counts in flight grow old. A new incarnation gets a new watch."""
+        if self._memory is not None:
+            look = partial(asyncio.to_thread, self._memory.look_if_due)
+            self._memory_look.start_if_due(look, self._clock(), MEMORY_S)
         for target in targets:
             known = self._watches.get(target.server.name)
-            if known is None or _life(known.server) != _life(target.server):
+            if known is None or _incarnation(known.server) != _incarnation(target.server):
                 self._doubts.pop(target.server.name, None)
                 self._begin(target.server)
             elif self._running[target.server.name].done():
@@ -90,7 +92,7 @@ class HealthMonitor:
             self._end(name)
 
     def trust(self, name: str) -> None:
-        """It has answered a golden probe: what made its weights doubtful is mended."""
+        """Its weights were sent again, or a golden probe has verified them."""
         self._doubts.pop(name, None)
 
     def pids(self) -> dict[str, dict[str, int]]:
@@ -99,10 +101,10 @@ class HealthMonitor:
 
     def _begin_again(self, server: ServerInfo) -> None:
         """Nothing but an error ends a watch: this process has no file left to open, or it is a defect. Without another
-        one nobody would see this server hang, for as long as it lives. Said once for each life."""
+        watch nobody would see this server hang. Reported once for each incarnation."""
         error = self._running[server.name].exception()
-        if (server.name, *_life(server)) not in self._blind:
-            self._blind.add((server.name, *_life(server)))
+        if (server.name, *_incarnation(server)) not in self._blind:
+            self._blind.add((server.name, *_incarnation(server)))
             reason = f"could not look at it, and begins anew: {error!r}"
             self._journal.record("health.blind", subject=server.name, reason=reason, generation=server.generation)
         self._begin(server)
@@ -113,7 +115,7 @@ class HealthMonitor:
             server,
             self._config.health,
             self._client,
-            on_change=self._heard,
+            on_change=self._record_verdict,
             clock=self._clock,
             far=self._far(server),
         )
@@ -126,7 +128,7 @@ class HealthMonitor:
         if running is not None:
             running.cancel()
 
-    def _heard(self, server: ServerInfo, verdict: Verdict) -> None:
+    def _record_verdict(self, server: ServerInfo, verdict: Verdict) -> None:
         self._journal.record(
             f"health.{verdict.health.lower()}",
             subject=server.name,
@@ -136,125 +138,106 @@ class HealthMonitor:
             at=self._clock(),
         )
         if verdict.health is Health.DEAD and verdict.cause is not None:
-            self._note(server.name, verdict.cause)
-        self.changed.set()
+            self._note_fault(server.name, verdict.cause)
 
-    def _note(self, name: str, cause: Cause) -> None:
+    def _note_fault(self, name: str, cause: Cause) -> None:
         step = self._series.next_step
         self._faults[name, step] = ServerFault(name=name, cause=cause, since_step=step)
 
     # ── the gate ──
 
     def admit(self, report: BatchReport) -> Admission:
-        """May this batch be trained on? Also takes in what its known answers were scored."""
-        self._series.refresh()
+        """May this batch be trained on? What it tells of rewards and of the reward function is taken in with it."""
         if self._series.next_step > report.global_step >= 0:
-            self._series.restored(report.global_step - 1)  # it is about to repeat them, whatever the journal says yet
+            self._series.restored(report.global_step - 1)  # it is about to repeat them
         if report.canaries:
-            self.canaries(CanaryRound(step=report.global_step, scores=report.canaries))
+            self._add_round(CanaryRound(step=report.global_step, scores=report.canaries))
         self._judge()
-        decision = admit(report, self._gate, usual=self._usual(), compared_in_a_row=self._compared)
-        known = self._incident
-        if known is not None and (decision.admitted or decision.is_compared):  # it says why the batch is unusual
-            decision = Admission(admitted=False, reason=known.reason, cause=known.cause, subjects=(known.subject,))
-        self._count(report, decision)
+        decision = admit(
+            report,
+            self._gate,
+            usual=self._usual(),
+            compared_in_a_row=self._compared_in_a_row,
+            incident=self._incident,
+        )
+        if decision.admitted:
+            self._take_in(report)
+        else:
+            self._doubt(decision)
         return decision
 
-    def _count(self, report: BatchReport, decision: Admission) -> None:
-        if decision.admitted:
-            self._rejected = self._compared = 0
-            self._doubts.clear()
-            self._blank = [*self._blank, report.blank_share][-self._config.gate.usual_steps :]
-            return
-        self._rejected += 1
-        self._compared += decision.is_compared
-        self._last_rejection = decision.reason
+    def _take_in(self, report: BatchReport) -> None:
+        """It is trained on. Only servers that made some of its tokens have shown that their weights are right."""
+        self._compared_in_a_row = 0
+        for name in report.distances:
+            self._doubts.pop(name, None)
+        if report.global_step >= 0:
+            self._series.admitted(report.figures)
+            self._judge()
+
+    def _doubt(self, decision: Admission) -> None:
+        self._compared_in_a_row += decision.is_compared
         if decision.cause is not None and decision.cause in OF_WEIGHTS:
             for name in decision.subjects or self._watches:
                 self._doubts[name] = (decision.reason, decision.cause)
-                self._note(name, decision.cause)
-        self.changed.set()
+                self._note_fault(name, decision.cause)
 
     def _usual(self) -> UsualValues | None:
-        settings = self._config.gate
-        last = self._series.steps[-settings.usual_steps :]
-        if len(last) < settings.usual_min_steps:
-            return None
-        return UsualValues.of(
-            [step.point for step in last],
-            truncated=[step.truncated_share for step in last],
-            blank=self._blank,
-            distances=[step.distance for step in last],
-        )
+        last = self._series.steps[-self._config.gate.usual_steps :]
+        return None if len(last) < self._config.gate.usual_min_steps else UsualValues.of(last)
 
     # ── rewards ──
 
     def canaries(self, scored: CanaryRound) -> None:
-        """Known answers, scored: with a batch, or again and again while training is paused for a broken verifier."""
-        self._rounds = [*self._rounds, scored][-MOST_ROUNDS:]
+        """Known answers, scored while training is paused for a broken reward function."""
+        self._add_round(scored)
         self._judge()
 
-    def restored(self, global_step: int) -> None:
-        """The trainer holds the weights of this step again."""
-        self._series.restored(global_step)
-        self._compared = 0
+    def _add_round(self, scored: CanaryRound) -> None:
+        self._rounds = [*self._rounds, scored][-MOST_ROUNDS:]
+
+    def restored(self, global_step: int, onset_step: int | None = None) -> None:
+        """The trainer holds the weights of this step again; `onset_step`: of the damage that it went back from."""
+        self._series.restored(global_step, onset_step)
+        self._compared_in_a_row = 0
         self._judge()
 
     def _judge(self) -> None:
-        incident = find_cause(
-            self._rewards(), self._canary_verdict(), tuple(self._faults.values()), since=self._clock()
-        )
-        known = self._incident
-        if (
-            incident is not None
-            and known is not None
-            and (incident.cause, incident.subject)
-            == (
-                known.cause,
-                known.subject,
+        """What is wrong with the learning now. Each change is recorded once."""
+        settings, known = self._config.reward_health, self._incident
+        rewards = judge_rewards(self._series.points, settings, restored_step=self._series.restored_step)
+        canaries = judge_canaries(self._rounds, settings)
+        found = find_cause(rewards, canaries, tuple(self._faults.values()), since=self._clock())
+        if found is not None and known is not None and (found.cause, found.subject) == (known.cause, known.subject):
+            found = replace(found, since=known.since, onset_step=known.onset_step)
+        self._incident = found
+        if (found and found.cause) != (known and known.cause):
+            self._record_incident(found, known)
+        if canaries.is_broken != self._is_accusing:  # a successor reads it: a restart of the judge acquits nobody
+            self._is_accusing = canaries.is_broken
+            name = "canary.wrong" if canaries.is_broken else "canary.sound"
+            self._journal.record(name, subject="reward", reason=canaries.reason, global_step=canaries.onset_step)
+        if (rewards.level is Level.ALERT) != self._is_alerted:
+            self._is_alerted = not self._is_alerted
+            name = "reward.alert" if self._is_alerted else "reward.alert_over"
+            self._journal.record(name, subject="policy", reason=rewards.reason, global_step=rewards.onset_step)
+
+    def _record_incident(self, found: Incident | None, known: Incident | None) -> None:
+        if found is not None:
+            self._journal.record(
+                f"health.{found.cause}",
+                subject=found.subject,
+                reason=found.reason,
+                global_step=found.onset_step,
+                at=found.since,
+                evidence=found.evidence,
             )
-        ):
-            incident = replace(incident, since=known.since, onset_step=known.onset_step)
-        if (incident is None) != (known is None) or (incident and known and incident.cause is not known.cause):
-            self._say(incident, known)
-            self.changed.set()
-        self._incident = incident
-        self._say_canaries()
-
-    def _say(self, incident: Incident | None, known: Incident | None) -> None:
-        if incident is None:
-            assert known is not None
+        elif known is not None:
             self._journal.record("health.mended", subject=known.subject, reason=f"no longer: {known.reason}")
-            return
-        self._journal.record(
-            f"health.{incident.cause}",
-            subject=incident.subject,
-            reason=incident.reason,
-            global_step=incident.onset_step,
-            at=incident.since,
-            evidence=incident.evidence,
-        )
 
-    def _say_canaries(self) -> None:
-        """Kept for a successor: a verifier that errs now and then must not be acquitted by a restart of its judge."""
-        verdict = self._canary_verdict()
-        if verdict.is_broken != self._canary_said:
-            self._canary_said = verdict.is_broken
-            name = "canary.wrong" if verdict.is_broken else "canary.sound"
-            self._journal.record(name, subject="reward", reason=verdict.reason, global_step=verdict.onset_step)
-
-    def _rewards(self) -> RewardVerdict:
-        points = [p for p in self._series.points if not (math.isnan(p.low) and math.isnan(p.mean))]
-        return judge_rewards(points, self._config.reward_health, restored_step=self._series.restored_step)
-
-    def _canary_verdict(self) -> CanaryVerdict:
-        return judge_canaries(self._rounds, self._config.reward_health)
-
-    # ── what it says ──
+    # ── what it knows ──
 
     def view(self) -> MonitorView:
-        if self._series.refresh():
-            self._judge()
         return MonitorView(
             servers=tuple(
                 ServerVerdict(
@@ -266,29 +249,25 @@ class HealthMonitor:
                 )
                 for name, watch in self._watches.items()
             ),
-            rewards=self._rewards(),
-            canaries=self._canary_verdict(),
             incident=self._incident,
-            rejected_in_a_row=self._rejected,
-            last_rejection=self._last_rejection if self._rejected else "",
         )
 
     async def close(self) -> None:
         running = list(self._running.values())
         for name in list(self._watches):
             self._end(name)
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*running, self._memory_look.close(), return_exceptions=True)
 
 
-def _life(server: ServerInfo) -> tuple[int, str, int | None]:
+def _incarnation(server: ServerInfo) -> tuple[int, str, int | None]:
     return server.generation, server.node, server.pid
 
 
 def _rounds_of(series: RewardSeries) -> list[CanaryRound]:
-    """What a predecessor last said of the verifier, if that was bad: as one round that accuses it still."""
-    said = series.accusing_canary
-    if said is None:
+    """What a predecessor last found of the verifier, if that was bad: as one round that still accuses it."""
+    event = series.accusation
+    if event is None:
         return []
-    step = said.get("global_step")
-    score = CanaryScore(name=f"before a restart of the monitor: {said.get('reason')}", expected=0.0, got=math.nan)
+    step = event.get("global_step")
+    score = CanaryScore(name=f"before a restart of the monitor: {event.get('reason')}", expected=0.0, got=math.nan)
     return [CanaryRound(step=step if isinstance(step, int) else series.next_step, scores=(score,))]

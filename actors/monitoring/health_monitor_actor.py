@@ -1,44 +1,53 @@
-"""The HealthMonitor as an async Ray actor: it answers whatever its servers do.
+"""The HealthMonitor as an async Ray actor.
 
-Servers of its own node it looks at itself; those of others have their own actors look
+It looks at the servers of its own node itself; on other nodes the servers' own actors look
 (actors/serving/remote_process_probe.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
-from actors.cluster.actor_calls import answer
+from actors.cluster.actor_calls import ActorAway, answer
 from actors.cluster.fencing import hold_lease
 from actors.cluster.node_identity import clock_shift, is_here, lease_of
 from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor import HealthMonitor
-from actors.monitoring.incident_alerts import IncidentAlerts
+from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.monitor_view import MonitorView, Watched
+from actors.monitoring.reward_series import RewardSeries
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
+from launcher.base.errors import JournalError
 from launcher.base.messages import ServerInfo
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
-from launcher.run_files.journal import Journal
+from launcher.run_files.background_log import BackgroundLineLog
+from launcher.run_files.journal import Journal, LineLog
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
-TELL_S = 0.5
-SIGHT_S = 3.0
+PROBE_S = 3.0
 """For a server's actor on another node to look at its processes."""
+READ_AGAIN_S = 1.0
+
+log = logging.getLogger("health_monitor")
 
 
 @ray.remote(num_cpus=0)
 class HealthMonitorActor:
-    """Nothing in `__init__` can fail."""
+    """Nothing in `__init__` can fail: an actor whose constructor raises is never restarted."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
         die_with_raylet()
@@ -48,74 +57,87 @@ class HealthMonitorActor:
         self._attempt = attempt
         self._monitor: HealthMonitor | None = None
         self._alerts: IncidentAlerts | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._beginning = asyncio.Lock()
 
-    def _begun(self) -> HealthMonitor:
-        """Made on the first call, since an actor whose constructor raises is never restarted, and on its loop."""
-        if self._monitor is None:
-            keys = ServerKeys.read(self._paths.keys)
-            journal = Journal(self._paths.events, self._attempt, time.time)
-            journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
-            if self._config.alerts.webhook is not None:
-                self._alerts = IncidentAlerts(self._config.alerts, self._paths, journal, self._attempt)
-                self._telling = asyncio.create_task(self._go_on_telling(self._alerts))
-            self._monitor = HealthMonitor(self._config, self._paths, journal, SGLangClient(keys), far=far_tree)
+    async def _ready(self) -> HealthMonitor:
+        """Made on the first call, on its loop, which no file may block: the pings that prove it alive share it."""
+        async with self._beginning:
+            if self._monitor is None:
+                self._monitor = await self._begin()
         return self._monitor
 
+    async def _begin(self) -> HealthMonitor:
+        config, paths = self._config, self._paths
+        keys = await asyncio.to_thread(ServerKeys.read, paths.keys)
+        lines = BackgroundLineLog(paths.events, durable=True)
+        journal = Journal(paths.events, self._attempt, time.time, lines=lines)
+        journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
+        if config.alerts.webhook is not None:
+            in_order = Journal(paths.events, self._attempt, time.time)  # each line is on the disk before its message
+            self._alerts = IncidentAlerts(config.alerts, paths, in_order, self._attempt)
+            self._alerts.start()
+        memory = MemoryWatch(config.memory, journal, series=LineLog(paths.memory))
+        series = await self._read_series()
+        return HealthMonitor(config, journal, SGLangClient(keys), series=series, memory=memory, far=far_tree)
+
+    async def _read_series(self) -> RewardSeries:
+        """Without the run's past nothing may be admitted: while it can't be read, nobody gets an answer (P7)."""
+        while True:
+            try:
+                return await asyncio.to_thread(RewardSeries.read, self._paths)
+            except JournalError as error:
+                log.warning("monitor.waits reason=%r", str(error))
+                await asyncio.sleep(READ_AGAIN_S)
+
     async def watch(self, targets: Sequence[Watched], at: float | None = None) -> MonitorView:
-        """Tell it the servers, and hear what it says of everything. `at`: now, on the clock of whoever tells."""
-        monitor = self._begun()
+        """Take these servers, and return the view. `at`: now, on the caller's clock."""
+        monitor = await self._ready()
         shift = 0.0 if at is None else clock_shift(at, time.monotonic())
         monitor.watch([target.shifted(shift) for target in targets])
         return replace(monitor.view(), at=time.monotonic())
 
-    async def wait_changed(self, timeout_s: float) -> MonitorView:
-        """The view as soon as a verdict changes, at the latest after `timeout_s`."""
-        monitor = self._begun()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await monitor.changed.wait()
-        except TimeoutError:
-            return monitor.view()
-        monitor.changed.clear()
-        return monitor.view()
-
     async def admit(self, report: BatchReport) -> Admission:
-        return self._begun().admit(report)
+        return (await self._ready()).admit(report)
 
     async def canaries(self, scored: CanaryRound) -> None:
-        self._begun().canaries(scored)
+        (await self._ready()).canaries(scored)
 
-    async def restored(self, global_step: int) -> None:
-        self._begun().restored(global_step)
+    async def restored(self, global_step: int, onset_step: int | None = None) -> None:
+        (await self._ready()).restored(global_step, onset_step)
 
     async def trust(self, name: str) -> None:
-        self._begun().trust(name)
+        (await self._ready()).trust(name)
 
     async def pids(self) -> dict[str, dict[str, int]]:
-        return self._begun().pids()
+        return (await self._ready()).pids()
 
-    async def tell_people(self) -> None:
-        """Put what there is to tell in order, and wait until it is on its way; at the end of the run."""
-        self._begun()
+    async def send_alerts(self) -> None:
+        """Send what the journal holds, and wait until it has left; at the end of the run."""
+        await self._ready()
         if self._alerts is not None:
-            self._alerts.refresh()
-            await asyncio.to_thread(self._alerts.wait_told, self._config.alerts.timeout)
-
-    async def _go_on_telling(self, alerts: IncidentAlerts) -> None:
-        while True:
-            alerts.refresh()
-            await asyncio.sleep(TELL_S)
+            await asyncio.to_thread(self._alerts.finish, self._config.alerts.timeout)
 
 
 def far_tree(server: ServerInfo) -> RemoteProcessTree | None:
     """None where its processes are of this node, and can be looked at."""
     if is_here(server.node) or server.pid is None:
         return None
-    actor, pid = ray.get_actor(server.name), server.pid
+    pid = server.pid
+    actor: Any = None
 
     async def ask() -> RemoteObservation:
-        sight: RemoteObservation = await answer(actor.look.remote(pid), within_s=SIGHT_S, of=server.name)
-        return sight
+        nonlocal actor
+        if actor is None:
+            actor = await asyncio.to_thread(_find, server.name)
+        seen: RemoteObservation = await answer(actor.look.remote(pid), within_s=PROBE_S, of=server.name)
+        return seen
 
     return RemoteProcessTree(ask)
+
+
+def _find(name: str) -> Any:
+    """The cluster's store is asked, which may be away. Raises ActorAway."""
+    try:
+        return ray.get_actor(name)
+    except (RayError, ValueError) as error:  # ValueError: no actor of that name
+        raise ActorAway(f"{name} can't be found: {error}") from error

@@ -1,96 +1,105 @@
-"""The steps that stand, followed in the run's own files as they grow.
+"""The rewards of the run's valid steps, for the detectors: a restore takes back the steps after its checkpoint.
 
-Who reads them from disk needs nobody to tell it, and knows after a restart what its predecessor knew. A restore takes
-back the steps after it as soon as the journal says so, and not only when the first of them has been repeated: else
-the damage would be found again and again.
+While the run steps, rewards come in one way: with each batch that the gate admits. The files are read once, when the
+monitor begins, so that after a restart it knows what its predecessor knew, and no answer waits for the disk.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from launcher.policy.admission import StepFigures
 from launcher.policy.reward_health import RewardPoint
-from launcher.run_files.journal import number_of
-from launcher.run_files.line_tail import LineTail
+from launcher.run_files.journal import number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
-RESTORED = frozenset({"trainer.restored", "trainer.loaded"})
-CANARY_EVENTS = frozenset({"canary.wrong", "canary.sound"})
 REWARD = "grpo_actor/task_reward"
 MOST_STEPS = 2000
 """Kept; more than any detector looks back."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeen:
-    """What is needed of one committed step. NaN where its line did not say."""
-
-    point: RewardPoint
-    truncated_share: float
-    distance: float
+Line = Mapping[str, object]
 
 
 class RewardSeries:
-    """`refresh` reads what is new; the rest is what stands as of then. `restored_step`: to which the last damage was
-    gone back from; None where there was none."""
+    """`steps`: oldest first. `restored_step`: where the last restore from an onset went back to; None where there was
+    none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._metrics = LineTail(paths.metrics)
-        self._events = LineTail(paths.events)
-        self.steps: list[StepSeen] = []
+    def __init__(self) -> None:
+        self.steps: list[StepFigures] = []
         self.restored_step: int | None = None
-        self.accusing_canary: Mapping[str, object] | None = None
-        self.refresh()
+        self.accusation: Line | None = None
+
+    @classmethod
+    def read(cls, paths: RunPaths) -> RewardSeries:
+        """From metrics.jsonl and events.jsonl. Raises JournalError."""
+        series = cls()
+        restores: deque[Line] = deque()
+        event: Line
+        for event in read_lines(paths.events):
+            match event.get("event"):
+                case "trainer.restored":
+                    restores.append(event)
+                case "repair.begun":
+                    series._take_repair(event)
+                case "canary.wrong":
+                    series.accusation = event
+                case "canary.sound":
+                    series.accusation = None
+        for line in read_lines(paths.metrics):
+            while restores and _time(restores[0]) <= _time(line):
+                series._take_back(restores.popleft())
+            series._take_line(line)
+        for event in restores:  # no step since: what they took back must not be found again
+            series._take_back(event)
+        return series
 
     @property
     def points(self) -> list[RewardPoint]:
-        return [step.point for step in self.steps]
+        """Of the steps whose rewards are known."""
+        return [s.point for s in self.steps if not (math.isnan(s.point.low) and math.isnan(s.point.mean))]
 
     @property
     def next_step(self) -> int:
         return self.steps[-1].point.step + 1 if self.steps else 0
 
-    def refresh(self) -> bool:
-        """True where something changed. Events first: a restore is written before the steps that follow it."""
-        before = (len(self.steps), self.next_step, self.restored_step)
-        for event in self._events.read():
-            self._take_event(event)
-        for line in self._metrics.read():
-            self._take_step(line)
-        del self.steps[:-MOST_STEPS]
-        return before != (len(self.steps), self.next_step, self.restored_step)
+    def admitted(self, step: StepFigures) -> None:
+        """A batch is trained on. Of a step that is repeated the last result counts, and nothing after it."""
+        self.restored(step.point.step - 1)
+        self.steps.append(step)
+        if len(self.steps) > 2 * MOST_STEPS:
+            del self.steps[:-MOST_STEPS]
 
-    def restored(self, step: int) -> None:
-        """Steps after `step` stand no more."""
-        while self.steps and self.steps[-1].point.step > step:
+    def restored(self, global_step: int, onset_step: int | None = None) -> None:
+        """The steps after `global_step` are taken back. Only a restore from an onset puts the run on probation: that a
+        process crashed says nothing of the policy."""
+        while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()
+        if onset_step is not None:
+            self.restored_step = global_step
 
-    def _take_event(self, event: Mapping[str, object]) -> None:
-        name, step = event.get("event"), event.get("global_step")
-        if name in RESTORED and isinstance(step, int):
-            self.restored(step)
-        elif name == "repair.begun":
-            self._take_repair(event.get("onset_step"), event.get("restored_step"))
-        elif name in CANARY_EVENTS:
-            self.accusing_canary = event if name == "canary.wrong" else None
-
-    def _take_repair(self, onset_step: object, restored_step: object) -> None:
-        """Only what went back from an onset is on probation: that a process crashed says nothing of the policy."""
+    def _take_repair(self, event: Line) -> None:
+        onset_step, restored_step = event.get("onset_step"), event.get("restored_step")
         if isinstance(onset_step, int) and isinstance(restored_step, int):
             self.restored_step = restored_step
 
-    def _take_step(self, line: Mapping[str, object]) -> None:
-        step = line.get("global_step")
-        if not isinstance(step, int):
+    def _take_back(self, event: Line) -> None:
+        if isinstance(step := event.get("global_step"), int):
+            self.restored(step)
+
+    def _take_line(self, line: Line) -> None:
+        if not isinstance(step := line.get("global_step"), int):
             return
-        while self.steps and self.steps[-1].point.step >= step:
-            self.steps.pop()
         mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
-        self.steps.append(
-            StepSeen(
+        self.admitted(
+            StepFigures(
                 point=RewardPoint(step=step, mean=mean, low=low, high=high),
                 truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
                 distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
             )
         )
+
+
+def _time(line: Line) -> float:
+    return number_of(line.get("time"), 0.0)

@@ -12,10 +12,11 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
@@ -92,6 +93,27 @@ async def score_canaries(canaries: Sequence[Canary], scorer: CanaryScorer) -> tu
     """Each scored once, side by side. Never raises for what the reward function does: `got` is None and `error` says
     why. The pool gives each its time limit."""
     return tuple(await asyncio.gather(*(_score(canary, scorer) for canary in canaries)))
+
+
+class CanaryRounds:
+    """A few of the known answers for each step, in turn. `submit` runs a coroutine on the loop of the `scorer`."""
+
+    def __init__(
+        self,
+        canaries: Sequence[Canary],
+        scorer: CanaryScorer,
+        *,
+        count: int,
+        submit: Callable[[Coroutine[Any, Any, tuple[CanaryScore, ...]]], Future[tuple[CanaryScore, ...]]],
+    ) -> None:
+        self._canaries = canaries
+        self._scorer = scorer
+        self._count = count
+        self._submit = submit
+
+    def begin(self, step: int) -> Future[tuple[CanaryScore, ...]]:
+        """Scores those of a step, while the caller goes on."""
+        return self._submit(score_canaries(pick(self._canaries, self._count, step), self._scorer))
 
 
 async def _score(canary: Canary, scorer: CanaryScorer) -> CanaryScore:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -58,10 +58,7 @@ class LiveRollouts:
         config: RunConfig,
         prompts: Mapping[str, Prompt],
         held_out: Mapping[str, Prompt],
-        collected: Callable[[], None] = lambda: None,
     ) -> None:
-        """`collected` is called when a batch is whole, before it is trained on."""
-        self._collected = collected
         self._thread = thread
         self._engine = engine
         self._config = config
@@ -72,7 +69,7 @@ class LiveRollouts:
         self._waiting: Future[Any] | None = None
 
     def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch:
-        batch = self._wait(
+        return self._wait(
             self._engine.collect(
                 queue,
                 self._prompts,
@@ -83,8 +80,6 @@ class LiveRollouts:
                 concurrent_prompts=self._config.rollout.max_concurrent_rollouts,
             )
         )
-        self._collected()
-        return batch
 
     def evaluate(self, weight_version: int) -> EvalReport | None:
         """Mean reward on the held-out prompts, sampled as in training and greedy; None where there are none."""

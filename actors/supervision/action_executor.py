@@ -169,8 +169,8 @@ class ActionExecutor:
                     self._memory.ran_out("trainer", where, self._trainer.lengths, rung)
                 await self._trainer.start(self._history.started_trainer())
                 return {"pid": self._trainer.view.pid}
-            case RestoreTrainer(global_step=step):
-                return await self._restore(step)
+            case RestoreTrainer(global_step=step, onset_step=onset_step):
+                return await self._restore(step, onset_step)
             case CondemnCheckpoints(after_step=step):
                 return {"checkpoints": list(await asyncio.to_thread(self._eyes.catalog.condemn_after, step))}
             case RestartServer(name=name, overrides=rung):
@@ -189,7 +189,7 @@ class ActionExecutor:
                 await self._halt(word)
         return {}
 
-    async def _restore(self, global_step: int) -> Facts:
+    async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
         except CheckpointError as error:
@@ -197,7 +197,7 @@ class ActionExecutor:
             self._history.found_damaged(global_step, made_at, error.message)
             raise
         if self._monitor is not None:
-            await self._monitor.restored(global_step)
+            await self._monitor.restored(global_step, onset_step)
         return {"next_step": next_step, "lineage": self._history.lineage}
 
     async def _restart_server(self, slot: ServerHandle, rung: Overrides) -> Facts:

@@ -89,9 +89,10 @@ class MonitorHandle:
             await answer(self._actor.trust.remote(name), within_s=ANSWER_S, of="the HealthMonitor")
             await self._probe.refresh()
 
-    async def restored(self, global_step: int) -> None:
-        with contextlib.suppress(LauncherError):  # it reads it from the journal too
-            await answer(self._actor.restored.remote(global_step), within_s=ANSWER_S, of="the HealthMonitor")
+    async def restored(self, global_step: int, onset_step: int | None) -> None:
+        with contextlib.suppress(LauncherError):  # one that restarts reads it from the journal
+            call = self._actor.restored.remote(global_step, onset_step)
+            await answer(call, within_s=ANSWER_S, of="the HealthMonitor")
             await self._probe.refresh()
 
     async def canaries(self, scored: CanaryRound) -> None:

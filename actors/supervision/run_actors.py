@@ -82,7 +82,7 @@ class RunActors:
     def end(self) -> None:
         """The Coordinator first, so that nobody mends what is being ended; the guards end every server's tree."""
         if self._monitor is not None and self._config.alerts.webhook is not None:
-            ray.wait([self._monitor.tell_people.remote()], timeout=self._config.alerts.timeout)
+            ray.wait([self._monitor.send_alerts.remote()], timeout=self._config.alerts.timeout)
         for actor in reversed(self._all):
             ray.kill(actor)
 

@@ -1,16 +1,28 @@
-"""The gate before each optimizer step: the HealthMonitor is asked, and while nobody answers the trainer waits (P7).
+"""The gate before each optimizer step: the HealthMonitor decides, and while it doesn't answer, the trainer waits (P7).
 
-Waits for: the monitor. Unblocked by: its answer, or the stop of the loop.
+    collected ─► check: rules that need no gradients ─► gradients ─► admit: the monitor decides ─► optimizer step
+                 known answers begin to be scored                    with their scores, and the log-prob distances
+
+Waits for: the monitor. Unblocked by: its answer, or `stop`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
+from actors.model.update_stats import UpdateStats
 from actors.rollout.live_rollouts import Stopped
-from launcher.policy.admission import Admission, BatchReport
+from launcher.base.messages import ServerInfo
+from launcher.base.rollouts import RolloutBatch
+from launcher.config.schema import RunConfig
+from launcher.policy.admission import Admission, BatchReport, GateRules, admit
+from launcher.policy.canary_policy import CanaryScore
+from launcher.run_files.journal import Journal
 
 ASK_AGAIN_S = 0.5
 
@@ -24,41 +36,92 @@ class MonitorAway(Exception):
     """The monitor is restarting, hangs, or is gone: there is no answer, and so no step."""
 
 
-class MonitorGate:
-    """`away` is told when the monitor stops answering ("…" why) and when it answers again ("")."""
+class AdmissionGate:
+    """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
+    decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch."""
 
-    def __init__(self, ask: Ask, *, away: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        journal: Journal,
+        *,
+        ask: Ask | None = None,
+        score: Callable[[int], Future[tuple[CanaryScore, ...]]] | None = None,
+        servers: Callable[[], Sequence[ServerInfo]] = tuple,
+    ) -> None:
+        self._rules = GateRules.of(config)
+        self._n_samples = config.gconfig.n_samples
+        self._journal = journal
         self._ask = ask
-        self._away = away
+        self._score = score
+        self._servers = servers
+        self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._stop = threading.Event()
         self.is_waiting = False
 
-    def __call__(self, report: BatchReport) -> Admission:
-        """Raises Stopped where the loop is to stop before there is an answer."""
-        self.is_waiting = True
-        try:
-            return self._until_answered(report)
-        finally:
-            self.is_waiting = False
+    def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission:
+        """Before the gradients. The monitor hears of a batch that is rejected here: a server may have made it, and go
+        on making such batches."""
+        report = BatchReport.of(
+            batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
+        )
+        self._scoring = None if self._score is None else self._score(global_step)
+        decision = admit(report, self._rules)
+        if not decision.admitted:
+            with contextlib.suppress(Stopped):  # it is rejected, whatever the answer would be
+                self._decide(report)
+        return decision
 
-    def _until_answered(self, report: BatchReport) -> Admission:
-        was_away = False
-        while True:
-            try:
-                admission = self._ask(report)
-            except MonitorAway as error:
-                if not was_away:
-                    self._away(str(error))
-                was_away = True
-            else:
-                if was_away:
-                    self._away("")
-                return admission
-            if self._stop.wait(ASK_AGAIN_S):
-                raise Stopped
+    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission:
+        """The last question before the weights move. Raises Stopped where the loop is to stop before the answer."""
+        report = BatchReport.of(
+            batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
+        )
+        distances = self._distances(batch, stats)
+        return self._decide(
+            dataclasses.replace(report, logprob_distance=stats.logprob_distance.mean, distances=distances)
+        )
 
     def stop(self) -> None:
         self._stop.set()
 
     def allow(self) -> None:
         self._stop.clear()
+
+    def _distances(self, batch: RolloutBatch, stats: UpdateStats) -> Mapping[str, float]:
+        """By the name of each server that made tokens of the batch."""
+        distance = stats.logprob_distance
+        names = {server.url: server.name for server in self._servers()}
+        makers = {rollout.completion.server for rollout in batch.rollouts}
+        by_server = distance.by_server or dict.fromkeys(makers, distance.mean)  # one made all of it
+        return {names[url]: by for url, by in by_server.items() if url in names}
+
+    def _decide(self, report: BatchReport) -> Admission:
+        if self._ask is None:
+            return Admission(admitted=True, reason="no monitor to ask")
+        if self._scoring is not None:
+            report = dataclasses.replace(report, canaries=self._scoring.result())
+        self.is_waiting = True
+        try:
+            return self._until_answered(self._ask, report)
+        finally:
+            self.is_waiting = False
+
+    def _until_answered(self, ask: Ask, report: BatchReport) -> Admission:
+        was_away = False
+        while True:
+            try:
+                admission = ask(report)
+            except MonitorAway as error:
+                if not was_away:
+                    self._record("gate.waiting", report, str(error))
+                was_away = True
+            else:
+                if was_away:
+                    self._record("gate.answered", report)
+                return admission
+            if self._stop.wait(ASK_AGAIN_S):
+                raise Stopped
+
+    def _record(self, event: str, report: BatchReport, reason: str = "") -> None:
+        self._journal.record(event, subject="trainer", reason=reason, global_step=report.global_step)

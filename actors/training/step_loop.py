@@ -30,7 +30,7 @@ from launcher.base.errors import CheckpointError, TrainerError
 from launcher.base.messages import Cause, EvalReport, StepReport
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Admission, BatchReport, admit
+from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal
 
 NONFINITE_IN_A_ROW = 2
@@ -45,13 +45,15 @@ class RolloutSource(Protocol):
     def evaluate(self, weight_version: int) -> EvalReport | None: ...
 
 
-Gate = Callable[[RolloutBatch, UpdateStats | None], Admission]
-"""May the weights change? Called without figures for a batch that was rejected already. Raises Stopped."""
+class Gate(Protocol):
+    """May a batch be trained on? `check` before the gradients, `admit` before the weights move (an AdmissionGate).
 
+    `admit` raises Stopped when asked to stop while it waits for the answer.
+    """
 
-def no_gate(batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
-    """For a loop without a monitor: the batch itself has been checked already."""
-    return Admission(admitted=True, reason="nobody else to ask")
+    def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission: ...
+
+    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission: ...
 
 
 @dataclass
@@ -82,7 +84,7 @@ class GrpoLoop:
         record: Callable[[StepReport], None],
         journal: Journal,
         attempt: int,
-        gate: Gate = no_gate,
+        gate: Gate,
     ) -> None:
         """`weights_lock` is held while the weights change: whoever reads them on another thread takes it, for as long
         as an export lasts. `view_lock` is held while version and phase change: for a look at them, which takes no time.
@@ -195,7 +197,7 @@ class GrpoLoop:
         batch = self._rollouts.collect(
             self._queue, want=self._config.train_dataset.batch_size, weight_version=self.policy_version
         )
-        if not self._admitted(batch):
+        if not self._passes_check(batch):
             return
         self.phase.enter("train")
         training = time.monotonic()
@@ -227,17 +229,15 @@ class GrpoLoop:
             self._write_down(taken, batch, metrics | timing)
         self._do_what_is_due()
 
-    def _admitted(self, batch: RolloutBatch) -> bool:
-        report = BatchReport.of(batch, policy_version=self.policy_version, n_samples=self._config.gconfig.n_samples)
-        decision = admit(report)
+    def _passes_check(self, batch: RolloutBatch) -> bool:
+        decision = self._gate.check(batch, policy_version=self.policy_version, global_step=self.next_step)
         if not decision.admitted:
             self._reject(batch, decision)
-            self._gate(batch, None)  # tells the monitor: a server may have made it, and may make more
         return decision.admitted
 
     def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
         try:
-            decision = self._gate(batch, stats)
+            decision = self._gate.admit(batch, stats, policy_version=self.policy_version, global_step=self.next_step)
         except Stopped:
             self._model.discard()
             raise

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
 
 from actors.data.dataset import load_records
 from actors.data.prompt_queue import PromptQueue
 from actors.data.training_data import DataLoader
-from actors.model.policy_model import PolicyModel, UpdateStats
+from actors.model.policy_model import PolicyModel
 from actors.ranks.rank_controller import RankController
-from actors.reward.canaries import make_canaries, pick, score_canaries
+from actors.reward.canaries import CanaryRounds, make_canaries
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
-from actors.training.admission_gate import Ask, MonitorGate
+from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
-from actors.training.step_loop import GrpoLoop, no_gate
+from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
 from actors.training.training_servers import TrainingServers
@@ -35,10 +33,8 @@ from launcher.base.messages import (
     TrainerStatus,
     TrainerView,
 )
-from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Admission, BatchReport
-from launcher.policy.canary_policy import CanaryRound, CanaryScore
+from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
@@ -95,13 +91,14 @@ class Training:
             model=self._model,
             data=self._data,
             reward=self._reward,
-            collected=self._begin_canaries,
         )
         scored = list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
-        self._canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
-        self._scoring: Future[tuple[CanaryScore, ...]] | None = None
-        self._gate = None if ask is None else MonitorGate(ask, away=self._monitor_away)
+        canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
+        self._canaries = CanaryRounds(canaries, self._reward, count=config.gate.canaries, submit=self._thread.submit)
+        self._gate = AdmissionGate(
+            config, self._journal, ask=ask, score=self._canaries.begin, servers=self._servers.pool.servers
+        )
         self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
         self._checkpointer = Checkpointer(config, paths, self._journal)
@@ -180,8 +177,7 @@ class Training:
         """The next `run` steps."""
         self._loop.allow()
         self._servers.rollouts.allow()
-        if self._gate is not None:
-            self._gate.allow()
+        self._gate.allow()
         self._failure = None
         self._is_allowed = True
 
@@ -189,8 +185,7 @@ class Training:
         """Let `run` return: at once while it waits for rollouts or the gate, else after the step under way."""
         self._loop.request_stop(save=save)
         self._servers.rollouts.stop()
-        if self._gate is not None:
-            self._gate.stop()
+        self._gate.stop()
 
     def send_weights(self, server: ServerInfo, lineage: int) -> int:
         """Send one server the current weights; returns their version.
@@ -220,7 +215,7 @@ class Training:
                 is_allowed=self._is_allowed,
                 is_running=self._is_running,
                 is_finished=self._is_finished,
-                is_at_gate=self._gate is not None and self._gate.is_waiting,
+                is_at_gate=self._gate.is_waiting,
                 phase=loop.phase.name,
                 progress=loop.phase.entered + self._servers.pool.leases_ended,
                 lineage=self._servers.lineage,
@@ -299,47 +294,13 @@ class Training:
             record=self._records.write,
             journal=self._journal,
             attempt=self._attempt,
-            gate=no_gate if self._gate is None else self._ask_gate,
+            gate=self._gate,
         )
-
-    def _ask_gate(self, batch: RolloutBatch, stats: UpdateStats | None) -> Admission:
-        assert self._gate is not None
-        report = BatchReport.of(
-            batch,
-            policy_version=self._loop.policy_version,
-            n_samples=self._config.gconfig.n_samples,
-            global_step=self._loop.next_step,
-            canaries=self._scored_canaries(),
-        )
-        if stats is None:
-            return self._gate(report)
-        distance = stats.logprob_distance
-        names = {server.url: server.name for server in self._servers.pool.servers()}
-        makers = {rollout.completion.server for rollout in batch.rollouts}
-        by_server = distance.by_server or dict.fromkeys(makers, distance.mean)  # one made all of it
-        distances = {names[url]: by for url, by in by_server.items() if url in names}
-        return self._gate(dataclasses.replace(report, logprob_distance=distance.mean, distances=distances))
 
     def score_canaries(self) -> CanaryRound:
         """Ask the live reward function for answers that are known."""
         step = self._loop.next_step
-        return CanaryRound(step=step, scores=self._submit_canaries().result())
-
-    def _submit_canaries(self) -> Future[tuple[CanaryScore, ...]]:
-        chosen = pick(self._canaries, self._config.gate.canaries, self._loop.next_step)
-        return self._thread.submit(score_canaries(chosen, self._reward))
-
-    def _begin_canaries(self) -> None:
-        """With the batch, so that they are scored while it is trained on."""
-        self._scoring = self._submit_canaries()
-
-    def _scored_canaries(self) -> tuple[CanaryScore, ...]:
-        scoring, self._scoring = self._scoring or self._submit_canaries(), None
-        return scoring.result()
-
-    def _monitor_away(self, why: str) -> None:
-        event = "gate.waiting" if why else "gate.answered"
-        self._journal.record(event, subject="trainer", reason=why, global_step=self._loop.next_step)
+        return CanaryRound(step=step, scores=self._canaries.begin(step).result())
 
 
 def planned_steps(config: RunConfig, *, prompts: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from actors.data.training_data import TrainingData
 from actors.model.policy_model import PolicyModel, torch_dtype
@@ -45,9 +45,7 @@ class TrainingServers:
         model: PolicyModel,
         data: TrainingData,
         reward: RewardPool,
-        collected: Callable[[], None],
     ) -> None:
-        """`collected` is called when a batch is, before it is handed over."""
         self._config = config
         self._journal = journal
         self._thread = thread
@@ -62,9 +60,9 @@ class TrainingServers:
             if on_disk
             else None
         )
-        thread.call(self._connect(reward, collected))
+        thread.call(self._connect(reward))
 
-    async def _connect(self, reward: RewardPool, collected: Callable[[], None]) -> None:
+    async def _connect(self, reward: RewardPool) -> None:
         """Make what lives on the asyncio loop, on it."""
         config, tokenizer = self._config, self._model.tokenizer
         self._client = SGLangClient(self._keys)
@@ -82,7 +80,6 @@ class TrainingServers:
             config=config,
             prompts=self._data.prompts,
             held_out=self._data.held_out,
-            collected=collected,
         )
         dtype = torch_dtype(config.sglang.dtype)
         self._publisher = WeightPublisher(

@@ -35,10 +35,12 @@ class RestoreTrainer:
     """Load the checkpoint of a step; -1: the weights that the run began with. The trainer stays paused.
 
     Checkpoints of later steps are set aside. One that can't be loaded is reported as incomplete from then on.
+    `onset_step`: of the damage that it goes back from, where there is one.
     """
 
     global_step: int
     reason: str
+    onset_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ say why a batch was turned away. The rules are of two kinds:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from launcher.base.messages import Cause
+from launcher.base.messages import Cause, Incident
 from launcher.base.rollouts import RolloutBatch, mean_of
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import GateConfig
@@ -89,6 +89,21 @@ class BatchReport:
         )
 
     @property
+    def figures(self) -> StepFigures:
+        """What is kept of its step, once it is admitted."""
+        return StepFigures(
+            point=RewardPoint(
+                step=self.global_step,
+                mean=_number(self.mean_reward),
+                low=_number(self.low_reward),
+                high=_number(self.high_reward),
+            ),
+            truncated_share=self.truncated_share,
+            blank_share=self.blank_share,
+            distance=_number(self.logprob_distance),
+        )
+
+    @property
     def failed_share(self) -> float:
         return _share(self.failed, self.failed + self.completions)
 
@@ -102,7 +117,7 @@ class BatchReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class GateRules:
     """The rules of one run. `is_exact`: server and trainer both compute in float32, so that their log-probs of the
     same weights agree to 1e-7, and one stale version shows."""
 
@@ -111,12 +126,22 @@ class Gate:
     versions_behind: int
 
     @classmethod
-    def of(cls, config: RunConfig) -> Gate:
+    def of(cls, config: RunConfig) -> GateRules:
         return cls(
             settings=config.gate,
             is_exact={config.sglang.dtype, config.actor.dtype} == {"float32"},
             versions_behind=config.rollout.max_head_offpolicyness,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """What later batches are compared with, of one step. NaN where it isn't known."""
+
+    point: RewardPoint
+    truncated_share: float = math.nan
+    blank_share: float = math.nan
+    distance: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,24 +158,17 @@ class UsualValues:
     distance: float | None = None
 
     @classmethod
-    def of(
-        cls,
-        points: Sequence[RewardPoint],
-        *,
-        truncated: Sequence[float],
-        blank: Sequence[float],
-        distances: Sequence[float],
-    ) -> UsualValues:
-        """Of the same steps, one entry each; NaN where it isn't known. At least one step."""
-        known_distances = [by for by in distances if math.isfinite(by)]
-        known_truncated = [share for share in truncated if math.isfinite(share)]
+    def of(cls, steps: Sequence[StepFigures]) -> UsualValues:
+        """At least one step."""
+        points = [step.point for step in steps]
+        distances = _known(step.distance for step in steps)
         return cls(
             mean_reward=median(point.mean for point in points),
             reward_range=max(point.high for point in points) - min(point.low for point in points),
             reward_noise=estimate_noise([point.mean for point in points]),
-            truncated_share=median(known_truncated) if known_truncated else 1.0,
-            blank_share=median(blank) if blank else 0.0,
-            distance=median(known_distances) if known_distances else None,
+            truncated_share=median(_known(step.truncated_share for step in steps) or [1.0]),
+            blank_share=median(_known(step.blank_share for step in steps) or [0.0]),
+            distance=median(distances) if distances else None,
         )
 
 
@@ -174,23 +192,34 @@ class BatchFault:
 
 
 def admit(
-    report: BatchReport, gate: Gate | None = None, *, usual: UsualValues | None = None, compared_in_a_row: int = 0
+    report: BatchReport,
+    gate: GateRules,
+    *,
+    usual: UsualValues | None = None,
+    compared_in_a_row: int = 0,
+    incident: Incident | None = None,
 ) -> Admission:
-    """Admit a batch only if every completion is whole, scored, and from the weights being trained.
+    """Admit a batch only if every completion is complete, scored, and from the weights being trained.
 
-    Without a `gate` only what needs no settings is asked. `usual`: None as long as the run has too few steps to compare
-    with. `compared_in_a_row`: batches that comparison alone has turned away since the last step.
+    `usual`: None as long as the run has too few steps to compare with. `compared_in_a_row`: batches that comparison
+    alone has rejected since the last step. `incident`: the damage that is known; nothing is trained on while it lasts,
+    and it explains why a batch is unusual.
     """
-    certain = [*_not_whole(report), *_wrong_weights(report, 0 if gate is None else gate.versions_behind)]
-    if gate is not None:
-        certain += [*_too_many(report, gate.settings), *_distant(report, gate, usual)]
+    certain = [
+        *_incomplete(report),
+        *_wrong_weights(report, gate.versions_behind),
+        *_too_many(report, gate.settings),
+        *_distant(report, gate, usual),
+    ]
     if certain:
         return _reject(certain)
-    if gate is not None and usual is not None and compared_in_a_row < gate.settings.compared_rejections:
+    if incident is not None:
+        return Admission(admitted=False, reason=incident.reason, cause=incident.cause, subjects=(incident.subject,))
+    if usual is not None and compared_in_a_row < gate.settings.compared_rejections:
         unusual = _unusual(report, gate.settings, usual)
         if unusual:
             return _reject(unusual, is_compared=True)
-    return Admission(admitted=True, reason="whole, scored and current")
+    return Admission(admitted=True, reason="complete, scored and current")
 
 
 def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admission:
@@ -203,7 +232,7 @@ def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admis
     )
 
 
-def _not_whole(report: BatchReport) -> list[BatchFault]:
+def _incomplete(report: BatchReport) -> list[BatchFault]:
     unscored = sum(score.got is None for score in report.canaries)
     faults = (
         ("no completions", report.completions == 0, Cause.SERVER_CRASH),
@@ -214,7 +243,7 @@ def _not_whole(report: BatchReport) -> list[BatchFault]:
             report.nonfinite_logprobs > 0,
             Cause.SERVER_CORRUPT,
         ),
-        (f"{report.uneven_groups} groups that are not whole", report.uneven_groups > 0, Cause.SERVER_CRASH),
+        (f"{report.uneven_groups} incomplete groups", report.uneven_groups > 0, Cause.SERVER_CRASH),
         (f"{unscored} known answers without a reward", unscored > 0, Cause.VERIFIER_BROKEN),
     )
     return [BatchFault(reason=reason, cause=cause) for reason, found, cause in faults if found]
@@ -238,7 +267,7 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[BatchFault]:
     return [BatchFault(reason=reason, cause=Cause.SERVER_CRASH)]
 
 
-def _distant(report: BatchReport, gate: Gate, usual: UsualValues | None) -> list[BatchFault]:
+def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> list[BatchFault]:
     """Another model than the trainer's made these tokens, whatever version it says. Written so that NaN is distant."""
     limit = _distance_limit(report, gate, usual)
     if report.logprob_distance is None or limit is None:
@@ -262,7 +291,7 @@ def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfi
     return Cause.SERVER_CORRUPT if is_labelled and not distance <= oldest else Cause.SERVER_STALE
 
 
-def _distance_limit(report: BatchReport, gate: Gate, usual: UsualValues | None) -> float | None:
+def _distance_limit(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> float | None:
     """None: switched off. Rounding grows with the model, so in bfloat16 the run's own distance widens the limit."""
     settings = gate.settings
     limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
@@ -295,5 +324,13 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> l
     return faults
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _share(part: int, total: int) -> float:
+    return part / total if total else 0.0
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _known(figures: Iterable[float]) -> list[float]:
+    return [figure for figure in figures if math.isfinite(figure)]

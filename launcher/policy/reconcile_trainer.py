@@ -111,7 +111,11 @@ def restore(draft: PlanBuilder, incident: Incident) -> None:
     elif draft.is_due(repair):
         _condemn(draft, incident)
         draft.order(
-            RestoreTrainer(global_step=choice.global_step, reason=f"{incident.reason}; {choice.reason}"),
+            RestoreTrainer(
+                global_step=choice.global_step,
+                reason=f"{incident.reason}; {choice.reason}",
+                onset_step=incident.onset_step,
+            ),
             attempt=draft.attempt(
                 incident.cause,
                 TRAINER,

@@ -79,6 +79,8 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "memory.remembered": lambda e: f"memory ran out here before, so this attempt begins with {e.get('reason')}",
     "memory.book_damaged": lambda e: f"what this host had learnt about memory is lost: {e.get('reason')}",
     "memory.not_kept": lambda e: f"the next attempt will not know this: {e.get('reason')}",
+    "reward.alert": lambda e: f"the rewards: {_reason(e)}",
+    "reward.alert_over": lambda e: "the rewards are no longer only zeros",
     "memory.rising": lambda e: f"{e.get('subject')}: {e.get('reason')}",
     "run.halting": lambda e: f"the run is being ended, {e.get('word')}: {e.get('reason')}",
 }

@@ -253,9 +253,11 @@ class LineLog:
 class Journal:
     """Writes events.jsonl: what happened, to whom, and why. Never raises for the disk (see LineLog)."""
 
-    def __init__(self, path: Path, attempt: int, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives unix seconds."""
-        self._lines = LineLog(path, durable=True)
+    def __init__(
+        self, path: Path, attempt: int, clock: Callable[[], float] = time.time, *, lines: LineLog | None = None
+    ) -> None:
+        """`clock` gives unix seconds. `lines`: a LineLog of `path` that writes in another way."""
+        self._lines = LineLog(path, durable=True) if lines is None else lines
         self._attempt = attempt
         self._clock = clock
 

@@ -23,7 +23,9 @@ from dataclasses import asdict, dataclass
 import psutil
 import ray
 
-from actors.training.step_loop import GrpoLoop, no_gate
+from actors.model.update_stats import UpdateStats
+from actors.training.admission_gate import AdmissionGate
+from actors.training.step_loop import GrpoLoop
 from actors.training.trainer import Trainer
 from launcher import driver
 from launcher.base.messages import Overrides, StepReport, TrainerReady
@@ -77,7 +79,8 @@ class Switch:
 
     def __init__(self, loop: GrpoLoop, paths: RunPaths, schedule: SwitchSchedule) -> None:
         self._gate, self._record = loop._gate, loop._record
-        loop._gate, loop._record = self.ask, self.write
+        self._no_monitor = AdmissionGate(loop._config, loop._journal)
+        loop._gate, loop._record = self, self.write
         self._loop = loop
         self._paths = paths
         self._schedule = schedule
@@ -85,11 +88,14 @@ class Switch:
         self._gate_s = 0.0
         self._processes: dict[str, psutil.Process] = {}
 
-    def ask(self, batch: RolloutBatch, stats: object) -> Admission:
-        if not self._is_on:
-            return no_gate(batch, stats)  # type: ignore[arg-type]  # handed through
+    def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission:
+        gate = self._gate if self._is_on else self._no_monitor
+        return gate.check(batch, policy_version=policy_version, global_step=global_step)
+
+    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission:
         began = time.perf_counter()
-        admission = self._gate(batch, stats)  # type: ignore[arg-type]
+        gate = self._gate if self._is_on else self._no_monitor
+        admission = gate.admit(batch, stats, policy_version=policy_version, global_step=global_step)
         self._gate_s += time.perf_counter() - began
         return admission
 

@@ -67,7 +67,7 @@ def test_a_finished_run_goes_back_and_on(folder, capsys):
         assert repeated == list(range(BACK_TO + 1, STEPS))
         assert [event["global_step"] for event in again.events("recovery.taken")] == [BACK_TO]
         assert again.events("trainer.restored")[-1]["global_step"] == BACK_TO
-        assert RewardSeries(again.paths).next_step == STEPS
+        assert RewardSeries.read(again.paths).next_step == STEPS
         assert not again.paths.recover_checkpoint.exists()
         newest = CheckpointStore(again.paths.default_checkpoints).latest_complete()
         assert newest.checkpoint.global_step == STEPS - 1 and newest.skipped == ()

@@ -1,4 +1,4 @@
-"""Each incident is told once and its end once; a way out that fails or hangs hurts neither the run nor the others."""
+"""Incidents are reported from the journal: once each, also across a restart, and at nobody's cost."""
 
 import json
 import queue
@@ -8,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from actors.monitoring import alerts
-from actors.monitoring.alerts import Alerts
+from actors.monitoring.alerts import IncidentAlerts
 from launcher.config.supervision import AlertsConfig
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
 
 DEADLINE_S = 30.0
 
@@ -35,68 +37,123 @@ def webhook():
     server.server_close()
 
 
-def test_begin_and_end_are_told_once_each(webhook):
-    url, got, _ = webhook
-    told = Alerts(AlertsConfig(webhook=url), run="exp/t0")
-    for _ in range(3):
-        told.began(4, "server_hang server-0", "stopped for 3.1 s")
-    for _ in range(3):
-        told.ended(4, "back after 9 s")
-    told.ended(5, "of which nobody was told")
-    told.began(6, "the last", "")
-    messages = [got.get(timeout=DEADLINE_S) for _ in range(3)]
-    assert [(m["incident"], m["state"]) for m in messages] == [(4, "began"), (4, "ended"), (6, "began")]
-    assert messages[1]["text"] == "exp/t0: incident 4 ended: server_hang server-0: back after 9 s"
+@pytest.fixture
+def paths(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    return paths
 
 
-def test_a_webhook_that_fails_for_a_moment_is_tried_again(webhook, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
     monkeypatch.setattr(alerts, "PAUSE_S", 0.01)
+    monkeypatch.setattr(alerts, "LOOK_S", 0.01)
+
+
+def happen(paths, state, number=1, attempt=1):
+    facts = {"cause": "server_crash", "doing": "it is being restarted", "is_mended": True, "seconds": 2.5}
+    reason = "ended by SIGKILL" if state == "began" else "it serves again"
+    Journal(paths.events, attempt).record(
+        f"incident.{state}", subject="server-0", reason=reason, incident=number, **facts
+    )
+
+
+def follow(paths, url, attempt=1):
+    return IncidentAlerts(AlertsConfig(webhook=url, timeout=5.0), paths, Journal(paths.events, attempt), attempt)
+
+
+def test_each_is_reported_once_also_by_a_successor(paths, webhook):
+    url, got, _ = webhook
+    happen(paths, "began", number=1, attempt=1)  # nobody was there to report it
+    happen(paths, "began", number=2, attempt=2)
+    first = follow(paths, url, attempt=2)
+    for _ in range(3):
+        first.refresh()
+    began = got.get(timeout=DEADLINE_S)
+    assert (began["run"], began["incident"], began["state"]) == ("exp/t0", 2, "began")
+    assert began["title"] == "server_crash: server-0"
+    assert began["text"].endswith("server-0 crashed (ended by SIGKILL); it is being restarted")
+    happen(paths, "ended", number=2, attempt=2)
+    second = follow(paths, url, attempt=2)
+    second.refresh()
+    ended = got.get(timeout=DEADLINE_S)
+    assert (ended["incident"], ended["state"], ended["title"]) == (2, "ended", began["title"])
+    assert "is over after 2.5 s: server-0 serves again" in ended["text"]
+    first.refresh()  # it has read by now what its successor has sent
+    with pytest.raises(queue.Empty):
+        got.get_nowait()
+    sent = [event["state"] for event in read_lines(paths.events) if event["event"] == "alert.sent"]
+    assert sent == ["began", "ended"]
+
+
+def test_a_webhook_that_fails_for_a_moment_is_tried_again(paths, webhook):
     url, got, statuses = webhook
     statuses[:] = [503, 200]
-    told = Alerts(AlertsConfig(webhook=url), run="exp/t0")
-    told.began(1, "a", "b")
+    alerting = follow(paths, url)
+    happen(paths, "began")
+    alerting.refresh()
     assert got.get(timeout=DEADLINE_S) == got.get(timeout=DEADLINE_S)
-    assert told.missed == 0
+    assert alerting.missed == 0
 
 
-def test_one_that_refuses_is_given_up_and_counted_without_its_secret(monkeypatch, caplog):
-    monkeypatch.setattr(alerts, "PAUSE_S", 0.01)
-    missed = threading.Event()
-    monkeypatch.setattr(alerts.Sink, "_miss", seen(alerts.Sink._miss, missed))
-    told = Alerts(AlertsConfig(webhook="http://127.0.0.1:9/secret"), run="exp/t0")
-    told.began(1, "a", "b")
-    assert missed.wait(DEADLINE_S)
-    assert told.missed == 1
-    assert "127.0.0.1" in caplog.text
+def test_a_webhook_that_fails_is_given_up_and_counted(paths, webhook):
+    url, got, statuses = webhook
+    statuses[:] = [500]
+    alerting = follow(paths, url)
+    happen(paths, "began")
+    alerting.refresh()
+    assert alerting.missed == 1
+    assert [got.get(timeout=DEADLINE_S)["state"] for _ in range(alerts.TRIES)] == ["began"] * alerts.TRIES
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/secret", "http://127.0.0.1:9/secret\n"])
+def test_one_that_refuses_is_named_without_its_secret(paths, caplog, url):
+    alerting = follow(paths, url)
+    happen(paths, "began")
+    alerting.refresh()
+    assert alerting.missed == 1
+    assert "alert.missed" in caplog.text
     assert "secret" not in caplog.text
 
 
-def seen(method, event):
-    def call(self, why):
-        method(self, why)
-        event.set()
-
-    return call
-
-
-def test_one_that_hangs_or_raises_keeps_only_itself_from_hearing_more():
-    heard, release = queue.Queue(), threading.Event()
-
-    def hang(alert):
-        release.wait()
-
-    def fail(alert):
-        raise RuntimeError("of any kind")
-
-    told = Alerts(AlertsConfig(), run="exp/t0", sends={"hangs": hang, "fails": fail, "hears": heard.put})
-    for number in range(2 * alerts.MOST_QUEUED):
-        told.began(number, "a", "b")  # returns, whatever they do
-        heard.get(timeout=DEADLINE_S)
-    assert told.missed >= alerts.MOST_QUEUED - 1
-    release.set()
+def test_an_error_that_nobody_expected_costs_one_message_and_not_those_after_it(paths, webhook, monkeypatch):
+    """The task that read the journal had ended unheard, and no later incident was reported."""
+    url, got, _ = webhook
+    fails, alert_of = [KeyError("a defect")], alerts.alert_of
+    monkeypatch.setattr(alerts, "alert_of", lambda event: fail(fails.pop()) if fails else alert_of(event))
+    alerting = follow(paths, url)
+    happen(paths, "began", 1)
+    happen(paths, "began", 2)
+    alerting.start()
+    assert got.get(timeout=DEADLINE_S)["incident"] == 2
+    alerting.finish(DEADLINE_S)
+    assert alerting.missed == 1
 
 
-def test_without_a_webhook_nothing_is_sent():
-    told = Alerts(AlertsConfig(), run="exp/t0")
-    told.began(1, "a", "b")
-    assert told.missed == 0
+def fail(error):
+    raise error
+
+
+def test_a_webhook_that_hangs_costs_nobody_any_time(paths, webhook, monkeypatch):
+    answers, post = threading.Event(), IncidentAlerts._post
+    monkeypatch.setattr(IncidentAlerts, "_post", lambda *message: answers.wait(DEADLINE_S) and post(*message))
+    before = threading.active_count()
+    alerting = follow(paths, webhook[0])
+    for number in range(1, 50):
+        happen(paths, "began", number)
+    alerting.start()  # returns
+    assert threading.active_count() == before + 1
+    alerting.finish(0.2)  # returns too
+    assert webhook[1].empty()
+    answers.set()
+    alerting.finish(DEADLINE_S)
+    assert [webhook[1].get_nowait()["incident"] for _ in range(49)] == [*range(1, 50)]
+    assert alerting.missed == 0
+
+
+def test_what_the_journal_holds_at_the_end_is_sent_before_it_finishes(paths, webhook):
+    alerting = follow(paths, webhook[0])
+    alerting.start()
+    happen(paths, "began")
+    alerting.finish(DEADLINE_S)
+    assert webhook[1].get_nowait()["state"] == "began"

@@ -2,24 +2,25 @@
 
 import asyncio
 import dataclasses
-import os
-import signal
+import threading
+import time
 
 import pytest
 
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.monitor_view import Watched
-from actors.serving.server_processes import ServerProcesses
+from actors.monitoring.reward_series import RewardSeries
 from actors.serving.sglang_client import SGLangClient
-from launcher.base.messages import Cause, Health, ServerInfo, ServerState
+from launcher.base.messages import Cause, ServerInfo, ServerState
 from launcher.config.schema import RunConfig
 from launcher.config.supervision import HealthConfig
 from launcher.policy.admission import BatchReport
 from launcher.policy.canary_policy import CanaryRound, CanaryScore
+from launcher.run_files import journal
+from launcher.run_files.background_log import BackgroundLineLog
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.programs import stand_in_server
-from tests.unit.actors.monitoring.test_server_watch import DEADLINE_S, QUICK, fault, tree
+from tests.unit.actors.monitoring.test_server_watch import DEADLINE_S, QUICK, tree
 
 SOUND = CanaryScore(name="right", expected=1.0, got=1.0)
 WRONG = dataclasses.replace(SOUND, got=0.0)
@@ -36,12 +37,13 @@ class World:
         self.journal = Journal(self.paths.events, attempt=1)
 
     def monitor(self):
-        return HealthMonitor(self.config, self.paths, self.journal, SGLangClient())
+        return HealthMonitor(self.config, self.journal, SGLangClient(), series=RewardSeries.read(self.paths))
 
     def step(self, step, reward=0.5, low=0.0, high=1.0, distance=1e-7):
         append_line(
             self.paths.metrics,
             {
+                "time": time.time(),
                 "global_step": step,
                 "grpo_actor/task_reward/avg": reward,
                 "grpo_actor/task_reward/min": low,
@@ -100,6 +102,12 @@ def batch(step, **change):
     return BatchReport(**(given | change))
 
 
+def server(pid, url, generation=0):
+    return ServerInfo(
+        name="server-0", index=0, generation=generation, state=ServerState.READY, url=url, pid=pid, weight_version=0
+    )
+
+
 # ── the gate ──
 
 
@@ -107,11 +115,10 @@ def test_a_sound_run_is_admitted_step_by_step(world):
     def work(monitor):
         for step in range(40):
             assert monitor.admit(batch(step)).admitted
-            world.step(step)
         return monitor.view()
 
     view = use(world, work)
-    assert (view.incident, view.rejected_in_a_row) == (None, 0)
+    assert view.incident is None
     assert list(read_lines(world.paths.events)) == []  # silence is the sound of health
 
 
@@ -128,7 +135,6 @@ def test_s1_not_one_batch_passes_a_broken_verifier_and_it_is_named_at_once(world
     assert not any(answer.admitted for answer in answers)
     assert {(answer.cause, answer.subjects) for answer in answers} == {(Cause.VERIFIER_BROKEN, ("reward",))}
     assert (view.incident.cause, view.incident.onset_step) == (Cause.VERIFIER_BROKEN, 30)
-    assert view.rejected_in_a_row == 3
     assert len(world.events("health.verifier_broken")) == len(world.events("canary.wrong")) == 1
 
 
@@ -155,15 +161,46 @@ def test_a_collapse_stops_the_steps_until_the_trainer_is_restored(world):
     def work(monitor):
         refused = monitor.admit(batch(66, mean_reward=0.0))
         incident = monitor.view().incident
-        world.journal.record("trainer.loaded", subject="trainer", global_step=55)
+        monitor.restored(55, incident.onset_step)
         return refused, incident, monitor.view().incident, monitor.admit(batch(56))
 
     refused, incident, after, again = use(world, work)
     assert not refused.admitted
     assert incident.cause is Cause.REWARD_COLLAPSE
     assert abs(incident.onset_step - 60) <= 2
-    assert after is None  # as soon as the journal says so, before a step is repeated
+    assert after is None  # as soon as the trainer is restored, before a step is repeated
     assert again.admitted
+
+
+def test_a_collapse_is_found_in_the_batches_that_were_admitted(world):
+    def work(monitor):
+        answers = [monitor.admit(batch(step)).admitted for step in range(60)]
+        for step in range(60, 80):
+            answers.append(monitor.admit(batch(step, mean_reward=0.0, high_reward=0.0)).admitted)
+        return answers, monitor.view().incident
+
+    world.config.gate.max_reward_jump = None
+    answers, incident = use(world, work)
+    assert all(answers[:60])
+    assert 60 < answers.index(False) < 70
+    assert not any(answers[answers.index(False) :])
+    assert (incident.cause, incident.subject) == (Cause.REWARD_COLLAPSE, "policy")
+    assert len(world.events("health.reward_collapse")) == 1
+
+
+def test_zeros_are_alerted_once_before_they_stop_the_run(world):
+    """The level had no reader: a run of zeros was first heard of when it was stopped."""
+    world.config.reward_health.fall_threshold = None
+
+    def work(monitor):
+        for step in range(7):
+            monitor.admit(batch(step, mean_reward=0.0, high_reward=0.0))
+        monitor.admit(batch(7))
+
+    use(world, work)
+    (alert,) = world.events("reward.alert")
+    assert (alert["reason"], alert["global_step"]) == ("every reward was 0 for 5 steps in a row", 0)
+    assert len(world.events("reward.alert_over")) == 1
 
 
 def test_a_batch_for_an_earlier_step_takes_back_the_later_ones_though_no_event_says_so(world):
@@ -200,6 +237,36 @@ def test_tokens_of_another_model_make_the_servers_doubtful_until_they_are_probed
     assert after == [""]
 
 
+def test_an_admitted_batch_clears_only_the_servers_whose_tokens_are_in_it(world, tmp_path):
+    """A server's doubt had vanished with any admitted batch, before anybody could look at it."""
+
+    async def work(monitor):
+        url = "http://127.0.0.1:9"
+        second = dataclasses.replace(server(process.pid, url), name="server-1", index=1)
+        monitor.watch([Watched(server=server(process.pid, url)), Watched(server=second)])
+        monitor.admit(batch(30, weight_versions=(29,)))  # whose they were isn't known
+        monitor.admit(batch(30, distances={"server-1": 1e-7}))
+        return {seen.name: bool(seen.doubt) for seen in monitor.view().servers}
+
+    world.steps(30)
+    with tree(tmp_path) as process:
+        assert use(world, work) == {"server-0": True, "server-1": False}
+
+
+def test_it_answers_while_the_disk_stalls(world, monkeypatch):
+    """A stalled disk held the loop that answers the pings, and the monitor was ended for hanging."""
+    free, append = threading.Event(), journal.append_line
+    monkeypatch.setattr(journal, "append_line", lambda *line, **more: free.wait(DEADLINE_S) and append(*line, **more))
+    lines = BackgroundLineLog(world.paths.events, durable=True)
+    world.journal = Journal(world.paths.events, attempt=1, lines=lines)
+    answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
+    assert answer.cause is Cause.VERIFIER_BROKEN
+    assert world.events("canary.wrong") == []
+    free.set()
+    assert lines.flush()
+    assert len(world.events("canary.wrong")) == 1
+
+
 # ── after a restart ──
 
 
@@ -207,11 +274,9 @@ def test_a_successor_knows_from_the_files_what_its_predecessor_knew(world):
     world.steps(60)
     for step in range(60, 66):
         world.step(step, reward=0.0, high=0.0)
-    first = use(world, lambda monitor: monitor.view())
-    second = use(world, lambda monitor: (monitor._judge(), monitor.view())[1])
-    assert first.rewards == second.rewards
-    assert second.incident.onset_step == second.rewards.onset_step
-    assert use(world, lambda monitor: monitor.admit(batch(66))).cause is Cause.REWARD_COLLAPSE
+    answers = [use(world, lambda monitor: (monitor.admit(batch(66)), monitor.view().incident)) for _ in range(2)]
+    assert [answer.cause for answer, _ in answers] == [Cause.REWARD_COLLAPSE] * 2
+    assert answers[0][1].onset_step == answers[1][1].onset_step
 
 
 def test_a_successor_does_not_acquit_a_verifier_that_was_accused(world):
@@ -220,108 +285,3 @@ def test_a_successor_does_not_acquit_a_verifier_that_was_accused(world):
     answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(SOUND,))))
     assert answer.cause is Cause.VERIFIER_BROKEN
     assert len(world.events("canary.wrong")) == 1
-
-
-def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(world):
-    world.steps(3)
-
-    def work(monitor):
-        with world.paths.metrics.open("a") as file:
-            file.write('{"global_step": 3, "grpo_actor/task_reward/avg": 0.5, ')
-            file.flush()
-            torn = monitor.view().rewards.reason
-            file.write('"grpo_actor/task_reward/min": 0, "grpo_actor/task_reward/max": 1}\n')
-        return torn, monitor.view().rewards.reason
-
-    torn, whole = use(world, work)
-    assert "last 3 steps" in torn
-    assert "last 4 steps" in whole
-
-
-# ── servers ──
-
-
-def server(pid, url, generation=0):
-    return ServerInfo(
-        name="server-0", index=0, generation=generation, state=ServerState.READY, url=url, pid=pid, weight_version=0
-    )
-
-
-async def until(monitor, targets, health):
-    while (view := look(monitor, targets)).servers[0].verdict.health is not health:
-        await asyncio.sleep(QUICK.look_interval_s)
-    return view.servers[0]
-
-
-def look(monitor, targets):
-    monitor.watch(targets)
-    return monitor.view()
-
-
-def test_a_hang_is_seen_journaled_once_and_forgotten_with_the_next_life(world, tmp_path):
-    async def work(monitor):
-        first = [Watched(server=server(one.pid, url))]
-        await until(monitor, first, Health.HEALTHY)
-        await fault(url, kind="slow", times=None, seconds=600)
-        os.kill(monitor.pids()["server-0"]["scheduler"], signal.SIGSTOP)
-        dead = await until(monitor, first, Health.DEAD)
-        await fault(url, kind="none")
-        back = await until(monitor, [Watched(server=server(two.pid, url, generation=1))], Health.HEALTHY)
-        return dead, back, look(monitor, [])
-
-    running = stand_in_server.running("--weight-version", "0")
-    with running as url, tree(tmp_path / "a") as one, tree(tmp_path / "b") as two:
-        dead, back, none = use(world, work)
-    assert (dead.generation, dead.verdict.cause) == (0, Cause.SERVER_HANG)
-    assert back.generation == 1
-    assert none.servers == ()
-    assert len(world.events("health.dead")) == 1
-    assert world.events("health.dead")[0]["at"] > 0
-
-
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyError("a defect")])
-def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(world, tmp_path, monkeypatch, error):
-    """Its watch had ended unheard, and no hang of that life was ever seen."""
-    look_at, fails = ServerProcesses.look, []
-
-    def look_or_fail(tree):
-        if fails:
-            raise fails.pop()
-        return look_at(tree)
-
-    monkeypatch.setattr(ServerProcesses, "look", look_or_fail)
-
-    async def work(monitor):
-        targets = [Watched(server=server(process.pid, url))]
-        await until(monitor, targets, Health.HEALTHY)
-        monitor.admit(batch(0, weight_versions=(7,)))
-        doubt = monitor.view().servers[0].doubt
-        for _ in range(2):
-            fails.append(error)
-            while fails or not monitor._running["server-0"].done():
-                await asyncio.sleep(QUICK.look_interval_s)
-            await until(monitor, targets, Health.HEALTHY)
-        await fault(url, kind="slow", times=None, seconds=600)
-        os.kill(monitor.pids()["server-0"]["scheduler"], signal.SIGSTOP)
-        return doubt, await until(monitor, targets, Health.DEAD)
-
-    with stand_in_server.running("--weight-version", "0") as url, tree(tmp_path) as process:
-        doubt, dead = use(world, work)
-    assert dead.verdict.cause is Cause.SERVER_HANG
-    assert doubt and dead.doubt == doubt  # it is the same life, with the same weights
-    (told,) = world.events("health.blind")
-    assert repr(error) in told["reason"]
-
-
-def test_the_monitor_answers_while_a_server_hangs(world, tmp_path):
-    """A blocked server costs its own probe alone: each question is answered within one turn of the loop."""
-
-    async def work(monitor):
-        monitor.watch([Watched(server=server(process.pid, url))])
-        await fault(url, kind="slow", times=None, seconds=600)
-        os.kill(process.pid, signal.SIGSTOP)
-        await asyncio.sleep(0)
-        return monitor.admit(batch(0)).admitted, monitor.view().servers[0].name
-
-    with stand_in_server.running() as url, tree(tmp_path) as process:
-        assert use(world, work) == (True, "server-0")

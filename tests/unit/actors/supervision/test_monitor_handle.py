@@ -10,14 +10,10 @@ from actors.monitoring.monitor_view import MonitorView, ServerVerdict
 from actors.supervision import monitor_handle
 from actors.supervision.monitor_handle import MonitorHandle
 from launcher.base.messages import Cause, Health, Incident, Verdict
-from launcher.policy.canary_policy import CanaryVerdict
-from launcher.policy.reward_health import Level, RewardVerdict
 from tests.support.fake_actors import FakeActor, never
 
 SOUND = MonitorView(
     servers=(ServerVerdict(name="server-0", generation=1, verdict=Verdict(health=Health.HEALTHY, reason="tokens")),),
-    rewards=RewardVerdict(level=Level.SOUND, reason="no step yet"),
-    canaries=CanaryVerdict(is_broken=False, is_known=False, reason="none"),
 )
 INCIDENT = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=3)
 TURNS = 200

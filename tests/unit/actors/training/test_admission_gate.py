@@ -1,24 +1,32 @@
 """P7: while the monitor can't be asked the trainer waits, and can still be stopped."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
+from actors.model.update_stats import LogprobDistance
 from actors.rollout.live_rollouts import Stopped
 from actors.training import admission_gate as gate_module
-from actors.training.admission_gate import MonitorAway, MonitorGate
-from launcher.policy.admission import Admission, BatchReport
+from actors.training.admission_gate import AdmissionGate, MonitorAway
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.config.schema import RunConfig
+from launcher.policy.admission import Admission
+from launcher.policy.canary_policy import CanaryScore
+from launcher.run_files.journal import Journal, read_lines
+from tests.support.replay import Replay, prompts
+from tests.unit.launcher.policy.test_admission import OneTake, spoiled
 
-REPORT = BatchReport(
-    policy_version=1,
-    weight_versions=(1,),
-    completions=4,
-    without_reward=0,
-    empty=0,
-    nonfinite_logprobs=0,
-    uneven_groups=0,
-)
+BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)
+URL = BATCH.groups[0].rollouts[0].completion.server
+NOW = {"policy_version": 7, "global_step": 7}
 YES = Admission(admitted=True, reason="sound")
+KNOWN = CanaryScore(name="right", expected=1.0, got=1.0)
+
+
+class Figures:
+    def __init__(self, mean=1e-7, by_server=None):
+        self.logprob_distance = LogprobDistance(mean=mean, max=mean, by_server=by_server or {})
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +34,19 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr(gate_module, "ASK_AGAIN_S", 0.001)
 
 
-def test_it_asks_until_it_is_answered_and_says_so_once():
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path / "events.jsonl", attempt=1)
+
+
+def gate_of(journal, ask, **more):
+    config = RunConfig(experiment_name="exp")
+    config.gconfig.n_samples = 2
+    return AdmissionGate(config, journal, ask=ask, **more)
+
+
+def test_it_asks_until_it_is_answered_and_records_it_once(journal):
     answers = [MonitorAway("restarting"), MonitorAway("restarting"), YES]
-    told = []
 
     def ask(report):
         answer = answers.pop(0)
@@ -36,11 +54,12 @@ def test_it_asks_until_it_is_answered_and_says_so_once():
             raise answer
         return answer
 
-    assert MonitorGate(ask, away=told.append)(REPORT) == YES
-    assert told == ["restarting", ""]
+    assert gate_of(journal, ask).admit(BATCH, Figures(), **NOW) == YES
+    events = [(e["event"], e["reason"], e["global_step"]) for e in read_lines(journal.path)]
+    assert events == [("gate.waiting", "restarting", 7), ("gate.answered", "", 7)]
 
 
-def test_one_that_waits_is_stopped_and_may_be_asked_again():
+def test_one_that_waits_is_stopped_and_may_be_asked_again(journal):
     asked = threading.Event()
     is_back = threading.Event()
 
@@ -50,21 +69,55 @@ def test_one_that_waits_is_stopped_and_may_be_asked_again():
             raise MonitorAway("gone")
         return YES
 
-    gate = MonitorGate(ask, away=lambda why: None)
+    gate = gate_of(journal, ask)
     ended = []
 
     def wait():
         try:
-            gate(REPORT)
+            gate.admit(BATCH, Figures(), **NOW)
         except Stopped:
             ended.append("stopped")
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     asked.wait()
+    assert gate.is_waiting
     gate.stop()
     waiting.join()
     assert ended == ["stopped"]
+    assert not gate.check(spoiled(BATCH, reward=None), **NOW).admitted, "rejected without an answer too"
     is_back.set()
     gate.allow()
-    assert gate(REPORT) == YES
+    assert gate.admit(BATCH, Figures(), **NOW) == YES
+
+
+def test_the_monitor_hears_of_each_batch_with_its_known_answers_and_whose_tokens_are_how_far(journal):
+    heard, scored_for = [], []
+
+    def score(step):
+        scored_for.append(step)
+        scoring = Future()
+        scoring.set_result((KNOWN,))
+        return scoring
+
+    def ask(report):
+        heard.append(report)
+        return YES
+
+    server = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=URL, weight_version=7)
+    gate = gate_of(journal, ask, score=score, servers=lambda: (server,))
+    assert not gate.check(spoiled(BATCH, reward=None), **NOW).admitted
+    assert gate.check(BATCH, **NOW).admitted
+    assert gate.admit(BATCH, Figures(mean=2e-7), **NOW) == YES
+    rejected, admitted = heard
+    assert (rejected.without_reward, rejected.logprob_distance) == (1, None)
+    assert (admitted.logprob_distance, admitted.distances) == (2e-7, {"server-0": 2e-7})
+    assert rejected.canaries == admitted.canaries == (KNOWN,)
+    assert scored_for == [7, 7]
+
+
+def test_without_a_monitor_the_rules_that_need_no_history_decide(journal):
+    gate = gate_of(journal, None)
+    assert gate.check(BATCH, **NOW).admitted
+    assert gate.admit(BATCH, Figures(), **NOW).admitted
+    assert not gate.check(spoiled(BATCH, weight_version=6), **NOW).admitted

@@ -14,8 +14,9 @@ from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.rollout.live_rollouts import Stopped
 from actors.training import run_position
+from actors.training.admission_gate import AdmissionGate
 from actors.training.checkpointing import Checkpointer
-from actors.training.step_loop import GrpoLoop, no_gate
+from actors.training.step_loop import GrpoLoop
 from launcher.base.errors import RolloutError, TrainerError
 from launcher.base.messages import EvalReport
 from launcher.checkpoints import in_memory_checkpoints
@@ -56,7 +57,7 @@ class Trial:
         rollouts=None,
         resume=False,
         publish=lambda version: None,
-        gate=no_gate,
+        ask=None,
         memory=True,
         **settings,
     ):
@@ -91,7 +92,7 @@ class Trial:
             record=self.reports.append,
             journal=journal,
             attempt=1,
-            gate=gate,
+            gate=AdmissionGate(self.config, journal, ask=ask),
         )
         if resume:
             newest = self.store.latest_complete().checkpoint
@@ -249,11 +250,11 @@ def test_a_full_disk_at_a_save_costs_the_checkpoint_and_not_the_run(tmp_path, mo
 def test_a_batch_that_the_gate_turns_away_costs_its_rollouts_and_no_weights(tmp_path):
     asked = []
 
-    def gate(batch, stats):
-        asked.append((batch.weight_versions, math.isfinite(stats.logprob_distance.mean)))
+    def ask(report):
+        asked.append((report.weight_versions, math.isfinite(report.logprob_distance)))
         return Admission(admitted=len(asked) != 3, reason="the monitor says no")
 
-    trial = Trial(tmp_path, steps=5, gate=gate)
+    trial = Trial(tmp_path, steps=5, ask=ask)
     assert trial.run()
     assert asked == [((0,), True), ((1,), True), ((2,), True), ((2,), True), ((3,), True), ((4,), True)]
     assert [event["reason"] for event in trial.events("batch.rejected")] == ["the monitor says no"]
@@ -266,13 +267,13 @@ def test_a_loop_paused_at_the_gate_steps_on_as_if_nothing_had_been(tmp_path):
     trial = None
     paused_at = iter([4])
 
-    def gate(batch, stats):
-        if batch.weight_versions == (4,) and next(paused_at, None):
+    def ask(report):
+        if report.weight_versions == (4,) and next(paused_at, None):
             trial.loop.request_stop(save=False)
             raise Stopped
         return Admission(admitted=True, reason="sound")
 
-    trial = Trial(tmp_path / "paused", steps=8, gate=gate)
+    trial = Trial(tmp_path / "paused", steps=8, ask=ask)
     assert not trial.run()
     assert trial.loop.next_step == 4
     assert [c.global_step for c in trial.store.list()] == [3]  # the rhythm's own: the pause saved nothing

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from launcher.base.messages import Cause
+from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import GateConfig
-from launcher.policy.admission import BatchReport, Gate, UsualValues, admit
+from launcher.policy.admission import BatchReport, GateRules, StepFigures, UsualValues, admit
 from launcher.policy.canary_policy import CanaryScore
 from tests.support.replay import Replay, prompts
 from tests.support.reward_runs import HEALTHY
 
-EXACT = Gate(settings=GateConfig(), is_exact=True, versions_behind=0)
+EXACT = GateRules(settings=GateConfig(), is_exact=True, versions_behind=0)
 ROUNDED = dataclasses.replace(EXACT, is_exact=False)
 
 SOUND = BatchReport(
@@ -39,7 +39,7 @@ def changed(**change):
     return dataclasses.replace(SOUND, **change)
 
 
-@pytest.mark.parametrize("gate", [None, EXACT, ROUNDED])
+@pytest.mark.parametrize("gate", [EXACT, ROUNDED])
 @pytest.mark.parametrize("usual", [None, USUAL])
 def test_a_sound_batch_is_admitted(gate, usual):
     assert admit(SOUND, gate, usual=usual).admitted
@@ -52,14 +52,14 @@ def test_a_sound_batch_is_admitted(gate, usual):
         ({"without_reward": 1}, "1 completions without a reward"),
         ({"empty": 3}, "3 empty completions"),
         ({"nonfinite_logprobs": 2}, "2 completions with non-finite log-probs"),
-        ({"uneven_groups": 1}, "1 groups that are not whole"),
+        ({"uneven_groups": 1}, "1 incomplete groups"),
         ({"canaries": (CanaryScore(name="a", expected=1, got=None),)}, "1 known answers without a reward"),
         ({"weight_versions": (6,)}, r"weight versions [6], not 7"),
         ({"weight_versions": (6, 7)}, r"weight versions [6, 7], not 7"),
         ({"weight_versions": (8,)}, r"weight versions [8], not 7"),
     ],
 )
-@pytest.mark.parametrize("gate", [None, EXACT])
+@pytest.mark.parametrize("gate", [EXACT, ROUNDED])
 def test_a_batch_that_a_failure_made_is_rejected_with_its_reason(change, reason, gate):
     decision = admit(changed(**change), gate)
     assert not decision.admitted
@@ -137,7 +137,8 @@ def jumps(points, gate):
     settings = gate.settings
     turned_away = 0
     for at in range(settings.usual_min_steps, len(points)):
-        usual = UsualValues.of(points[max(0, at - settings.usual_steps) : at], truncated=[], blank=[], distances=[])
+        last = points[max(0, at - settings.usual_steps) : at]
+        usual = UsualValues.of([StepFigures(point=point) for point in last])
         turned_away += not admit(changed(mean_reward=points[at].mean), gate, usual=usual).admitted
     return turned_away
 
@@ -159,6 +160,20 @@ def test_a_change_that_stays_is_let_through_after_two_batches_but_what_is_certai
     assert [d.admitted for d in decisions] == [False, False, True]
     assert decisions[0].is_compared
     assert not admit(changed(empty=1), EXACT, usual=usual, compared_in_a_row=100).admitted
+
+
+def test_while_damage_is_known_nothing_is_admitted_and_what_is_certain_keeps_its_own_cause():
+    known = Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=3)
+    decision = admit(SOUND, EXACT, incident=known)
+    assert (decision.admitted, decision.reason, decision.cause, decision.subjects) == (
+        False,
+        "fell",
+        Cause.REWARD_COLLAPSE,
+        ("policy",),
+    )
+    fell = dataclasses.replace(USUAL, mean_reward=0.9)
+    assert admit(changed(mean_reward=0.0), EXACT, usual=fell, incident=known).cause is Cause.REWARD_COLLAPSE
+    assert admit(changed(weight_versions=(6,)), EXACT, incident=known).cause is Cause.SERVER_STALE
 
 
 def spoiled(batch, **change):
@@ -193,7 +208,7 @@ BATCH = Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=7)
 )
 def test_one_bad_completion_is_seen_in_its_batch(change):
     def decide(batch):
-        return admit(BatchReport.of(batch, policy_version=7, n_samples=2)).admitted
+        return admit(BatchReport.of(batch, policy_version=7, n_samples=2), EXACT).admitted
 
     assert decide(BATCH)
     assert not decide(spoiled(BATCH, **change))

@@ -71,10 +71,10 @@ def test_an_end_that_was_ordered_is_no_death():
     ("rule", "change"),
     [
         ("_wrong_weights", {"weight_versions": (6,)}),
-        ("_not_whole", {"nonfinite_logprobs": 2}),
-        ("_not_whole", {"without_reward": 1}),
-        ("_not_whole", {"empty": 1}),
-        ("_not_whole", {"uneven_groups": 1}),
+        ("_incomplete", {"nonfinite_logprobs": 2}),
+        ("_incomplete", {"without_reward": 1}),
+        ("_incomplete", {"empty": 1}),
+        ("_incomplete", {"uneven_groups": 1}),
     ],
 )
 def test_without_a_certain_rule_its_batch_would_be_trained_on(monkeypatch, rule, change):

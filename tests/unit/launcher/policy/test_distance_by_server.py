@@ -6,12 +6,12 @@ import pytest
 
 from launcher.base.messages import Cause
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Gate, admit
+from launcher.policy.admission import GateRules, admit
 from tests.unit.actors.monitoring.test_health_monitor import batch
 
 CONFIG = RunConfig(experiment_name="exp")
 CONFIG.sglang.dtype = CONFIG.actor.dtype = "float32"
-GATE = Gate.of(CONFIG)
+GATE = GateRules.of(CONFIG)
 
 
 @pytest.mark.parametrize(
