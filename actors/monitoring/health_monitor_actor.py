@@ -33,7 +33,6 @@ from launcher.base.messages import ServerInfo
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
-from launcher.run_files.background_log import BackgroundLineLog
 from launcher.run_files.journal import Journal, LineLog
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
@@ -69,8 +68,7 @@ class HealthMonitorActor:
     async def _begin(self) -> HealthMonitor:
         config, paths = self._config, self._paths
         keys = await asyncio.to_thread(ServerKeys.read, paths.keys)
-        lines = BackgroundLineLog(paths.events, durable=True)
-        journal = Journal(paths.events, self._attempt, time.time, lines=lines)
+        journal = Journal(paths.events, self._attempt, time.time, in_background=True)
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
         if config.alerts.webhook is not None:
             in_order = Journal(paths.events, self._attempt, time.time)  # each line is on the disk before its message

@@ -11,6 +11,7 @@ there is room. What still waits when the process dies is lost, and so is only ev
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import errno
 import fcntl
@@ -21,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.base.errors import JournalError
@@ -254,10 +256,13 @@ class Journal:
     """Writes events.jsonl: what happened, to whom, and why. Never raises for the disk (see LineLog)."""
 
     def __init__(
-        self, path: Path, attempt: int, clock: Callable[[], float] = time.time, *, lines: LineLog | None = None
+        self, path: Path, attempt: int, clock: Callable[[], float] = time.time, *, in_background: bool = False
     ) -> None:
-        """`clock` gives unix seconds. `lines`: a LineLog of `path` that writes in another way."""
-        self._lines = LineLog(path, durable=True) if lines is None else lines
+        """`clock` gives unix seconds. `in_background`: one thread writes, in order, so that a disk that stalls does not
+        stall the caller's loop; what must be on the disk before something else is done waits for `flush`."""
+        self._lines = LineLog(path, durable=True)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal") if in_background else None
+        self._pending: list[Future[bool]] = []
         self._attempt = attempt
         self._clock = clock
 
@@ -292,5 +297,14 @@ class Journal:
             "incident": incident,
         }
         line = head | {(f"fact.{name}" if name in head else name): value for name, value in facts.items()}
-        self._lines.append(line)
+        if self._writer is None:
+            self._lines.append(line)
+        else:
+            self._pending = [write for write in self._pending if not write.done() or write.exception()]
+            self._pending.append(self._writer.submit(self._lines.append, line))
         return line
+
+    async def flush(self) -> None:
+        """Returns when everything recorded so far is on the disk, or was refused by it."""
+        for write in list(self._pending):
+            await asyncio.shield(asyncio.wrap_future(write))  # a caller that gives up must not take the line with it

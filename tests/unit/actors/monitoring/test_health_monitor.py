@@ -17,7 +17,6 @@ from launcher.config.supervision import HealthConfig
 from launcher.policy.admission import BatchReport
 from launcher.policy.canary_policy import CanaryRound, CanaryScore
 from launcher.run_files import journal
-from launcher.run_files.background_log import BackgroundLineLog
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.unit.actors.monitoring.test_server_watch import DEADLINE_S, QUICK, tree
@@ -257,13 +256,12 @@ def test_it_answers_while_the_disk_stalls(world, monkeypatch):
     """A stalled disk held the loop that answers the pings, and the monitor was ended for hanging."""
     free, append = threading.Event(), journal.append_line
     monkeypatch.setattr(journal, "append_line", lambda *line, **more: free.wait(DEADLINE_S) and append(*line, **more))
-    lines = BackgroundLineLog(world.paths.events, durable=True)
-    world.journal = Journal(world.paths.events, attempt=1, lines=lines)
+    world.journal = Journal(world.paths.events, attempt=1, in_background=True)
     answer = use(world, lambda monitor: monitor.admit(batch(30, canaries=(WRONG,))))
     assert answer.cause is Cause.VERIFIER_BROKEN
     assert world.events("canary.wrong") == []
     free.set()
-    assert lines.flush()
+    asyncio.run(world.journal.flush())
     assert len(world.events("canary.wrong")) == 1
 
 
