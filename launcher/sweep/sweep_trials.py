@@ -1,4 +1,4 @@
-"""From the overrides of a sweep to its trials: who they are, and what each run is told. Pure.
+"""Makes the trials of a sweep from its overrides: the name and the arguments of each run. Pure.
 
 A trial's name follows from its overrides alone, so that a sweep started again finds the runs that it has made, and one
 with more values keeps those that it had.
