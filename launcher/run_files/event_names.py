@@ -59,6 +59,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "trainer.resumed": "it has resumed",
     "trainer.ranks_met": "the trainer ranks have connected",
     "trainer.rank_lost": "a trainer rank ended, failed or hangs",
+    "trainer.snapshot_failed": "the display is out of date, as the trainer's snapshot failed: a defect",
     "batch.rejected": "a batch was not trained on, with the reason",
     "eval.done": "held-out accuracy at a policy version",
     "data.left_out": "records that the data set has, and the run does not use",

@@ -1,7 +1,7 @@
 """Runs a sweep (`python -m launcher -m …`) and writes its table, CSV, picture and recommendation.
 
-The exit code is 0 where a trial FINISHED: others may have run out of memory, which is what a sweep is for. Else it is the
-code of the first that did not finish; 130 where the user ended it.
+The exit code is 0 where a trial FINISHED: others may have run out of memory, which is what a sweep is for. Else it is
+the code of the first that did not finish; 130 where the user ended it.
 """
 
 from __future__ import annotations
