@@ -132,6 +132,6 @@ class CoordinatorActor:
             furthest=furthest_step(self._paths.metrics, attempt),
         )
         hands = ActionExecutor(self._config, history, eyes, shares_gpu=self._shares_gpu)
-        artifacts = ArtifactCollector(self._paths, pids=eyes.pids)
-        self._coordinator = Coordinator(self._config, hands, history, artifacts=artifacts)
+        keeper = ArtifactCollector(self._paths, pids=eyes.pids)
+        self._coordinator = Coordinator(self._config, hands, history, keeper=keeper)
         return self._coordinator

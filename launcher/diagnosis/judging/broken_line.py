@@ -1,4 +1,4 @@
-"""Dates a fall: the line (old level, slope, new level) that fits best, and the onsets that fit almost as well.
+"""Dates a fall: fits the line (old level, slope, new level), and gives the onsets that fit almost as well.
 
 Least squares over every pair (onset, bottom) of the grid. Squares are of values clipped to the two levels ± 4 standard
 deviations, so that spikes and bad batches do not pull. The interval is the profile's: onsets whose sum of squares
@@ -21,8 +21,6 @@ CLIP = 4.0
 SLOPE_STEPS = 8
 INTERVAL, INTERVAL_OF_A_SLOPE = 4.0, 10.0
 PARTLY_BAD = 4.0
-AFTER_STEPS = 150
-"""Steps at the new level that are looked at, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,8 @@ def date_fall(series: Floats, *, first: int, noise: float, top: float, near: int
     """`series` ends where the fall does. `first`: where the old level is looked at from. `near`: the first step of the
     first lower level."""
     stop = min(len(series), near + LONGEST_SLOPE)
-    low = _new_level(series[near:stop])
+    after = series[near:stop]
+    low = float(np.median(after[-max(5, len(after) // 3) :]))  # the level in the end: of a slope its foot
     part = np.clip(series[first:stop], min(low, top) - CLIP * noise, top + CLIP * noise)
     best, dated_bottom, profile = _fit(part, noise, low)
     width = INTERVAL if dated_bottom - best < SLOPE_STEPS else INTERVAL_OF_A_SLOPE
@@ -52,12 +51,6 @@ def date_fall(series: Floats, *, first: int, noise: float, top: float, near: int
             onset -= 1
     earliest, latest = first + int(allowed[0]), first + int(allowed[-1])
     return Dated(onset=onset, earliest=min(earliest, onset), latest=max(latest, onset), bottom=max(bottom, onset))
-
-
-def _new_level(after: Floats) -> float:
-    """The level in the end: of a slope its foot, of spikes their base."""
-    tail = after[-max(5, len(after) // 3) :]
-    return float(np.median(tail))
 
 
 def _fit(part: Floats, noise: float, low: float) -> tuple[int, int, Floats]:

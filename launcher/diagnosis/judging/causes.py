@@ -1,7 +1,6 @@
-"""Why it failed: for each cause that is possible, what speaks for it and what against it, weighed and ordered.
+"""Ranks the possible causes by the evidence for and against each.
 
-The weights are rough log-odds: 3 for what hardly happens otherwise, 1 for a hint. They order causes and say how sure
-that is; they are no probabilities.
+The scores order causes and say how sure that is; they are no probabilities.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.diagnosis.judging import learning_evidence, process_evidence
+from launcher.diagnosis.judging import evidence
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_context import IncidentContext
+from launcher.diagnosis.reading.log_records import Kind, Role
 
 SURE, LEAD = 3, 2
 
@@ -52,15 +52,13 @@ class Causes:
         return self.ranked[0] if self.ranked and self.ranked[0].score > 0 else None
 
 
-Witness = Callable[[IncidentContext], Iterator[Evidence]]
-
-WITNESSES: Mapping[Guess, Witness] = {
-    Guess.SERVER_CRASH: process_evidence.of_server_crash,
-    Guess.SERVER_HANG: process_evidence.of_server_hang,
-    Guess.OUT_OF_MEMORY: process_evidence.of_memory,
-    Guess.DEGRADATION: learning_evidence.of_degradation,
-    Guess.REWARD_FUNCTION: learning_evidence.of_reward_function,
-    Guess.TRAINER_CRASH: process_evidence.of_trainer_crash,
+EVIDENCE_OF: Mapping[Guess, Callable[[IncidentContext], Iterator[Evidence]]] = {
+    Guess.SERVER_CRASH: evidence.of_server_crash,
+    Guess.SERVER_HANG: evidence.of_server_hang,
+    Guess.OUT_OF_MEMORY: evidence.of_memory,
+    Guess.DEGRADATION: evidence.of_degradation,
+    Guess.REWARD_FUNCTION: evidence.of_reward_function,
+    Guess.TRAINER_CRASH: evidence.of_trainer_crash,
 }
 
 
@@ -68,16 +66,24 @@ def weigh(context: IncidentContext) -> Causes:
     """The causes of what the context shows. The trainer's crash is named only where something speaks for it."""
     ranked = sorted((_ranked(guess, context) for guess in Guess), key=lambda one: -one.score)
     kept = [one for one in ranked if one.guess is not Guess.TRAINER_CRASH or one.supporting]
-    is_sure = bool(kept) and kept[0].score >= SURE and (len(kept) < 2 or kept[0].score - kept[1].score >= LEAD)
-    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(process_evidence.missing_from(context)))
+    is_sure = kept[0].score >= SURE and kept[0].score - kept[1].score >= LEAD
+    return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(_missing_from(context)))
 
 
 def _ranked(guess: Guess, context: IncidentContext) -> RankedCause:
-    evidence = sorted(WITNESSES[guess](context), key=lambda one: -abs(one.weight))
+    found = sorted(EVIDENCE_OF[guess](context), key=lambda one: -abs(one.weight))
     return RankedCause(
         guess=guess,
-        score=sum(one.weight for one in evidence),
-        supporting=tuple(one for one in evidence if one.weight > 0),
-        opposing=tuple(one for one in evidence if one.weight < 0),
-        where=process_evidence.where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
+        score=sum(one.weight for one in found),
+        supporting=tuple(one for one in found if one.weight > 0),
+        opposing=tuple(one for one in found if one.weight < 0),
+        where=evidence.where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
     )
+
+
+def _missing_from(context: IncidentContext) -> Iterator[str]:
+    """Which files would have shown more."""
+    if not context.has_server_log:
+        yield "no server log was given (llm_server.log): a hang and a crash can't be told apart by it"
+    if not context.has_log(Role.TRAINER) and not context.near(Kind.INCIDENT, Kind.RUN_ENDED):
+        yield "no trainer log was given (trainer.log): failed connections can't be seen"

@@ -1,26 +1,43 @@
-"""One thing that speaks for or against a cause, in a sentence with its figures and the line that it comes from."""
+"""What speaks for and against each cause, in sentences with their figures and the line that they come from.
+
+The weights are rough log-odds: 3 for what hardly happens otherwise, 1 for a hint.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from launcher.diagnosis.judging.incident_context import IncidentContext
+from launcher.diagnosis.judging.onset import Shape
+from launcher.diagnosis.reading.log_clock import say_duration
 from launcher.diagnosis.reading.log_patterns import without_head
-from launcher.diagnosis.reading.log_records import Kind, LogEvent
+from launcher.diagnosis.reading.log_records import (
+    ENTROPY,
+    GRAD_NORM,
+    KL,
+    LOSS,
+    N_SEQS,
+    NO_EOS,
+    ROLLOUT_REWARD,
+    ROLLOUT_S,
+    SEQ_LEN,
+    UPDATED,
+    Kind,
+    LogEvent,
+    Role,
+)
+from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_cause
 
 SHARP_STEPS = 3
 """A fall within fewer steps is a drop."""
-CONNECTION = (
-    Kind.REFUSED,
-    Kind.LOST,
-    Kind.TIMEOUT,
-    Kind.REQUEST_FAILED,
-    Kind.ROLLOUT_FAILED,
-)
+CONNECTION = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+PAUSE_S = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """One thing that speaks for (weight > 0) or against a cause. `where`: file and line, where there is one."""
 
@@ -29,11 +46,15 @@ class Evidence:
     where: str = ""
 
 
-def incidents(context: IncidentContext, *causes: str) -> Iterator[Evidence]:
-    """What the run itself found out while it went on."""
+def _in(events: Sequence[LogEvent], weight: int, text: str) -> Evidence:
+    return Evidence(weight, text, events[0].where)
+
+
+def _own_incidents(context: IncidentContext, *causes: str) -> Iterator[Evidence]:
+    """What the run itself found while it was running."""
     own = [h for h in context.near(Kind.INCIDENT) if h.facts.get("cause") in causes]
     if own:
-        yield seen_in(6, own, f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}")
+        yield _in(own, 6, f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}")
 
 
 def seconds_of(event: LogEvent) -> float:
@@ -41,19 +62,275 @@ def seconds_of(event: LogEvent) -> float:
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
-def mean_count(log_events: Sequence[LogEvent]) -> float:
-    return sum(h.count for h in log_events) / len(log_events) if log_events else 0.0
+def _count(events: Sequence[LogEvent]) -> int:
+    return sum(h.count for h in events)
 
 
-def times(log_events: Sequence[LogEvent]) -> str:
-    count = sum(h.count for h in log_events)
-    return "once" if count == 1 else f"{count:,} times"
+def _mean_count(events: Sequence[LogEvent]) -> float:
+    return _count(events) / len(events) if events else 0.0
 
 
-def seen_in(weight: int, log_events: Sequence[LogEvent], text: str) -> Evidence:
-    return Evidence(weight=weight, text=text, where=log_events[0].where)
+def _times(events: Sequence[LogEvent]) -> str:
+    return "once" if (count := _count(events)) == 1 else f"{count:,} times"
 
 
-def shown(event: LogEvent) -> str:
+def _line_of(event: LogEvent) -> str:
     line = without_head(str(event.facts.get("line") or event.text))
     return line if len(line) <= 160 else f"{line[:159]}…"
+
+
+# ── servers ──
+
+
+def of_server_crash(context: IncidentContext) -> Iterator[Evidence]:
+    yield from _own_incidents(context, "server_crash", "server_corrupt")
+    if exits := context.near(Kind.SERVER_EXITED):
+        code = exits[0].facts.get("exit_code")
+        yield _in(exits, 3, f"a server's process ended{'' if code is None else f' with exit code {code}'}")
+    if raised := context.near(Kind.SERVER_EXCEPTION):
+        yield _in(raised, 3, "an exception ended a server")
+    yield from _refusals(context)
+    if (lost := context.near(Kind.LOST)) and not context.earlier(Kind.LOST):
+        yield _in(lost, 1, f"{_times(lost)} a connection broke, never before")
+    change = context.change(ROLLOUT_S)
+    if change is not None and change.is_clear and change.ratio < 0.5:
+        yield Evidence(1, f"rollouts failed fast: {change.before:.3g} s a step before, {change.after:.3g} s after")
+    yield from _explained_by_memory(context)
+    yield from _still_generating(context)
+    if context.has_log(Role.TRAINER) and not context.near(Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED):
+        yield Evidence(-2, "no refused or broken connection around the onset")
+    yield from _no_rollout(context)
+
+
+def of_server_hang(context: IncidentContext) -> Iterator[Evidence]:
+    yield from _own_incidents(context, "server_hang")
+    yield from _pauses(context)
+    if fired := context.near(Kind.SERVER_WATCHDOG):
+        yield _in(fired, 3, "its own watchdog fired")
+    if unwell := context.near(Kind.SERVER_UNHEALTHY):
+        yield _in(unwell, 2, f"{_times(unwell)} its health check failed")
+    refused, slow = context.near(Kind.REFUSED), context.near(Kind.TIMEOUT, Kind.REQUEST_FAILED)
+    if slow and not refused and not context.earlier(Kind.TIMEOUT, Kind.REQUEST_FAILED):
+        yield _in(slow, 2, f"{_times(slow)} a request got no answer in time, never before")
+    change = context.change(ROLLOUT_S)
+    if change is not None and change.is_clear and change.ratio >= 4:
+        yield Evidence(2, f"rollouts take {change.after:.3g} s a step, {change.before:.3g} s before: they wait")
+    elif change is not None and change.ratio < 1.5:
+        yield Evidence(-1, f"rollouts take no longer ({change.before:.3g} → {change.after:.3g} s a step)")
+    if refused:
+        yield _in(refused, -2, "connections are refused: a process that hangs still accepts them")
+    if exits := context.near(Kind.SERVER_EXITED):
+        yield _in(exits, -2, "the server's process ended")
+    yield from _explained_by_memory(context)
+    yield from _still_generating(context)
+    yield from _no_rollout(context)
+
+
+def _explained_by_memory(context: IncidentContext) -> Iterator[Evidence]:
+    """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
+    if ran_out := [h for h in context.near(Kind.OUT_OF_MEMORY) if place_of(h)[0] == "server"]:
+        yield _in(ran_out, -6, "a server ran out of memory: what else it did came of that")
+
+
+def _refusals(context: IncidentContext) -> Iterator[Evidence]:
+    refused, earlier = context.near(Kind.REFUSED), context.earlier(Kind.REFUSED)
+    if refused:
+        before = f"{_count(earlier)} times before" if earlier else "never before"
+        since = f" from step {refused[0].after_step + 1} on" if refused[0].after_step is not None else ""
+        weight = 3 if _mean_count(refused) > 3 * _mean_count(earlier) else 1
+        yield _in(refused, weight, f"{_times(refused)} a connection was refused{since}, {before}")
+
+
+def _pauses(context: IncidentContext) -> Iterator[Evidence]:
+    """The server made no tokens while the trainer waited for some."""
+    usual = [seconds_of(h) for h in context.earlier(Kind.NO_TOKENS) if not h.facts.get("is_last")]
+    limit = max(PAUSE_S, 5 * float(np.median(usual)) if usual else 0.0)
+    pauses = [h for h in context.near(Kind.NO_TOKENS) if not h.facts.get("is_last") and seconds_of(h) >= limit]
+    if pauses:
+        longest = max(pauses, key=seconds_of)
+        yield _in([longest], 3, f"a server made no tokens for {say_duration(seconds_of(longest))}")
+    # until the trainer's log ends, or its last step was done
+    ends = [s.last_time for s in context.contents.sources if s.role is not Role.SERVER and s.last_time is not None]
+    for last in _last_tokens(context):
+        if last.time is None or not ends or context.until is None or last.time > context.until:
+            continue
+        if (silent_s := max(ends) - last.time) >= limit:
+            text = f"a server made its last tokens {say_duration(silent_s)} before the trainer's log ends"
+            yield _in([last], 4, text)
+
+
+def _last_tokens(context: IncidentContext) -> list[LogEvent]:
+    return [h for h in context.contents.log_events if h.kind is Kind.NO_TOKENS and h.facts.get("is_last")]
+
+
+def _still_generating(context: IncidentContext) -> Iterator[Evidence]:
+    """A server that makes tokens long after the onset neither hangs nor is gone."""
+    lasts = _last_tokens(context)
+    if context.found is None or context.until is None or context.near(Kind.SERVER_READY, Kind.SERVER_LAUNCHED):
+        return
+    if max((h.time for h in lasts if h.time is not None), default=0.0) <= context.until:
+        return
+    if not any(seconds_of(h) >= PAUSE_S for h in context.near(Kind.NO_TOKENS) if not h.facts.get("is_last")):
+        yield _in(lasts, -3, "the servers went on making tokens after the onset")
+
+
+def _no_rollout(context: IncidentContext) -> Iterator[Evidence]:
+    is_missing = context.found is not None and context.found.fall.shape is Shape.MISSING
+    if is_missing or context.has_vanished(ROLLOUT_REWARD):
+        yield Evidence(1, "from the onset on no rollout finished (no rollout/reward)")
+
+
+# ── memory and the trainer ──
+
+
+def of_memory(context: IncidentContext) -> Iterator[Evidence]:
+    yield from _own_incidents(context, "server_oom", "trainer_oom")
+    ran_out = context.near(Kind.OUT_OF_MEMORY)
+    if ran_out:
+        yield _in(ran_out, 6, f"{where_memory_ran_out(context)}: {_line_of(ran_out[0])}")
+    if killed := context.near(Kind.KILLED_FOR_MEMORY):
+        yield _in(killed, 2, f"a process was killed by SIGKILL: {_line_of(killed[0])}")
+    if not ran_out and any(h.facts.get("exit_code") in (-9, 137) for h in context.near(Kind.SERVER_EXITED)):
+        yield Evidence(1, "a server ended by SIGKILL, as the kernel does for memory (dmesg would say so)")
+    if not ran_out and any(source.what == "log" for source in context.contents.sources):
+        yield Evidence(-3, "no log mentions it around the onset")
+
+
+def where_memory_ran_out(context: IncidentContext) -> str:
+    """`server, at start-up`; "" where it did not."""
+    ran_out = context.near(Kind.OUT_OF_MEMORY)
+    if not ran_out:
+        return ""
+    who, phase = place_of(ran_out[0])
+    return {"": who, "startup": f"{who}, at start-up"}.get(phase, f"{who}, in {phase}")
+
+
+def place_of(event: LogEvent) -> tuple[str, str]:
+    """(server or trainer, phase) of a line that says that memory ran out."""
+    ran_out = str(event.facts.get("ran_out") or ran_out_of(event) or "")
+    phases = {RanOut.SERVER_POOL_TOO_SMALL: "startup", RanOut.SERVER_POOL: "generation"}
+    phase = next((phase for kind, phase in phases.items() if ran_out == kind), str(event.facts.get("phase") or ""))
+    return "server" if ran_out.startswith("server") else "trainer", phase
+
+
+def ran_out_of(event: LogEvent) -> RanOut | None:
+    """Which memory it was, by the patterns of exit_cause.py."""
+    line = str(event.facts.get("line") or event.text)
+    known = event.facts.get("ran_out")
+    if known in set(RanOut):
+        return RanOut(str(known))
+    find = find_server_cause if event.role is Role.SERVER else find_trainer_cause
+    return find([line], None).ran_out or find_server_cause([line], None).ran_out
+
+
+def of_trainer_crash(context: IncidentContext) -> Iterator[Evidence]:
+    yield from _own_incidents(context, "trainer_crash", "trainer_hang")
+    if failed := context.near(Kind.TRAINER_FAILED):
+        yield _in(failed, 3, f"the trainer failed: {_line_of(failed[0])}")
+        if context.near(Kind.OUT_OF_MEMORY, role=Role.TRAINER):
+            yield Evidence(-2, "it ran out of memory first")
+
+
+# ── the policy and the reward function ──
+
+
+def of_degradation(context: IncidentContext) -> Iterator[Evidence]:
+    yield from _own_incidents(context, "reward_collapse", "nonfinite")
+    if context.found is None:
+        yield Evidence(-2, "the rewards did not fall")
+        return
+    yield from _shape_of_degradation(context)
+    yield from _not_finite(context)
+    failed = context.near(*CONNECTION)
+    for name, words, factor in ((GRAD_NORM, "gradient norm", 3.0), (KL, "KL to the old policy", 4.0)):
+        peak = context.peak_before(name)
+        if peak is not None and peak[1] > 0 and peak[0] > factor * peak[1] and not failed:
+            yield Evidence(2, f"{words} {peak[0]:.3g} at step {peak[2]}, usually {peak[1]:.3g}")
+    yield from _changed_completions(context)
+    yield from _failed_connections(context)
+    if context.near(Kind.REWARD_TIMEOUT, Kind.REWARD_ERROR):
+        yield Evidence(-1, "rewards could not be computed at the same time")
+
+
+def of_reward_function(context: IncidentContext) -> Iterator[Evidence]:
+    yield from _own_incidents(context, "verifier_broken")
+    late, raised = context.near(Kind.REWARD_TIMEOUT), context.near(Kind.REWARD_ERROR)
+    if late and _count(late) > 3 * _mean_count(context.earlier(Kind.REWARD_TIMEOUT)):
+        yield _in(late, 3, f"{_times(late)} a reward timed out and counted as 0")
+    if raised:
+        yield _in(raised, 3, f"{_times(raised)} the reward function failed: {_line_of(raised[0])}")
+    if context.found is None:
+        if not late and not raised:
+            yield Evidence(-2, "the rewards did not fall")
+        return
+    fall = context.found.fall
+    if fall.shape is Shape.NEVER:
+        yield Evidence(3, "not one reward of the run was above 0")
+    elif fall.shape is Shape.DECAY:
+        yield Evidence(-1, "the rewards fell slowly; a function breaks from one step to the next")
+    same = _same_completions(context)
+    if same and fall.bottom - fall.onset < SHARP_STEPS and not context.near(*CONNECTION):
+        yield Evidence(3, f"the rewards dropped at once while completions stayed as they were: {same}")
+    yield from _failed_connections(context)
+    if changed := [one.text for one in _changed_completions(context)]:
+        yield Evidence(-1, f"the completions changed too: {changed[0]}")
+
+
+def _failed_connections(context: IncidentContext) -> Iterator[Evidence]:
+    if failed := context.near(*CONNECTION):
+        yield _in(failed, -2, "connections failed at the same time")
+
+
+def _shape_of_degradation(context: IncidentContext) -> Iterator[Evidence]:
+    assert context.found is not None
+    fall = context.found.fall
+    slope = fall.bottom - fall.onset
+    if fall.shape is Shape.DECAY:
+        yield Evidence(3, f"the rewards fell slowly, over {slope} steps")
+    elif fall.shape is Shape.PLATEAU:
+        yield Evidence(1, "the rewards fell to a lower level, not to 0")
+    elif fall.shape in (Shape.ZERO, Shape.MISSING) and slope < SHARP_STEPS:
+        yield Evidence(-2, "the rewards were exactly 0 from one step to the next")
+    elif fall.shape is Shape.SPIKES and fall.zeros > fall.steps / 3:
+        yield Evidence(-2, "the rewards jump between 0 and the old level: the policy still can")
+
+
+def _not_finite(context: IncidentContext) -> Iterator[Evidence]:
+    assert context.found is not None
+    rows, onset = context.found.rows, context.found.fall.onset
+    for name, words in ((LOSS, "loss"), (GRAD_NORM, "gradient norm")):
+        is_finite = np.isfinite(context.series(name))
+        begin = max(0, onset - 20)
+        lost = np.flatnonzero(~is_finite[begin : onset + 3])
+        if len(lost) and onset and is_finite[:onset].mean() > 0.9:
+            step = int(context.contents.steps.steps[rows[begin + lost[0]]])
+            yield Evidence(3, f"the {words} was not finite at step {step}")
+    change = context.change(UPDATED)
+    if change is not None and change.before > 0.5 > change.after:
+        yield Evidence(1, "updates no longer succeed (update_successful)")
+
+
+def _changed_completions(context: IncidentContext) -> Iterator[Evidence]:
+    """Entropy, lengths and cut ends, where they moved with the rewards."""
+    if context.near(*CONNECTION):
+        return
+    for name, words, weight in ((ENTROPY, "entropy", 2), (SEQ_LEN, "length of sequences", 1)):
+        change = context.change(name)
+        if change is not None and change.is_clear and not 0.7 <= change.ratio <= 1.4:
+            yield Evidence(weight, f"{words} {change.before:.3g} → {change.after:.3g}")
+    cut = context.change(NO_EOS)
+    if cut is not None and cut.is_clear and abs(cut.after - cut.before) > 0.15:
+        yield Evidence(1, f"share of completions that don't end {cut.before:.2f} → {cut.after:.2f}")
+
+
+def _same_completions(context: IncidentContext) -> str:
+    """How completions stayed as they were; "" where that can't be seen, or they did not."""
+    same = []
+    for name, words in ((SEQ_LEN, "length"), (N_SEQS, "number"), (ENTROPY, "entropy"), (NO_EOS, "cut share")):
+        change = context.change(name)
+        if change is None:
+            continue
+        if change.is_clear and not 0.8 <= change.ratio <= 1.25:
+            return ""
+        same.append(f"{words} {change.before:.3g} → {change.after:.3g}")
+    return ", ".join(same)

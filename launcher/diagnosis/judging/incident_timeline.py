@@ -1,4 +1,4 @@
-"""What happened in order: the beginnings and ends of each kind of thing, the onset among them."""
+"""What happened, in order: the beginnings and ends of each kind of thing, the onset among them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from launcher.diagnosis.judging.evidence import seconds_of
 from launcher.diagnosis.judging.step_history import FoundFall
 from launcher.diagnosis.reading.log_clock import say_time
 from launcher.diagnosis.reading.log_records import Contents, Kind, LogEvent
@@ -13,13 +14,13 @@ from launcher.diagnosis.reading.log_records import Contents, Kind, LogEvent
 MOST = 60
 ONSET = "onset"
 TOGETHER_STEPS = 10
-"""Happenings of one kind no further apart are one entry."""
+"""Events of one kind no further apart are one entry."""
 TOGETHER_S = 600.0
 RARE = (Kind.CHECKPOINT, Kind.RESUMED, Kind.RECOVER_RUN, Kind.INCIDENT, Kind.SERVER_EXITED, Kind.OUT_OF_MEMORY,
         Kind.SERVER_READY, Kind.SERVER_LAUNCHED, Kind.CONDEMNED, Kind.RUN_ENDED)  # fmt: skip
 """Each is an entry of its own."""
 LONG_PAUSE_S = 300.0
-LESS_TOLD = (Kind.CHECKPOINT, Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
+SHOWN_LESS = (Kind.CHECKPOINT, Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 """Where there are too many entries, these go first, but for those next to the onset."""
 
 
@@ -41,21 +42,20 @@ def timeline_of(contents: Contents, found: FoundFall | None) -> list[TimelineMom
     """Everything, by time, where it is known, else by step."""
     moments = [_moment(group) for group in _groups(contents)]
     if found is not None:
-        steps, rows, fall = contents.steps, found.rows, found.fall
-        row = rows[fall.onset]
-        time = float(steps.times[row])
-        onset = TimelineMoment(
-            step=int(steps.steps[row]),
-            time=say_time(time) if math.isfinite(time) else "",
-            seconds=time if math.isfinite(time) else None,
-            kind=ONSET,
-            count=1,
-            text=f"the rewards begin to fall, {fall.shape}: {fall.before:.3g} → {fall.after:.3g}",
-        )
-        moments.append(onset)
+        fall = found.fall
+        text = f"the rewards begin to fall, {fall.shape}: {fall.before:.3g} → {fall.after:.3g}"
+        moments.append(_moment_of_step(contents, int(found.rows[fall.onset]), ONSET, text))
         if fall.end is not None:
-            moments.append(_came_back(contents, found))
+            moments.append(_moment_of_step(contents, int(found.rows[fall.end]), "came back", "the rewards are back"))
     return sorted(moments, key=_when)
+
+
+def _moment_of_step(contents: Contents, row: int, kind: str, text: str) -> TimelineMoment:
+    time = float(contents.steps.times[row])
+    seconds = time if math.isfinite(time) else None
+    return TimelineMoment(
+        step=int(contents.steps.steps[row]), time=say_time(seconds), seconds=seconds, kind=kind, count=1, text=text
+    )
 
 
 def in_brief(moments: Sequence[TimelineMoment]) -> list[TimelineMoment]:
@@ -72,21 +72,11 @@ def in_brief(moments: Sequence[TimelineMoment]) -> list[TimelineMoment]:
     return _few(brief, next((moment for moment in brief if moment.kind == ONSET), None))
 
 
-def _came_back(contents: Contents, found: FoundFall) -> TimelineMoment:
-    assert found.fall.end is not None
-    row = found.rows[found.fall.end]
-    time = float(contents.steps.times[row])
-    return TimelineMoment(
-        step=int(contents.steps.steps[row]), time=say_time(time) if math.isfinite(time) else "",
-        seconds=time if math.isfinite(time) else None, kind="came back", count=1, text="the rewards are back",
-    )  # fmt: skip
-
-
 def _groups(contents: Contents) -> Iterator[list[LogEvent]]:
-    """Happenings of one kind that belong together."""
+    """Events of one kind that belong together."""
     open_groups: dict[Kind, list[LogEvent]] = {}
     for event in contents.log_events:
-        if event.kind in (Kind.SILENCE, Kind.NO_TOKENS) and not _is_long(event):
+        if event.kind in (Kind.SILENCE, Kind.NO_TOKENS) and seconds_of(event) < LONG_PAUSE_S:
             continue
         group = open_groups.get(event.kind)
         if group is not None and event.kind not in RARE and _near(group[-1], event):
@@ -96,11 +86,6 @@ def _groups(contents: Contents) -> Iterator[list[LogEvent]]:
             yield group
         open_groups[event.kind] = [event]
     yield from open_groups.values()
-
-
-def _is_long(event: LogEvent) -> bool:
-    seconds = event.facts.get("seconds")
-    return isinstance(seconds, int | float) and seconds >= LONG_PAUSE_S
 
 
 def _near(one: LogEvent, other: LogEvent) -> bool:
@@ -142,7 +127,7 @@ def _few(moments: list[TimelineMoment], onset: TimelineMoment | None) -> list[Ti
     if len(moments) <= MOST:
         return moments
     at = moments.index(onset) if onset is not None else len(moments) - 1
-    dull = [i for i, m in enumerate(moments) if m.kind in {str(k) for k in LESS_TOLD} and abs(i - at) > 6]
+    dull = [i for i, m in enumerate(moments) if m.kind in {str(k) for k in SHOWN_LESS} and abs(i - at) > 6]
     gone = set(sorted(dull, key=lambda i: -abs(i - at))[: len(moments) - MOST])
     left = [m for i, m in enumerate(moments) if i not in gone]
     if len(left) <= MOST:

@@ -1,4 +1,4 @@
-"""When did the rewards fall? Looking back, over the whole series: where it stood, where it fell to, since which step.
+"""Finds when the rewards fell, looking back over the complete series: from which level, to which, since which step.
 
 Three stages. Optimal partitioning (segments.py) gives levels; a level that lies below the run's own best by more than
 its noise and its usual wandering explain is a fall, from the last step at the old level to a lasting return to it; a
@@ -11,9 +11,11 @@ after: one bad batch is told from a fall by the steps that follow it, and spikes
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +32,7 @@ NOISE_FLOOR = 0.02
 BLOCK_STEPS, LEAST_BLOCKS = 25, 6
 ZERO_SHARE = 0.05
 LEAST_BEFORE = 8
-"""Steps that a level must have stood for to be one that can be lost."""
+"""Steps that a level must have lasted to be one that can be lost."""
 LEAST_LOW = 5
 """Low steps that make a fall: fewer are bad batches."""
 RETURN_STEPS = 20
@@ -66,7 +68,6 @@ class Fall:
     end: int | None
     before: float
     after: float
-    noise: float
     zeros: int
     steps: int
     shape: Shape
@@ -105,14 +106,9 @@ def _without_gaps(rewards: Floats) -> tuple[Floats, np.ndarray, np.ndarray]:
     """The series without single steps that have no reward; three or more of them in a row count as 0."""
     is_nan = ~np.isfinite(rewards)
     lost = np.zeros(len(rewards), dtype=bool)
-    start = None
-    for i, nan in enumerate([*is_nan, False]):
-        if nan and start is None:
-            start = i
-        elif not nan and start is not None:
-            if i - start >= 3 and start > 0:
-                lost[start:i] = True
-            start = None
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], is_nan, [0]))))
+    for start, end in edges.reshape(-1, 2):
+        lost[start:end] = end - start >= 3 and start > 0
     kept = ~is_nan | lost
     return np.where(is_nan, 0.0, rewards)[kept], np.flatnonzero(kept), lost[kept]
 
@@ -121,11 +117,11 @@ def _never(rewards: Floats, series: Floats, index: np.ndarray) -> list[Fall]:
     """Nothing but zeros: there is no level to fall from, and still it is no run that learns."""
     if len(series) < 2 * ZERO_STREAK or series.any():
         return []
-    n = len(rewards)
+    at = int(index[0])
     return [
         Fall(
-            onset=int(index[0]), earliest=int(index[0]), latest=int(index[0]), bottom=int(index[0]), end=None,
-            before=0.0, after=0.0, noise=0.0, zeros=len(series), steps=n, shape=Shape.NEVER,
+            onset=at, earliest=at, latest=at, bottom=at, end=None, before=0.0, after=0.0, zeros=len(series),
+            steps=len(rewards), shape=Shape.NEVER,
         )
     ]  # fmt: skip
 
@@ -160,8 +156,7 @@ def _wander(part: Floats) -> float:
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps))))
 
 
-@dataclass(slots=True)
-class _Level:
+class _Level(NamedTuple):
     begin: int
     end: int
     mean: float
@@ -175,18 +170,14 @@ def _next_fall(series: Floats, begin: int, noise: float) -> Fall | None:
     floor = min(0.0, float(np.quantile(series, 0.02)))
     best: _Level | None = None
     for number, level in enumerate(levels):
-        stood = _stood(series, begin, level.end)
         if best is not None and level.mean < best.mean:
             fall = _as_fall(series, begin, best, levels[number:], noise, floor)
             if fall is not None:
                 return fall
-        if level.end - level.begin >= LEAST_LOW and (best is None or level.mean >= best.mean - noise / 2) and stood:
+        has_lasted = level.end - level.begin >= LEAST_LOW and level.end - begin >= LEAST_BEFORE
+        if has_lasted and (best is None or level.mean >= best.mean - noise / 2):
             best = level
     return None
-
-
-def _stood(series: Floats, begin: int, end: int) -> bool:
-    return end - begin >= LEAST_BEFORE
 
 
 def _as_fall(
@@ -219,7 +210,7 @@ def _as_fall(
     zeros = int((episode == 0).sum())
     return Fall(
         onset=dated.onset, earliest=dated.earliest, latest=dated.latest, bottom=dated.bottom, end=end,
-        before=top, after=after, noise=noise, zeros=zeros, steps=len(episode),
+        before=top, after=after, zeros=zeros, steps=len(episode),
         shape=_shape(episode, middle, zeros, dated.bottom - dated.onset),
     )  # fmt: skip
 
@@ -247,21 +238,21 @@ def _shape(episode: Floats, middle: float, zeros: int, slope_steps: int) -> Shap
         return Shape.DECAY
     if zeros >= 0.9 * len(episode):
         return Shape.ZERO
-    if spikes >= 2 and slope_steps < 8:
-        return Shape.SPIKES
     if slope_steps >= 8:
         return Shape.DECAY
-    return Shape.ZERO if zeros >= 0.9 * len(episode) else Shape.PLATEAU
+    return Shape.SPIKES if spikes >= 2 else Shape.PLATEAU
 
 
 def _in_steps(fall: Fall, index: np.ndarray, missing: np.ndarray) -> Fall:
     """With the indices of the whole series."""
     stop = fall.end if fall.end is not None else len(index)
     is_missing = missing[fall.onset : stop].mean() > 0.5
-    return Fall(
-        onset=int(index[fall.onset]), earliest=int(index[fall.earliest]), latest=int(index[fall.latest]),
+    return dataclasses.replace(
+        fall,
+        onset=int(index[fall.onset]),
+        earliest=int(index[fall.earliest]),
+        latest=int(index[fall.latest]),
         bottom=int(index[min(fall.bottom, len(index) - 1)]),
         end=None if fall.end is None else int(index[fall.end]),
-        before=fall.before, after=fall.after, noise=fall.noise, zeros=fall.zeros, steps=fall.steps,
         shape=Shape.MISSING if is_missing else fall.shape,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What to change so that it does not happen again, by cause; for memory the next rung of policy/memory.py."""
+"""What to change so that it does not happen again, by cause; for memory the next rung of policy/memory_backoff.py."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ class Remedy:
     change: str
     overrides: tuple[str, ...] = ()
 
-
-PLACES: Mapping[tuple[str, str], RanOut] = {
-    ("server", "startup"): RanOut.SERVER_DEVICE,
-    ("server", "generation"): RanOut.SERVER_DEVICE,
-    ("server", "transfer"): RanOut.SERVER_DEVICE,
-    ("trainer", "startup"): RanOut.TRAINER_DEVICE,
-    ("trainer", "training"): RanOut.TRAINER_DEVICE,
-    ("trainer", "transfer"): RanOut.TRAINER_DEVICE,
-}
 
 LADDERS: Mapping[RanOut, str] = {
     RanOut.SERVER_DEVICE: "lower sglang.mem_fraction_static (0.8 → 0.7 → 0.6 → 0.5 → 0.4), then halve "
@@ -56,12 +47,12 @@ def remedy_of(
     """`settings`: the run's by their dotted keys, as far as they are known. `ran_out`, `place`: of memory."""
     match guess:
         case Guess.OUT_OF_MEMORY:
-            return _of_memory(ran_out or PLACES.get(place) or RanOut.SERVER_DEVICE, settings, place)
+            return _of_memory(ran_out or _ran_out_at(place), settings, place)
         case Guess.SERVER_HANG:
             return _of_hang(settings)
         case Guess.SERVER_CRASH:
             return Remedy(
-                change="no setting makes a server immortal: run it where it is watched and restarted (this launcher "
+                change="no setting prevents every crash: run it where it is watched and restarted (this launcher "
                 "does both by itself), and never count a failed rollout as reward 0. If it ended by SIGKILL or crashes "
                 "again and again, go one rung down: a lower sglang.mem_fraction_static",
             )
@@ -69,7 +60,7 @@ def remedy_of(
             return _of_degradation(settings)
         case Guess.REWARD_FUNCTION:
             return Remedy(
-                change="mend the reward function, and try it on known answers before the run goes on. One that is too "
+                change="repair the reward function, and test it on known answers before resuming. One that is too "
                 "slow: a longer reward.timeout, more reward.workers",
             )
         case Guess.TRAINER_CRASH:
@@ -103,25 +94,26 @@ def _of_degradation(settings: Mapping[str, object]) -> Remedy:
     return Remedy(change=change)
 
 
+def _ran_out_at(place: tuple[str, str]) -> RanOut:
+    """Where the lines themselves don't say it."""
+    is_trainers = place[0] == "trainer" and place[1] in ("startup", "training", "transfer")
+    return RanOut.TRAINER_DEVICE if is_trainers else RanOut.SERVER_DEVICE
+
+
 def _of_memory(ran_out: RanOut, settings: Mapping[str, object], place: tuple[str, str]) -> Remedy:
     change = LADDERS[ran_out]
-    if place == ("server", "transfer") or place == ("trainer", "transfer"):
+    if place[1] == "transfer":
         change += ". It ran out while weights were handed over: both copies must fit for that moment"
-    in_force = _memory_settings(settings)
-    if in_force is None:
+    if not settings:  # no config.yaml: the next rung is not known
         return Remedy(change=change)
-    rung = memory_backoff.next_rung(ran_out, in_force, (), MemoryConfig())
+    rung = memory_backoff.next_rung(ran_out, _memory_settings(settings), (), MemoryConfig())
     return Remedy(change=change, overrides=tuple(f"{key}={_value(value)}" for key, value in rung.overrides.items()))
 
 
-def _memory_settings(settings: Mapping[str, object]) -> memory_backoff.MemorySettings | None:
-    """The settings of the run; None where config.yaml is not there to say them."""
-    if not settings:
-        return None
-    device = str(settings.get("sglang.device", "cuda"))
+def _memory_settings(settings: Mapping[str, object]) -> memory_backoff.MemorySettings:
+    """The run's own, and defaults for what its config.yaml lacks."""
     longest = _int(settings, "gconfig.max_new_tokens", 0) + _int(settings, "train_dataset.max_length", 0)
-    tokens = settings.get("sglang.max_total_tokens")
-    fraction = settings.get(memory_backoff.MEM_FRACTION, 0.8)
+    tokens, fraction = settings.get("sglang.max_total_tokens"), settings.get(memory_backoff.MEM_FRACTION)
     return memory_backoff.MemorySettings(
         mem_fraction_static=float(fraction) if isinstance(fraction, int | float) else 0.8,
         max_total_tokens=tokens if isinstance(tokens, int) else None,
@@ -131,7 +123,7 @@ def _memory_settings(settings: Mapping[str, object]) -> memory_backoff.MemorySet
         max_new_tokens=_int(settings, memory_backoff.NEW_TOKENS, 1024),
         n_samples=_int(settings, memory_backoff.SAMPLES, 4),
         longest_sequence=longest or 1024,
-        on_gpu=device != "cpu",
+        on_gpu=settings.get("sglang.device") != "cpu",
         shares_gpu=True,
     )
 

@@ -1,4 +1,4 @@
-"""From which checkpoint to go on, and by which command (P4: good, not latest)."""
+"""Says from which checkpoint to resume, and by which command (P4: good, not latest)."""
 
 from __future__ import annotations
 
@@ -45,16 +45,18 @@ def advise_restore(
 ) -> RestoreAdvice:
     """`earliest`: the earliest step at which the damage may have begun, None where no step was trained on it.
     `is_sharp`: it began from one step to the next, so that no step before is suspect."""
-    until = None if earliest is None else _trusted(guess, earliest, is_sharp=is_sharp)
+    until = None
+    if earliest is not None:
+        first_damaged = earliest - 1 if guess in (Guess.DEGRADATION, None) else earliest
+        margin = 0 if is_sharp and guess is not Guess.DEGRADATION else SETTINGS.onset_margin_steps
+        until = first_damaged - 1 - margin
     chosen = _choose(folders.checkpoints, guess, earliest, is_sharp=is_sharp)
-    if chosen is not None:
-        reason = f"step {chosen.global_step}"
-        reason += (
-            f", {earliest - chosen.global_step} steps before the onset" if earliest is not None else ", the newest"
-        )
-        reason += "" if chosen.on_disk else "; named by the log, not seen on this machine"
-    else:
+    if chosen is None:
         reason = _why_none(folders, until)
+    else:
+        place = ", the newest" if earliest is None else f", {earliest - chosen.global_step} steps before the onset"
+        unseen = "" if chosen.on_disk else "; named by the log, not seen on this machine"
+        reason = f"step {chosen.global_step}{place}{unseen}"
     return RestoreAdvice(
         checkpoint=chosen,
         until=until,
@@ -64,21 +66,15 @@ def advise_restore(
     )
 
 
-def _trusted(guess: Guess | None, earliest: int, *, is_sharp: bool) -> int:
-    margin = 0 if is_sharp and guess is not Guess.DEGRADATION else SETTINGS.onset_margin_steps
-    first_damaged = earliest - 1 if guess in (Guess.DEGRADATION, None) else earliest
-    return first_damaged - 1 - margin
-
-
 def _choose(
     checkpoints: tuple[FoundCheckpoint, ...], guess: Guess | None, earliest: int | None, *, is_sharp: bool
 ) -> FoundCheckpoint | None:
-    cause = CAUSES.get(guess, Cause.REWARD_COLLAPSE) if guess else Cause.REWARD_COLLAPSE
+    cause = CAUSES[guess] if guess else Cause.REWARD_COLLAPSE
     began_at_once = is_sharp and cause is not Cause.REWARD_COLLAPSE
     settings = dataclasses.replace(SETTINGS, onset_margin_steps=0) if began_at_once else SETTINGS
     facts = []
     for one in checkpoints:
-        healthy_until = (earliest or one.global_step + 99) - 1
+        healthy_until = one.global_step + 98 if earliest is None else earliest - 1
         status = checkpoint_status(one.global_step, healthy_until=healthy_until, settings=settings).status
         facts.append(
             CheckpointFacts(
@@ -108,8 +104,8 @@ def _why_none(folders: RunFolders, until: int | None) -> str:
 def _commands(
     folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What to type. It shows what it is going to do and asks. Where no step is damaged the newest checkpoint will do,
-    which every launch takes by itself."""
+    """What to type. It shows what it is going to do and asks. Where no step is damaged every launch takes the newest
+    checkpoint by itself."""
     if until is not None and until < 0:
         return ()
     words = ["python -m scripts.resume_training", folders.names.flags]
@@ -121,12 +117,11 @@ def _commands(
 
 
 def _warning(folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None) -> str:
-    said = []
-    step = folders.recover_step
+    warnings, step = [], folders.recover_step
     if step is not None and until is not None and step > until:
-        said.append(
+        warnings.append(
             f"AReaL's recover_checkpoint is of step {step}, after the onset: resuming from it keeps the damage."
         )
     if chosen is not None and not folders.names.is_ours and until is not None:
-        said.append("An export holds the model alone: going on from it begins with a fresh optimizer.")
-    return " ".join(said)
+        warnings.append("An export holds the model alone: resuming from it begins with a fresh optimizer.")
+    return " ".join(warnings)

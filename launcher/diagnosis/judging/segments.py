@@ -1,4 +1,4 @@
-"""A series as stretches of constant level: optimal partitioning, exact, by dynamic programming with pruning.
+"""Splits a series into stretches of constant level: optimal partitioning, exact, by dynamic programming with pruning.
 
 PELT (Killick, Fearnhead and Eckley 2012, "Optimal detection of changepoints with a linear computational cost"): the
 cost of a stretch is its sum of squares about its mean, in variances of the noise, and each change costs a penalty.

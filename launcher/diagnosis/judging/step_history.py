@@ -1,7 +1,7 @@
-"""The steps in the order of the log as the run's passes: after a recovery the numbers go back, and steps repeat.
+"""Splits a run's steps into passes, and finds the falls of each: after a recovery the numbers go back.
 
-A pass is what was written without going back. What the run is made of at the end are the last results of each step;
-a fall may stand there, or in a pass that a recovery took back.
+A pass is what was written without going back. The run as it is now is made of the last results of each step; a fall may
+be in these, or in a pass that a recovery took back.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from launcher.diagnosis.judging.onset import Fall, find_falls
 from launcher.diagnosis.reading.log_records import REWARD, Floats, Steps
 
 MOST_PASSES = 60
-"""Passes that are looked at each for itself, the longest; a run that crashes for ever has thousands of two steps."""
+"""The longest passes are judged each for itself; a run that crashes for ever has thousands of two steps."""
 
 Ints = np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Rows [begin, end) of Steps, and before them the rows of earlier passes that it went on from: `rows` in all."""
+    """Rows [begin, end) of Steps, and before them the rows of earlier passes that it continues: `rows` in all."""
 
     begin: int
     end: int
@@ -30,21 +30,11 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFall:
-    """A fall, in the rows of Steps. `stands`: it is part of what the run is now, no recovery took it back."""
+    """A fall, in the rows of Steps. `is_current`: it is part of what the run is now, no recovery took it back."""
 
     fall: Fall
     rows: Ints
-    stands: bool
-
-    @property
-    def onset_row(self) -> int:
-        return int(self.rows[self.fall.onset])
-
-    @property
-    def last_row(self) -> int:
-        """Of the last bad step."""
-        end = self.fall.end
-        return int(self.rows[-1] if end is None else self.rows[end - 1])
+    is_current: bool
 
 
 def passes_of(steps: Steps) -> list[Pass]:
@@ -54,26 +44,26 @@ def passes_of(steps: Steps) -> list[Pass]:
     starts = [0, *(np.flatnonzero(np.diff(numbers) <= 0) + 1).tolist()]
     ends = [*starts[1:], len(numbers)]
     passes: list[Pass] = []
-    standing = np.array([], dtype=np.int64)
+    current = np.array([], dtype=np.int64)
     for begin, end in zip(starts, ends, strict=True):
-        kept = standing[numbers[standing] < numbers[begin]]
-        standing = np.concatenate((kept, np.arange(begin, end, dtype=np.int64)))
-        passes.append(Pass(begin=begin, end=end, rows=standing))
+        kept = current[numbers[current] < numbers[begin]]
+        current = np.concatenate((kept, np.arange(begin, end, dtype=np.int64)))
+        passes.append(Pass(begin=begin, end=end, rows=current))
     return passes
 
 
 def falls_of(steps: Steps, passes: list[Pass]) -> list[FoundFall]:
-    """Every fall of the run, oldest first; those that stand, and those that a recovery took back."""
+    """Every fall of the run, oldest first; also those that a recovery took back."""
     rewards: Floats = steps.column(REWARD)
     if not passes:
         return []
     last = passes[-1]
-    found = {int(last.rows[fall.onset]): FoundFall(fall=fall, rows=last.rows, stands=True)
+    found = {int(last.rows[fall.onset]): FoundFall(fall=fall, rows=last.rows, is_current=True)
              for fall in find_falls(rewards[last.rows])}  # fmt: skip
-    standing = set(last.rows.tolist())
+    current = set(last.rows.tolist())
     for one in sorted(passes[:-1], key=lambda one: one.begin - one.end)[:MOST_PASSES]:
         for fall in find_falls(rewards[one.rows]):
             row = int(one.rows[fall.onset])
             if one.begin <= row and not any(abs(row - other) <= 3 for other in found):
-                found[row] = FoundFall(fall=fall, rows=one.rows, stands=row in standing)
+                found[row] = FoundFall(fall=fall, rows=one.rows, is_current=row in current)
     return [found[row] for row in sorted(found)]

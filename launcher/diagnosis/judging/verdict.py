@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
-from launcher.diagnosis.judging.evidence import SHARP_STEPS
+from launcher.diagnosis.judging.evidence import CONNECTION, SHARP_STEPS, place_of, ran_out_of
 from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
 from launcher.diagnosis.judging.onset import Shape, usual_range
-from launcher.diagnosis.judging.process_evidence import place_of, ran_out_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, falls_of, passes_of
@@ -24,19 +23,11 @@ from launcher.diagnosis.reading.run_folders import RunFolders
 
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
          Kind.KILLED_FOR_MEMORY)  # fmt: skip
-"""What, with no step after it, ended the run."""
-STALLING = (
-    Kind.REFUSED,
-    Kind.LOST,
-    Kind.TIMEOUT,
-    Kind.REQUEST_FAILED,
-    Kind.ROLLOUT_FAILED,
-)
+"""What ends a run where no step comes after it."""
+STALLING = CONNECTION
 """What, often and with no step after it, keeps the run from its next step."""
 OFTEN = 5
 SURVIVED = (*FATAL, *STALLING, Kind.INCIDENT, Kind.BATCH_REJECTED)
-
-
 LONGEST_REASON = 160
 
 
@@ -94,7 +85,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     passes = passes_of(contents.steps)
     falls = falls_of(contents.steps, passes)
     main = _main(falls)
-    condition = _word(contents, main)
+    condition = _condition(contents, main)
     context = context_of(contents, main)
     causes = weigh(context) if condition is not RunCondition.FINE else None
     guess = causes.first.guess if causes and causes.first else None
@@ -118,18 +109,18 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
 
 
 def _main(falls: Sequence[FoundFall]) -> FoundFall | None:
-    """The fall to explain: one that stands and is not over, else the last that did harm."""
-    down = [one for one in falls if one.stands and not one.fall.is_over]
-    harmful = [one for one in falls if not one.stands or one.fall.zeros >= 5]
+    """The fall to explain: one of the run as it is now that is not over, else the last that did harm."""
+    down = [one for one in falls if one.is_current and not one.fall.is_over]
+    harmful = [one for one in falls if not one.is_current or one.fall.zeros >= 5]
     return next(iter([*down, *reversed(harmful), *reversed(falls)]), None)
 
 
-def _word(contents: Contents, main: FoundFall | None) -> RunCondition:
-    if main is not None and main.stands and not main.fall.is_over:
+def _condition(contents: Contents, main: FoundFall | None) -> RunCondition:
+    if main is not None and main.is_current and not main.fall.is_over:
         return RunCondition.FELL
     if _ended_by(contents):
         return RunCondition.STOPPED
-    if main is not None and (not main.stands or main.fall.zeros >= 5):
+    if main is not None and (not main.is_current or main.fall.zeros >= 5):
         return RunCondition.RECOVERED
     return RunCondition.FINE
 
@@ -173,7 +164,7 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
         after=fall.after,
         shape=fall.shape,
         bad_steps=fall.steps,
-        stands=found.stands,
+        stands=found.is_current,
         is_over=fall.is_over,
         is_sharp=fall.bottom - fall.onset < SHARP_STEPS,
     )

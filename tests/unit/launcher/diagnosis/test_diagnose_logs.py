@@ -132,8 +132,8 @@ def test_numbers_that_go_back_are_passes(tmp_path):
     assert [(one.begin, one.end) for one in passes] == [(0, 90), (90, 190)]
     assert contents.steps.steps[passes[-1].rows].tolist() == list(range(150))
     (fall,) = falls_of(contents.steps, passes)
-    assert contents.steps.steps[fall.onset_row] == 60
-    assert not fall.stands
+    assert contents.steps.steps[fall.rows[fall.fall.onset]] == 60
+    assert not fall.is_current
 
 
 def test_logs_that_follow_one_another_are_one_run_and_copies_are_not_two(tmp_path):

@@ -112,7 +112,7 @@ def test_a_fall_that_a_recovery_took_back_is_found_and_said_to_be():
     for number, reward in [*enumerate(first), *list(enumerate(again))[70:]]:
         steps.append(number, None, {REWARD: reward})
     (found,) = falls_of(steps, passes_of(steps))
-    assert (steps.steps[found.onset_row], found.stands) == (80, False)
+    assert (steps.steps[found.rows[found.fall.onset]], found.is_current) == (80, False)
 
 
 def test_a_long_series_takes_no_longer_than_its_length():
