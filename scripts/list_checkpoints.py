@@ -1,4 +1,4 @@
-"""The checkpoints of a trial, ours or AReaL's, with what each is worth: `python -m scripts.list_checkpoints --help`.
+"""Lists the checkpoints of a trial, ours or AReaL's, each with its status: `python -m scripts.list_checkpoints --help`.
 
 See docs/checkpoints.md. Nothing is changed and nothing is created by looking, also while the run goes on.
 """
@@ -12,20 +12,19 @@ from collections.abc import Sequence
 
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.pending_restore import read_record
-from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import verify
-from launcher.policy.checkpoint_status import CheckpointStatus
+from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
-from scripts.checkpoints.sight import age, catalog_facts, entry_facts, say_damage, table
+from scripts.checkpoints.display import age, catalog_facts, entry_facts, say_damage, table
 from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
 """Columns where no terminal tells."""
 
 EXIT_CODES = (
-    "0 there it is; 1 nothing fits what was asked for, or --verify found one that is not whole; "
+    "0 there it is; 1 nothing fits what was asked for, or --verify found one that is not complete; "
     "2 there is no such trial, or the command is wrong"
 )
 
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser("list_checkpoints", "List the checkpoints of a trial, and what each is worth.", EXIT_CODES)
+    made = Parser("list_checkpoints", "List the checkpoints of a trial, with the status of each.", EXIT_CODES)
     add_trial(made)
     which = made.add_argument_group("which checkpoints")
     until = which.add_mutually_exclusive_group()
@@ -61,7 +60,7 @@ def _list_copies(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"url": where, "copies": [copy_facts(copy, now) for copy in copies]})
     else:
-        print(f"{where}: {len(copies)} whole as far as their manifests tell")
+        print(f"{where}: {len(copies)} complete as far as their manifests tell")
         for copy in copies:
             print(copy_line(copy, now))
     return DONE if copies else NOTHING_FITS
@@ -70,83 +69,65 @@ def _list_copies(given: argparse.Namespace) -> int:
 def _list(given: argparse.Namespace) -> int:
     if given.url is not None:
         return _list_copies(given)
-    trial = trial_of(given)
-    catalog = CheckpointCatalog.read(trial)
+    catalog = CheckpointCatalog.read(trial_of(given))
     shown = chosen(catalog, given)
-    now = time.time()
-    recover = recover_facts(trial, catalog) if given.recover_info else None
+    recover = recover_facts(catalog) if given.recover_info else None
     good = _last_good(catalog, shown)
+    now = time.time()
     with as_far_as_it_is_read():
-        _say(catalog, shown, good, recover, now, as_json=given.json)
-    not_whole = given.verify and any(entry.problem for entry in shown)
-    return NOTHING_FITS if not_whole or not shown else DONE
-
-
-def _say(
-    catalog: CheckpointCatalog,
-    shown: Sequence[CatalogEntry],
-    good: CatalogEntry | None,
-    recover: dict[str, object] | None,
-    now: float,
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        facts = catalog_facts(catalog) | {
-            "last_good": None if good is None else good.global_step,
-            "last_good_path": None if good is None else str(good.path),
-            "checkpoints": [entry_facts(entry, now) for entry in shown],
-        }
-        print_json(facts | ({} if recover is None else {"recover": recover}))
-    else:
-        _show(catalog, shown, good, recover, now)
+        if given.json:
+            facts = catalog_facts(catalog) | {
+                "last_good": None if good is None else good.global_step,
+                "last_good_path": None if good is None else str(good.path),
+                "checkpoints": [entry_facts(entry, now) for entry in shown],
+            }
+            print_json(facts | ({} if recover is None else {"recover": recover}))
+        else:
+            _show(catalog, shown, good, recover, now)
+    is_incomplete = given.verify and any(entry.problem for entry in shown)
+    return NOTHING_FITS if is_incomplete or not shown else DONE
 
 
 def chosen(catalog: CheckpointCatalog, given: argparse.Namespace) -> list[CatalogEntry]:
-    """Those that were asked for, read as far as that needs."""
-    last = given.max_step if given.before_step is None else given.before_step - 1
-    found = [entry for entry in catalog.entries if last is None or entry.global_step <= last]
-    if given.good:
-        found = [entry for entry in found if catalog.presumed(entry).status is CheckpointStatus.GOOD]
-    if given.latest:
-        return _latest(catalog, found, given)
-    if given.verify or given.good:
-        found = [entry if entry.is_vouched and not given.verify else catalog.verified(entry) for entry in found]
-    return [entry for entry in found if not given.good or entry.status is CheckpointStatus.GOOD]
-
-
-def _latest(catalog: CheckpointCatalog, found: Sequence[CatalogEntry], given: argparse.Namespace) -> list[CatalogEntry]:
-    for entry in reversed(found):
-        if entry.set_aside_as or entry.problem:
+    """Those that were asked for, verified as far as that needs; the newest last."""
+    before = given.before_step if given.max_step is None else given.max_step + 1
+    shown: list[CatalogEntry] = []
+    for entry in reversed(catalog.entries):
+        if before is not None and entry.global_step >= before:
+            continue
+        if given.latest and (shown or entry.set_aside_as or entry.problem):
+            continue
+        if given.good and catalog.presumed(entry).status is not CheckpointStatus.GOOD:
             continue
         if given.verify or (given.good and not entry.is_vouched):
             entry = catalog.verified(entry)
-        if not entry.problem and (not given.good or entry.status is CheckpointStatus.GOOD):
-            return [entry]
-    return []
+        if not (given.good and entry.status is not CheckpointStatus.GOOD) and not (given.latest and entry.problem):
+            shown.append(entry)
+    return shown[::-1]
 
 
 def _last_good(catalog: CheckpointCatalog, shown: Sequence[CatalogEntry]) -> CatalogEntry | None:
     """As far as it is known without reading more than was asked for."""
-    looked_at = {entry.path: entry for entry in shown}
-    entries = [looked_at.get(entry.path, entry) for entry in catalog.entries]
-    return next((entry for entry in reversed(entries) if entry.status is CheckpointStatus.GOOD), None)
+    verified = {entry.path: entry for entry in shown}
+    entries = [verified.get(entry.path, entry) for entry in catalog.entries]
+    return next(iter(newest_first(entries, good=True)), None)
 
 
-def recover_facts(trial: TrialFolder, catalog: CheckpointCatalog) -> dict[str, object]:
+def recover_facts(catalog: CheckpointCatalog) -> dict[str, object]:
     """What a resume would begin from, beside the newest checkpoint."""
+    trial = catalog.trial
     facts: dict[str, object] = {"prepared": None, "memory": _in_memory(catalog), "areal": None}
     folder = trial.paths.recover_checkpoint
     if trial.is_ours and folder.is_dir():
-        record, proof = read_record(folder), verify(folder)
+        record, found = read_record(folder), verify(folder)
         facts["prepared"] = {
             "path": str(folder),
             "step": None if record is None else record.global_step,
             "source": None if record is None else record.source,
             "prepared_at": None if record is None else record.prepared_at,
             "forced": "" if record is None else record.forced,
-            "complete": proof.is_complete,
-            "problem": proof.why_not,
+            "complete": found.is_complete,
+            "problem": found.why_not,
         }
     if (info := catalog.recover_info) is not None:
         facts["areal"] = {
@@ -190,11 +171,9 @@ def _show(
     wide.print(table(shown, now))
     console.print(f"\nin {catalog.trial.default}", markup=False)
     for entry in shown:
-        for note in (
-            *(entry.verification.problems[1:] if entry.verification else ()),
-            *(entry.verification.notes if entry.verification else ()),
-        ):
-            console.print(f"step {entry.global_step}: {note}", markup=False, style="dim")
+        if entry.verification is not None:
+            for note in (*entry.verification.problems[1:], *entry.verification.notes):
+                console.print(f"step {entry.global_step}: {note}", markup=False, style="dim")
     if recover is not None:
         _show_recover(console, recover, now)
 
@@ -206,9 +185,10 @@ def _answer(catalog: CheckpointCatalog, good: CatalogEntry | None, now: float) -
         return (
             f"{name}: the last good checkpoint is of step {good.global_step}, {age(now - good.created_at)} old: {where}"
         )
-    likely = next((e for e in reversed(catalog.entries) if catalog.presumed(e).status is CheckpointStatus.GOOD), None)
-    if likely is not None:
-        return f"{name}: step {likely.global_step} would be the last good one; nothing vouches for it yet: add --verify"
+    likely = catalog.newest_first(good=True)
+    if likely:
+        step = likely[0].global_step
+        return f"{name}: step {step} would be the last good one; nothing vouches for it yet: add --verify"
     return f"{name}: no good checkpoint; {_why_none(catalog)}"
 
 
@@ -217,7 +197,7 @@ def _why_none(catalog: CheckpointCatalog) -> str:
         return f"there is none at all in {catalog.trial.default}"
     if catalog.health.last_step < 0:
         return f"no rewards are known: {catalog.trial.logs} does not tell what followed any of them"
-    return f"none has {catalog.health.settings.good_after_steps} healthy steps after it, is complete and stands"
+    return f"none has {catalog.health.settings.good_after_steps} healthy steps after it and is complete"
 
 
 def _nothing(catalog: CheckpointCatalog) -> str:
@@ -233,7 +213,7 @@ def _show_recover(console: PipedConsole, recover: dict[str, object], now: float)
         made = (
             f", set up {age(now - prepared['prepared_at'])} ago from {prepared['source']}" if prepared["source"] else ""
         )
-        state = "whole" if prepared["complete"] else f"NOT whole: {prepared['problem']}"
+        state = "complete" if prepared["complete"] else f"NOT complete: {prepared['problem']}"
         console.print(f"the next launch takes {prepared['path']}: step {prepared['step']}{made}; {state}", markup=False)
     elif isinstance(memory, dict):
         console.print(

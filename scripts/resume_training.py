@@ -1,4 +1,4 @@
-"""Go on with a run, guided: what it goes on from, whether the settings fit, the exact command; asks, and runs it.
+"""Resumes a run, guided: what it resumes from, whether the settings fit, the exact command; asks, and runs it.
 
 `python -m scripts.resume_training --help`; see docs/checkpoints.md. The run takes this process's place, so its exit
 code and Ctrl-C are the run's own.
@@ -18,11 +18,12 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
+from scripts.checkpoints.choosing import Wanted
 from scripts.checkpoints.command import Command, recorded_command
-from scripts.checkpoints.going_on import Beginning, beginning, differences_of
-from scripts.checkpoints.sight import say_damage
+from scripts.checkpoints.display import say_damage
+from scripts.checkpoints.resume_source import ResumeSource, differences_of, find_source
 from scripts.ending import DONE, WRONG, ended
-from scripts.setup_recovery import held, set_up_chosen
+from scripts.setup_recovery import held, set_up
 
 NAME = "resume_training"
 EXAMPLES = {
@@ -30,7 +31,7 @@ EXAMPLES = {
     False: "'python3 -m areal.launcher.local <script>.py --config <file>.yaml …'",
 }
 EXIT_CODES = (
-    "those of the run, where it was started; 0 there was nothing to do; 1 there is nothing to go on from, or the "
+    "those of the run, where it was started; 0 there was nothing to do; 1 there is nothing to resume from, or the "
     "answer was no; 2 the settings do not fit the checkpoint, the run is running, or the command is wrong"
 )
 
@@ -41,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser(NAME, "Go on with a run: choose, check, show the command, ask, run it.", EXIT_CODES)
+    made = Parser(NAME, "Resume a run: choose, check, show the command, ask, run it.", EXIT_CODES)
     add_trial(made)
     which = made.add_argument_group(
         "from which checkpoint (default: the newest; the last good one where damage is known)"
     )
     one = which.add_mutually_exclusive_group()
     one.add_argument("--good", action="store_true", help="the newest that is good")
-    one.add_argument("--before-step", type=step, metavar="N", help="the newest whole one of a step before N")
+    one.add_argument("--before-step", type=step, metavar="N", help="the newest complete one of a step before N")
     made.add_argument("--yes", action="store_true", help="don't ask: set up and run")
     made.add_argument(
         "--command", metavar="TEXT", help="what the run was started with, where its journal does not tell (AReaL's)"
@@ -61,25 +62,25 @@ def parser() -> argparse.ArgumentParser:
 
 def _resume(given: argparse.Namespace) -> int:
     trial = trial_of(given)
-    with held(trial, NAME):  # a run that goes on is not to be gone on with
+    with held(trial, NAME):  # a run that is running can't be resumed
         catalog = CheckpointCatalog.read(trial)
         command = _command(given, trial)
-        begins = beginning(catalog, good=given.good, before_step=given.before_step, command=command)
-        _show(catalog, begins)
-        if begins.is_finished:
-            print(begins.is_finished)
+        source = find_source(catalog, Wanted(good=given.good, before_step=given.before_step), command)
+        _show(catalog, source)
+        if source.is_finished:
+            print(source.is_finished)
             return DONE
-        differences = differences_of(catalog, begins, command)
+        differences = differences_of(catalog, source, command)
         if differences:
-            return _refuse(begins, differences)
-        print(f"settings    {_fit(catalog, begins)}")
-        runs = command.changed(begins.settings)
+            return _refuse(source, differences)
+        print(f"settings    {_fit(catalog, source)}")
+        runs = command.changed(source.settings)
         print(f"command     {runs.typed}")
         if not given.yes and not _agreed():
             print("nothing was changed, nothing was started")
             return NOTHING_FITS
-        if begins.needs_setup:
-            _, lines = set_up_chosen(catalog, before_step=begins.before_step, path=None, good=begins.good, force=False)
+        if source.setup is not None:
+            _, lines = set_up(catalog, source.setup)
             print("\n".join(lines[:2]))
     return _run(runs)
 
@@ -112,25 +113,25 @@ def _words(command: str) -> tuple[str, ...]:
         ) from error
 
 
-def _show(catalog: CheckpointCatalog, begins: Beginning) -> None:
-    print(f"{catalog.trial.name}: {begins.summary}")
-    for name, line in begins.facts:
+def _show(catalog: CheckpointCatalog, source: ResumeSource) -> None:
+    print(f"{catalog.trial.name}: {source.summary}")
+    for name, line in source.facts:
         print(f"{name:<11} {line}")
     if catalog.health.damage is not None:
         print(f"{'damage':<11} {say_damage(catalog.health.damage)}")
 
 
-def _fit(catalog: CheckpointCatalog, begins: Beginning) -> str:
+def _fit(catalog: CheckpointCatalog, source: ResumeSource) -> str:
     what = "experiment and trial, batch size, group size, nodes, model"
-    if begins.made_with is None:
+    if source.made_with is None:
         return f"NOT compared, nobody wrote down what it was made with: see yourself that they are the same: {what}"
     if catalog.trial.is_ours:
         return f"fit the checkpoint: {what}"
     return f"fit the checkpoint as far as the words of the command tell, its files are not read: {what}"
 
 
-def _refuse(begins: Beginning, differences: Sequence[Difference]) -> int:
-    print(f"settings    do NOT fit step {begins.global_step}:")
+def _refuse(source: ResumeSource, differences: Sequence[Difference]) -> int:
+    print(f"settings    do NOT fit step {source.global_step}:")
     for one in differences:
         print(f"  {one}")
     print("set them back, or give the new run another trial_name; nothing was started", file=sys.stderr)
@@ -139,7 +140,7 @@ def _refuse(begins: Beginning, differences: Sequence[Difference]) -> int:
 
 def _agreed() -> bool:
     try:
-        return input("go on? [y/N] ").strip().lower() in {"y", "yes"}
+        return input("start it? [y/N] ").strip().lower() in {"y", "yes"}
     except EOFError:
         return False
 

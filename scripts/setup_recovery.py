@@ -1,4 +1,4 @@
-"""Set up the checkpoint that the next launch goes on from: `python -m scripts.setup_recovery --help`.
+"""Sets up the checkpoint that the next launch resumes from: `python -m scripts.setup_recovery --help`.
 
 See docs/checkpoints.md. Ours: a verified copy at recover_checkpoint/, which the next launch takes. AReaL's: what its
 own resume loads. The checkpoints themselves stay as they are; --undo takes the last set-up back.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.base.errors import CheckpointError, UsageError
+from launcher.base.errors import UsageError
 from launcher.checkpoints import pending_restore
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
@@ -20,9 +20,9 @@ from launcher.run_files.run_paths import RunLock
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.areal_lock import areal_held
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
-from scripts.checkpoints.choosing import Chosen, choose
+from scripts.checkpoints.choosing import Chosen, Wanted, choose
 from scripts.checkpoints.command import next_command
-from scripts.checkpoints.sight import say_damage
+from scripts.checkpoints.display import say_damage
 from scripts.ending import DONE, ended, print_json
 
 NAME = "setup_recovery"
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = Parser(NAME, "Set up the checkpoint that the next launch goes on from.", EXIT_CODES)
+    made = Parser(NAME, "Set up the checkpoint that the next launch resumes from.", EXIT_CODES)
     add_trial(made)
     which = made.add_argument_group("which checkpoint").add_mutually_exclusive_group(required=True)
-    which.add_argument("--before-step", type=step, metavar="N", help="the newest whole one of a step before N")
+    which.add_argument("--before-step", type=step, metavar="N", help="the newest complete one of a step before N")
     which.add_argument("--checkpoint-path", type=Path, metavar="FOLDER", help="this one")
     which.add_argument("--good", action="store_true", help="the newest that is good")
     which.add_argument(
@@ -53,12 +53,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _set_up(given: argparse.Namespace) -> int:
+    wanted = Wanted(before_step=given.before_step, good=given.good, path=given.checkpoint_path, force=given.force)
     trial = trial_of(given)
     with held(trial, NAME):
-        catalog = CheckpointCatalog.read(trial)
-        facts, lines = set_up_chosen(
-            catalog, before_step=given.before_step, path=given.checkpoint_path, good=given.good, force=given.force
-        )
+        facts, lines = set_up(CheckpointCatalog.read(trial), wanted)
     if given.json:
         print_json(facts)
     else:
@@ -66,21 +64,13 @@ def _set_up(given: argparse.Namespace) -> int:
     return DONE
 
 
-def set_up_chosen(
-    catalog: CheckpointCatalog, *, before_step: int | None, path: Path | None, good: bool, force: bool
-) -> tuple[dict[str, object], list[str]]:
+def set_up(catalog: CheckpointCatalog, wanted: Wanted) -> tuple[dict[str, object], list[str]]:
     """What was done, as facts and in words. Raises CheckpointError, with nothing changed."""
-    try:
-        chosen = choose(catalog, before_step=before_step, path=path, good=good, force=force)
-    except CheckpointError:
-        if path is None and areal_setup.stays_as_it_is(catalog, before_step=before_step, good=good, than=0):
-            return _stays(catalog)
-        raise
-    newest = chosen.entry.global_step
-    if path is None and areal_setup.stays_as_it_is(catalog, before_step=before_step, good=good, than=newest):
+    chosen = choose(catalog, wanted)
+    if chosen is None:
         return _stays(catalog)
-    facts = set_up(catalog, chosen)
-    return facts, [*told(catalog, chosen, facts)]
+    facts = _made(catalog, chosen)
+    return facts, [*_lines(catalog, chosen, facts)]
 
 
 def _stays(catalog: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
@@ -102,7 +92,7 @@ def _stays(catalog: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
     return facts, [
         f"{trial.name}: nothing to do: AReaL's own recover folder fits, of step {step}, with its optimizer",
         f"  {trial.areal_checkpoint}",
-        f"go on with: {command}",
+        f"continue with: {command}",
     ]
 
 
@@ -121,7 +111,7 @@ def held(trial: TrialFolder, tool: str) -> Iterator[None]:
         yield
 
 
-def set_up(catalog: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
+def _made(catalog: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
     """Do it. Raises CheckpointError, with nothing changed."""
     entry, trial = chosen.entry, catalog.trial
     facts: dict[str, object] = {
@@ -148,9 +138,9 @@ def set_up(catalog: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:
     return facts | more | {"next_command": next_command(trial, has_optimizer=bool(more["has_optimizer"]))}
 
 
-def told(catalog: CheckpointCatalog, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
+def _lines(catalog: CheckpointCatalog, chosen: Chosen, facts: dict[str, object]) -> Iterator[str]:
     name = catalog.trial.name
-    yield f"{name}: the next launch goes on from step {facts['step']}, at step {chosen.entry.global_step + 1}"
+    yield f"{name}: the next launch resumes from step {facts['step']}, at step {chosen.entry.global_step + 1}"
     yield f"  {facts['recover_checkpoint']} ({facts['how']}), from {facts['source']}"
     if catalog.health.damage is not None:
         yield f"  {say_damage(catalog.health.damage)}"
@@ -163,7 +153,7 @@ def told(catalog: CheckpointCatalog, chosen: Chosen, facts: dict[str, object]) -
         yield "  and a few steps of warm-up (actor.optimizer.warmup_steps_proportion), or the first steps are too large"
         yield f"  the data position is that of step {facts['data_position_of_step']}: prompts are left out or met again"
     yield "  take it back: the same command with --undo in place of the choice"
-    yield f"go on with: {facts['next_command']}"
+    yield f"continue with: {facts['next_command']}"
 
 
 def _undo(given: argparse.Namespace) -> int:

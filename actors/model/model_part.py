@@ -25,7 +25,7 @@ from actors.model.optimizer import build_optimizer
 from actors.model.rank_collectives import RankGroup
 from actors.model.training_state import LearnedState, StateReader
 from launcher.base.errors import ConfigError, ResourceError
-from launcher.checkpoints.state_files import MOMENTS
+from launcher.checkpoints.manifest import MOMENTS
 from launcher.config.schema import ActorConfig, RefConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -26,7 +26,7 @@ from actors.model.rank_collectives import RankGroup
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
-from launcher.checkpoints.state_files import TENSORS_FILE
+from launcher.checkpoints.manifest import TENSORS_FILE
 from launcher.config.schema import ActorConfig, RefConfig
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]

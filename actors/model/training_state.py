@@ -23,7 +23,7 @@ from torch import Tensor
 
 from actors.model.stored_tensors import UNUSABLE, StoredTensors, open_tensors
 from launcher.base.errors import CheckpointError
-from launcher.checkpoints.state_files import (
+from launcher.checkpoints.manifest import (
     FACTS_FILE,
     MASTER,
     MOMENTS,

@@ -19,7 +19,7 @@ from launcher.base.messages import StepReport
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
-from launcher.checkpoints.state_files import POSITION_FILE
+from launcher.checkpoints.manifest import POSITION_FILE
 from launcher.checkpoints.uploads import Uploader, remote_of
 from launcher.checkpoints.verification import verify
 from launcher.config.fingerprint import config_fingerprint

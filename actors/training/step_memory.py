@@ -28,7 +28,7 @@ from launcher.base.messages import StepReport
 from launcher.base.private_folders import make_private
 from launcher.checkpoints.checkpoint_store import Checkpoint
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints, StateFacts, write_small
-from launcher.checkpoints.state_files import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
+from launcher.checkpoints.manifest import FACTS_FILE, MASTER, MOMENTS, POSITION_FILE, TENSORS_FILE
 from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import find_hardware

@@ -6,7 +6,6 @@ death in between mixes two steps, and neither file says so: only their times do.
 
 from __future__ import annotations
 
-import json
 import pickletools
 import re
 from collections.abc import Mapping
@@ -14,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.base.errors import ModelError
 from launcher.checkpoints.checkpoint_folder import CheckpointName
+from launcher.checkpoints.model_files import read_json
 
 STEP_KEYS = ("epoch", "epoch_step", "global_step", "steps_per_epoch")
 FREQUENCY_FILES = ("saver_info.json", "evaluator_info.json", "checkpoint_info.json")
@@ -103,17 +104,10 @@ def _frequency_problems(file: Path) -> list[str]:
 
 def _object(file: Path, problems: list[str]) -> Mapping[str, Any]:
     try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        problems.append(f"{file} can't be read: {error.strerror}")
+        return read_json(file)
+    except ModelError as error:
+        problems.append(error.message)
         return {}
-    except ValueError as error:
-        problems.append(f"{file} is not valid JSON: {error}")
-        return {}
-    if not isinstance(value, dict):
-        problems.append(f"{file} holds no object")
-        return {}
-    return value
 
 
 def pickle_problems(file: Path) -> list[str]:
@@ -124,7 +118,7 @@ def pickle_problems(file: Path) -> list[str]:
     except OSError as error:
         return [f"{file} can't be read: {error.strerror}"]
     except Exception as error:  # noqa: BLE001 - pickletools raises whatever its decoders raise
-        return [f"{file} is no whole pickle: {error}"]
+        return [f"{file} is not a complete pickle: {error}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""One checkpoint folder: its name, what can be said of it from its manifest, and the full proof.
+"""One checkpoint folder: its name, what its manifest says, and whether its files agree with that.
 
 AReaL's layout (DESIGN.md §5): `epoch{e}epochstep{s}globalstep{g}`, all from 0, `g` the step that was just completed.
 """
@@ -17,8 +17,8 @@ from launcher.checkpoints.manifest import (
     KEEP_MARK,
     MANIFEST_NAME,
     Manifest,
-    check_files,
-    check_sizes,
+    find_faults,
+    find_size_faults,
     list_files,
 )
 from launcher.config.fingerprint import Fingerprint
@@ -48,7 +48,7 @@ class CheckpointName:
 
 
 class CheckpointState(enum.StrEnum):
-    """What a folder's manifest says. COMMITTED is a claim: `verify` proves it."""
+    """What a folder's manifest says. COMMITTED is a claim, which `verify_checkpoint` checks."""
 
     COMMITTED = "COMMITTED"
     UNVERIFIED = "UNVERIFIED"  # no manifest: AReaL's own, or anyone's
@@ -109,20 +109,22 @@ def _why_not(path: Path, error: CheckpointError) -> tuple[CheckpointState, str]:
 
 
 def verify_checkpoint(path: Path) -> tuple[str, ...]:
-    """Prove that every file is there, in its length, with its hash, as the manifest on disk says now.
+    """Verify that every file is there, in its length, with its hash, as the manifest on disk says now.
 
     Returns the names of files that the manifest does not list: harmless, since nothing of ours reads them.
     Raises CheckpointError naming the file and what is wrong with it.
     """
     manifest = _manifest_of(path)
-    check_files(path, manifest)
+    if faults := find_faults(path, manifest.files):
+        raise CheckpointError(faults[0], FAULT_HINT)
     found = {file.relative_to(path).as_posix() for file in list_files(path)}
     return tuple(sorted(found - manifest.files.keys()))
 
 
 def check_checkpoint_sizes(path: Path) -> None:
     """The cheap half of `verify_checkpoint`: no hashes. Raises CheckpointError."""
-    check_sizes(path, _manifest_of(path).files)
+    if faults := find_size_faults(path, _manifest_of(path).files):
+        raise CheckpointError(faults[0], FAULT_HINT)
 
 
 def _manifest_of(path: Path) -> Manifest:

@@ -1,4 +1,4 @@
-"""Which checkpoints a folder holds, looked at again and again: only what has changed since is read again.
+"""Lists the checkpoints of a folder, reading again only those that changed since the last time.
 
 The Coordinator looks four times a second, and a run that keeps its checkpoints has hundreds: to read every manifest
 each time took 40 % of a core with 1,000 of them.
@@ -6,7 +6,6 @@ each time took 40 % of a core with 1,000 of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError
@@ -18,46 +17,35 @@ SETTLED_S = 2.0
 may not, as file systems count time in ticks."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """What a folder and its manifest looked like. A mark that is given or taken changes the folder."""
+Stamp = tuple[int, ...]
+"""What a folder and its manifest looked like: their times first. A mark that is given or taken changes the folder."""
 
-    inodes: tuple[int, int]
-    bytes: int
-    times_ns: tuple[int, ...]
 
-    @classmethod
-    def of(cls, path: Path) -> _Stamp | None:
-        try:
-            folder, manifest = path.stat(), (path / MANIFEST_NAME).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        times = (folder.st_mtime_ns, folder.st_ctime_ns, manifest.st_mtime_ns, manifest.st_ctime_ns)
-        return cls((folder.st_ino, manifest.st_ino), manifest.st_size, times)
+def _stamp_of(path: Path) -> Stamp | None:
+    try:
+        folder, manifest = path.stat(), (path / MANIFEST_NAME).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    times = (folder.st_mtime_ns, folder.st_ctime_ns, manifest.st_mtime_ns, manifest.st_ctime_ns)
+    return (*times, folder.st_ino, manifest.st_ino, manifest.st_size)
 
 
 class Listing:
     """For one thread at a time to change; of two, the later one's knowledge stays."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[_Stamp, Checkpoint]] = {}
+        self._known: dict[Path, tuple[Stamp, Checkpoint]] = {}
 
     def read(self, root: Path, now: float) -> tuple[Checkpoint, ...]:
         """All below `root`, the newest last; none where there is no such folder. `now`: unix seconds.
 
         Raises CheckpointError where it can't be read: that is not the same as none.
         """
-        try:
-            paths = list(root.iterdir())
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise _unreadable(root, error) from error
-        known: dict[Path, tuple[_Stamp, Checkpoint]] = {}
+        known: dict[Path, tuple[Stamp, Checkpoint]] = {}
         found = []
         try:
-            for path in paths:
-                stamp = _Stamp.of(path)
+            for path in root.iterdir():
+                stamp = _stamp_of(path)
                 was, one = self._known.get(path, (None, None))
                 if one is None or was != stamp:
                     name = CheckpointName.parse(path.name.partition(".")[0])
@@ -67,10 +55,14 @@ class Listing:
                     if not path.is_dir():
                         continue  # a live run prunes while others read: what is gone by now was not damaged
                 found.append(one)
-                if stamp and one.state is CheckpointState.COMMITTED and max(stamp.times_ns) < (now - SETTLED_S) * 1e9:
+                if stamp and one.state is CheckpointState.COMMITTED and max(stamp[:4]) < (now - SETTLED_S) * 1e9:
                     known[path] = stamp, one
         except OSError as error:
-            raise _unreadable(root, error) from error
+            if isinstance(error, FileNotFoundError) and not root.exists():
+                return ()
+            raise CheckpointError(
+                f"{root} can't be listed: {error.strerror or error}", "check cluster.fileroot"
+            ) from error
         self._known = known
         return tuple(sorted(found, key=lambda one: (one.name, one.path)))
 
@@ -78,7 +70,3 @@ class Listing:
 def list_folder(root: Path) -> tuple[Checkpoint, ...]:
     """As `Listing.read`, once."""
     return Listing().read(root, 0.0)
-
-
-def _unreadable(root: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{root} can't be listed: {error.strerror or error}", "check cluster.fileroot")

@@ -1,4 +1,4 @@
-"""`manifest.json`: what makes a folder a checkpoint of ours, and the proof that it still is one (DESIGN.md §5).
+"""`manifest.json`: what makes a folder a checkpoint of ours, and how to verify that it still is one (DESIGN.md §5).
 
 It lists every file with its length and SHA-256, so that a torn, flipped or missing one names itself. It is written
 last, into a folder that nobody looks at yet; a folder without a valid manifest is not a checkpoint.
@@ -27,6 +27,18 @@ FORMAT = "grpo-checkpoint/1"
 HASHING_THREADS = 4
 
 FAULT_HINT = "use an older checkpoint: recover.mode=auto passes this one over"
+
+
+# Files of a checkpoint beside the Hugging Face model folder.
+STATE_FORMAT = "grpo-training-state/1"
+FACTS_FILE = "training_state.json"
+TENSORS_FILE = "training_state.tensors"
+"""safetensors under another ending: SGLang loads every `*.safetensors` of a folder as weights of the model."""
+POSITION_FILE = "position.json"
+WEIGHTS_FILE = "model.safetensors"
+MASTER = "master."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+RANDOM_STATE = "random.torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +87,15 @@ class Manifest:
         except FileNotFoundError as error:
             raise CheckpointError(f"{folder} has no {MANIFEST_NAME}", FAULT_HINT) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is not a whole manifest: {error!r}", FAULT_HINT) from error
+            raise CheckpointError(f"{path} is not a complete manifest: {error!r}", FAULT_HINT) from error
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Of a manifest's own bytes. Raises ValueError, KeyError or TypeError where it is not a whole one."""
-        return cls._decode(json.loads(data))
+        """Of a manifest's own bytes. Raises ValueError, KeyError or TypeError where it is not a complete one."""
+        return cls._of(json.loads(data))
 
     @classmethod
-    def _decode(cls, data: dict[str, Any]) -> Self:
+    def _of(cls, data: dict[str, Any]) -> Self:
         if data["format"] != FORMAT:
             raise ValueError(f"format is {data['format']!r}, this version reads {FORMAT!r}")
         fields = dict(data)
@@ -149,39 +161,33 @@ def list_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_sizes(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Every file is there in its length: the cheap half of `check_files`. Raises CheckpointError naming the file."""
-    for name, record in files.items():
-        path = folder / name
+def find_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
+    """What differs from the manifest: lengths, which are cheap; where all of them agree, hashes."""
+    faults = find_size_faults(folder, files)
+    if faults:
+        return faults
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        return list(filter(None, pool.map(lambda item: _hash_fault(folder / item[0], item[1]), files.items())))
+
+
+def find_size_faults(folder: Path, files: Mapping[str, FileRecord]) -> list[str]:
+    faults = []
+    for path, record in ((folder / name, record) for name, record in files.items()):
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise CheckpointError(f"{path} is missing or unreadable: {error.strerror}", FAULT_HINT) from error
-        if size != record.bytes:
-            raise CheckpointError(f"{path} has {size} bytes, its manifest says {record.bytes}", FAULT_HINT)
+            faults.append(f"{path} is missing or unreadable: {error.strerror}")
+        else:
+            if size != record.bytes:
+                faults.append(f"{path} has {size} bytes, its manifest says {record.bytes}")
+    return faults
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Every file is there, in its length, with its hash. Raises CheckpointError naming the first that is not."""
-    check_sizes(folder, manifest.files)
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        for _ in pool.map(lambda item: _check_hash(folder / item[0], item[1]), manifest.files.items()):
-            pass
-
-
-def check_file(path: Path, expected: FileRecord) -> None:
-    """One file: there, in its length, with its hash. Raises CheckpointError naming it."""
-    check_sizes(path.parent, {path.name: expected})
-    _check_hash(path, expected)
-
-
-def _check_hash(path: Path, expected: FileRecord) -> None:
+def _hash_fault(path: Path, expected: FileRecord) -> str:
     try:
         found = _record(path)
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}", FAULT_HINT) from error
-    if found != expected:
-        raise CheckpointError(
-            f"{path} was changed: its SHA-256 is {found.sha256[:12]}…, its manifest says {expected.sha256[:12]}…",
-            FAULT_HINT,
-        )
+        return f"{path} can't be read: {error.strerror}"
+    if found == expected:
+        return ""
+    return f"{path} was changed: its SHA-256 is {found.sha256[:12]}…, its manifest says {expected.sha256[:12]}…"

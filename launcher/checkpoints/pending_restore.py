@@ -28,8 +28,7 @@ from launcher.base.folder_swap import copy_folder, exchange, put_in_place
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName, verify_checkpoint
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
-from launcher.checkpoints.manifest import Manifest
-from launcher.checkpoints.state_files import POSITION_FILE
+from launcher.checkpoints.manifest import POSITION_FILE, Manifest
 from launcher.checkpoints.verification import Identity, verify
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.config.schema import RunConfig

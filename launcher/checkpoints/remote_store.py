@@ -20,7 +20,7 @@ import fsspec
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointName
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.manifest import KEEP_MARK, MANIFEST_NAME, Manifest, check_files
+from launcher.checkpoints.manifest import FAULT_HINT, KEEP_MARK, MANIFEST_NAME, Manifest, find_faults
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Where a name needs no folder before it; asked to make one, some would make a bucket."""
@@ -129,7 +129,8 @@ class RemoteStore:
                 for file in remote.manifest.files:
                     (staged / file).parent.mkdir(parents=True, exist_ok=True)
                     self._fs.get_file(self._at(remote.name, file), str(staged / file))
-            check_files(staged, remote.manifest)
+            if faults := find_faults(staged, remote.manifest.files):
+                raise CheckpointError(faults[0], FAULT_HINT)
             return store.commit(
                 staged,
                 global_step=remote.manifest.global_step,

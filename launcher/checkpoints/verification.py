@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ import numpy as np
 
 from launcher.base.errors import LauncherError
 from launcher.checkpoints.checkpoint_folder import CheckpointName
-from launcher.checkpoints.manifest import HASHING_THREADS, MANIFEST_NAME, Manifest, check_file, list_files
-from launcher.checkpoints.model_files import INDEX, find_shards, read_json, read_shape
-from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
-from launcher.checkpoints.state_files import (
+from launcher.checkpoints.manifest import (
     FACTS_FILE,
+    MANIFEST_NAME,
     MASTER,
     MOMENTS,
     POSITION_FILE,
@@ -33,7 +30,12 @@ from launcher.checkpoints.state_files import (
     STATE_FORMAT,
     TENSORS_FILE,
     WEIGHTS_FILE,
+    Manifest,
+    find_faults,
+    list_files,
 )
+from launcher.checkpoints.model_files import INDEX, find_shards, read_json, read_shape
+from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
 from launcher.checkpoints.tensor_files import TensorEntry, can_judge, nonfinite, read_entries
 
 MOST_NAMED = 3
@@ -133,16 +135,7 @@ def _check_identity(
 
 
 def _check_files(report: Verification, manifest: Manifest) -> bool:
-    def check(item: tuple[str, Any]) -> str:
-        try:
-            check_file(report.folder / item[0], item[1])
-        except LauncherError as error:
-            return error.message
-        return ""
-
-    with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        found = [problem for problem in pool.map(check, manifest.files.items()) if problem]
-    report.problems += found
+    report.problems += find_faults(report.folder, manifest.files)
     extra = {path.relative_to(report.folder).as_posix() for path in list_files(report.folder)} - manifest.files.keys()
     if extra:
         report.notes.append(f"files that the manifest does not list: {', '.join(sorted(extra))}")

@@ -32,7 +32,6 @@ from launcher.checkpoints.areal_rewards import read_steps_per_epoch
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.trial_folders import TrialFolder
-from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.journal import encode
 from scripts.checkpoints.dcp import write_dcp
 
@@ -57,18 +56,6 @@ class ArealRecord:
     checkpoint: str
     forced: str = ""
     format: str = FORMAT
-
-
-def stays_as_it_is(catalog: CheckpointCatalog, *, before_step: int | None, good: bool, than: int) -> bool:
-    """Does AReaL's own recover folder fit, with its optimizer, and is it no older than step `than`?"""
-    info = catalog.recover_info
-    if info is None or info.name is None or info.problems or not info.has_optimizer:
-        return False
-    step = info.name.global_step
-    standing = catalog.status_of_step(step).status
-    if standing is CheckpointStatus.CONDEMNED or (good and standing is not CheckpointStatus.GOOD):
-        return False
-    return step >= than and (before_step is None or step < before_step)
 
 
 def prepare(catalog: CheckpointCatalog, entry: CatalogEntry, *, forced: str = "") -> ArealRecord:

@@ -14,6 +14,22 @@ from launcher.run_files.run_paths import names_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked for: the newest that is complete, of a step before `before_step`, that is `good`; or the one at
+    `path`. `force`: also one that holds damage.
+    """
+
+    before_step: int | None = None
+    good: bool = False
+    path: Path | None = None
+    force: bool = False
+
+    def __str__(self) -> str:
+        before = "" if self.before_step is None else f"of a step before {self.before_step}"
+        return " and ".join(filter(None, ["that is good" if self.good else "", before]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """`passed_over`: newer ones that fit as well and are not complete, each with why. `forced`: what was overridden."""
 
@@ -22,46 +38,57 @@ class Chosen:
     forced: str = ""
 
 
-def choose(
-    catalog: CheckpointCatalog,
-    *,
-    before_step: int | None = None,
-    path: Path | None = None,
-    good: bool = False,
-    force: bool = False,
-) -> Chosen:
-    """Exactly one of the three says which. Raises CheckpointError, StorageError: nothing fits, with the reason."""
-    if path is not None:
-        return _this_one(catalog, path, force)
+def choose(catalog: CheckpointCatalog, wanted: Wanted) -> Chosen | None:
+    """None: AReaL's own recover folder fits, has its optimizer, and is no older than the newest export that does.
+
+    Raises CheckpointError, StorageError: nothing fits, with the reason.
+    """
+    if wanted.path is not None:
+        return _at_path(catalog, wanted.path, wanted.force)
+    try:
+        chosen = _newest(catalog, wanted)
+    except CheckpointError:
+        if _recover_folder_fits(catalog, wanted, oldest=0):
+            return None
+        raise
+    return None if _recover_folder_fits(catalog, wanted, oldest=chosen.entry.global_step) else chosen
+
+
+def _newest(catalog: CheckpointCatalog, wanted: Wanted) -> Chosen:
     passed_over: list[str] = []
-    for candidate in catalog.newest_first(before_step=before_step, good=good, condemned=force):
+    for candidate in catalog.newest_first(before_step=wanted.before_step, good=wanted.good, condemned=wanted.force):
         entry = _verified(catalog, candidate)
         if not entry.problem:
             return Chosen(entry=entry, passed_over=tuple(passed_over), forced=_forced(catalog, entry))
         passed_over.append(f"step {entry.global_step}: {entry.problem}")
-    why = _why_none(catalog, before_step, good, passed_over)
-    wanted = [
-        *(["that is good"] if good else []),
-        *([f"of a step before {before_step}"] if before_step is not None else []),
-    ]
+    why = "; ".join(passed_over) or _why_none(catalog, wanted)
     raise CheckpointError(
-        f"no checkpoint of {catalog.trial.name} {' and '.join(wanted)}: {why}",
+        f"no checkpoint of {catalog.trial.name} {wanted}: {why}",
         f"see them all: python -m scripts.list_checkpoints {names_of(catalog.trial.paths)} --verify",
     )
+
+
+def _recover_folder_fits(catalog: CheckpointCatalog, wanted: Wanted, *, oldest: int) -> bool:
+    info = catalog.recover_info
+    if info is None or info.name is None or info.problems or not info.has_optimizer:
+        return False
+    step = info.name.global_step
+    status = catalog.status_of_step(step).status
+    if status is CheckpointStatus.CONDEMNED or (wanted.good and status is not CheckpointStatus.GOOD):
+        return False
+    return step >= oldest and (wanted.before_step is None or step < wanted.before_step)
 
 
 def _verified(catalog: CheckpointCatalog, entry: CatalogEntry) -> CatalogEntry:
     """Complete, and of a kind that its launcher can resume from."""
     found = catalog.verified(entry)
     if catalog.trial.is_ours and not found.problem and not found.has_optimizer:
-        why = (
-            f"{entry.path} has no manifest: an export, without optimizer and data position; a run can't resume from it"
-        )
+        why = f"{entry.path} has no manifest: an export, without optimizer and data position; no run resumes from it"
         return dataclasses.replace(found, problem=why)
     return found
 
 
-def _this_one(catalog: CheckpointCatalog, path: Path, force: bool) -> Chosen:
+def _at_path(catalog: CheckpointCatalog, path: Path, force: bool) -> Chosen:
     entry = _verified(catalog, _entry_at(catalog, path))
     if entry.problem:
         raise CheckpointError(
@@ -98,15 +125,14 @@ def _forced(catalog: CheckpointCatalog, entry: CatalogEntry) -> str:
     return entry.reason if catalog.presumed(entry).status is CheckpointStatus.CONDEMNED else ""
 
 
-def _why_none(catalog: CheckpointCatalog, before_step: int | None, good: bool, passed_over: list[str]) -> str:
-    if passed_over:
-        return "; ".join(passed_over)
+def _why_none(catalog: CheckpointCatalog, wanted: Wanted) -> str:
     if not catalog.entries:
         return f"there is none at all in {catalog.trial.default}"
-    fitting = [entry for entry in catalog.entries if before_step is None or entry.global_step < before_step]
+    before = wanted.before_step
+    fitting = [entry for entry in catalog.entries if before is None or entry.global_step < before]
     if not fitting:
         return f"the oldest is of step {catalog.entries[0].global_step}"
-    if catalog.health.last_step < 0 and good:
-        return f"no rewards are known, {catalog.trial.logs} does not tell what followed any of them; name one yourself"
+    if catalog.health.last_step < 0 and wanted.good:
+        return f"no rewards are known, {catalog.trial.logs} does not say what followed any of them; name one yourself"
     found = [catalog.presumed(entry) for entry in fitting[-4:]]
     return "; ".join(f"step {one.global_step} is {one.status} ({one.problem or one.reason})" for one in found)

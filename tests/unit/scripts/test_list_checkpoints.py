@@ -182,7 +182,7 @@ def test_half_a_manifest_and_an_empty_folder_are_listed_and_never_good(facts, pa
         38: "candidate",
     }
     problems = {one["step"]: one["problem"] for one in found["checkpoints"]}
-    assert "is empty" in problems[20] and "manifest.json is not a whole manifest" in problems[25]
+    assert "is empty" in problems[20] and "manifest.json is not a complete manifest" in problems[25]
 
 
 def test_recover_info_says_what_the_next_launch_takes(tool, facts, paths, root):
@@ -191,7 +191,7 @@ def test_recover_info_says_what_the_next_launch_takes(tool, facts, paths, root):
     prepared = facts("--recover-info")[1]["recover"]["prepared"]
     assert (prepared["path"], prepared["complete"]) == (str(paths.recover_checkpoint), True)
     flip(paths.recover_checkpoint / "position.json")
-    assert "NOT whole" in tool("--recover-info")[1]
+    assert "NOT complete" in tool("--recover-info")[1]
 
 
 def test_wrong_names_are_one_message_and_exit_code_2(tool, root):
@@ -274,9 +274,9 @@ def test_nothing_is_ever_unpickled(root, tool, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda t, i: (i / "saver_info.json").unlink(), "saver_info.json can't be read"),
+        (lambda t, i: (i / "saver_info.json").unlink(), "saver_info.json is missing"),
         (lambda t, i: truncate(i / "step_info.json"), "step_info.json is not valid JSON"),
-        (lambda t, i: truncate(i / "dataloader_info.pkl"), "dataloader_info.pkl is no whole pickle"),
+        (lambda t, i: truncate(i / "dataloader_info.pkl"), "dataloader_info.pkl is not a complete pickle"),
         (lambda t, i: (i / "evaluator_info.json").write_text("{}"), "evaluator_info.json: epoch lacks"),
         (lambda t, i: (i / "stats_logger_info.json").write_text("{}"), "has no last_commit_step"),
         (lambda t, i: next((t / "default/recover_checkpoint").glob("*.distcp")).unlink(), ".metadata names it"),

@@ -104,7 +104,7 @@ def launched(folder, *settings):
 def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, folder, paths):
     became, said = tool("--yes")
     assert became == launched(folder)
-    assert said.splitlines()[0] == "exp/t1: goes on from step 38, the newest; no damage is known"
+    assert said.splitlines()[0] == "exp/t1: resumes from step 38, the newest; no damage is known"
     assert "last good   step 25: " in said
     assert "settings    fit the checkpoint" in said
     assert f"command     cd {folder} && python -m launcher {' '.join(SETTINGS)}" in said
@@ -115,7 +115,7 @@ def test_where_damage_is_known_the_last_good_one_is_set_up(tool, folder, paths):
     tell(paths, began(1, 27))
     became, said = tool("--yes")
     assert became == launched(folder)
-    assert said.splitlines()[0] == "exp/t1: goes on from step 15, the last good one"
+    assert said.splitlines()[0] == "exp/t1: resumes from step 15, the last good one"
     assert "damage      damage from about step 27 on" in said
     assert read_record(paths.recover_checkpoint).global_step == 15
 
@@ -124,7 +124,7 @@ def test_damage_before_anything_is_certified(tool, folder, paths):
     tell(paths, began(1, 9))
     became, said = tool("--yes")
     assert became == launched(folder)
-    assert said.splitlines()[0] == "exp/t1: goes on from step 5, a candidate"
+    assert said.splitlines()[0] == "exp/t1: resumes from step 5, a candidate"
 
 
 @pytest.mark.parametrize(("flags", "step"), [(["--good"], 25), (["--before-step", "20"], 15)])
@@ -138,7 +138,7 @@ def test_what_is_set_up_already_is_gone_on_from(tool, folder, paths):
     tool("--before-step", "20", "--yes")
     became, said = tool("--yes")
     assert became == launched(folder)
-    assert said.splitlines()[0] == "exp/t1: goes on from step 15, as it was set up"
+    assert said.splitlines()[0] == "exp/t1: resumes from step 15, as it was set up"
 
 
 def test_it_asks_and_a_no_changes_nothing(tool, folder, paths):
@@ -172,7 +172,7 @@ def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths
     store = CheckpointStore(paths.default_checkpoints)
     flip(store.find(38).path / "position.json")
     became, said = tool("--yes")
-    assert became == launched(folder) and "goes on from step 25, the newest" in said
+    assert became == launched(folder) and "resumes from step 25, the newest" in said
     assert "passed over" in said and "position.json was changed" in said
     for checkpoint in store.list():
         flip(checkpoint.path / "model.safetensors")
@@ -213,7 +213,7 @@ def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["trial_name=t2"], "the command would go on with"),
+        (["trial_name=t2"], "the command would resume"),
         (["no_such_key=1"], "no_such_key"),
         (["nonsense"], "'nonsense' is no setting"),
         (["--trial-name", "t2"], "holds t1"),
@@ -231,7 +231,7 @@ def test_the_run_really_takes_over(folder, paths):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "goes on from step 38" in done.stdout and "arithmetic" in done.stdout.partition("dry_run=true")[2]
+    assert "resumes from step 38" in done.stdout and "arithmetic" in done.stdout.partition("dry_run=true")[2]
 
 
 # ── AReaL's ──
@@ -265,7 +265,7 @@ def test_areal_s_own_folder_needs_no_setup(tool, folder, areal):
     (folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log").unlink()
     became, said = tool("--yes", "--command", AREAL)
     assert became[-1] == "recover.mode=auto"
-    assert "goes on from step 99, AReaL's own recover folder, with its optimizer" in said
+    assert "resumes from step 99, AReaL's own recover folder, with its optimizer" in said
     assert snapshot(areal[0]) == before
 
 

@@ -94,8 +94,8 @@ def step_of(paths):
 def test_the_newest_that_fits(tool, paths, flags, step):
     code, said = tool(*flags)
     assert code == 0 and step_of(paths) == step
-    assert said.splitlines()[0] == f"exp/t1: the next launch goes on from step {step}, at step {step + 1}"
-    assert "(hard link)" in said and "go on with: " in said
+    assert said.splitlines()[0] == f"exp/t1: the next launch resumes from step {step}, at step {step + 1}"
+    assert "(hard link)" in said and "continue with: " in said
 
 
 def test_a_path(tool, paths):
@@ -245,7 +245,7 @@ def test_areal_gets_the_files_that_its_resume_loads(tool, areal):
     data = (info / "dataloader_info.pkl").read_bytes()
     code, said = tool("--good")
     assert code == 0
-    assert said.splitlines()[0] == "exp/t1: the next launch goes on from step 40, at step 41"
+    assert said.splitlines()[0] == "exp/t1: the next launch resumes from step 40, at step 41"
     assert "fresh one, which needs recover.no_load_optim=true" in said
     assert "the data position is that of step 99" in said
     assert sorted(path.name for path in info.iterdir()) == sorted(INFO_FILES)
@@ -320,14 +320,14 @@ def test_areal_s_own_recover_folder_is_better_than_an_export(root, tool):
     code, said = tool("--before-step", "60")
     assert code == 0 and "nothing to do: AReaL's own recover folder fits, of step 45, with its optimizer" in said
     assert snapshot(root) == before
-    assert "goes on from step 20" in tool("--before-step", "40")[1]
+    assert "resumes from step 20" in tool("--before-step", "40")[1]
 
 
 def test_without_a_data_position_areal_can_not_resume_and_nothing_is_made(root, areal, refused):
     _, info = areal
     truncate(info / "dataloader_info.pkl")
     said = refused("--good")
-    assert "dataloader_info.pkl is no whole pickle" in said and "actor.path=" in said
+    assert "dataloader_info.pkl is not a complete pickle" in said and "actor.path=" in said
     shutil.rmtree(info)
     assert "AReaL can't resume without dataloader_info.pkl" in refused("--good")
 
@@ -336,7 +336,7 @@ def test_a_torn_export_is_passed_over(areal, tool):
     top, _ = areal
     truncate(top / "default" / str(name_of(40)) / "model.safetensors")
     code, said = tool("--before-step", "50")
-    assert code == 0 and "goes on from step 20" in said and "passed over: step 40" in said
+    assert code == 0 and "resumes from step 20" in said and "passed over: step 40" in said
 
 
 def test_the_form_of_before_1_0_is_not_made_up(areal, refused):
@@ -351,7 +351,7 @@ def test_where_no_rewards_are_known_nothing_is_good_and_a_step_can_be_named(root
     shutil.rmtree(root / "checkpoints" / USER / EXPERIMENT / TRIAL / "default" / "recover_checkpoint")
     said = refused("--good")
     assert "no rewards are known" in said and "name one yourself" in said
-    assert "goes on from step 40" in tool("--before-step", "50")[1]
+    assert "resumes from step 40" in tool("--before-step", "50")[1]
 
 
 def test_megatron_s_form_is_not_made_up(areal, refused):

@@ -28,7 +28,7 @@ from actors.model.policy_model import PolicyModel
 from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
 from actors.ranks.rank_controller import said
 from launcher.base.errors import TrainerError
-from launcher.checkpoints.state_files import FACTS_FILE, TENSORS_FILE
+from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair, Second
 from tests.support.rank_pair import gradients as gradients_of

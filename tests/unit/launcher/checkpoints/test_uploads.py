@@ -365,7 +365,7 @@ def test_the_tool_lists_the_copies(machine, url, monkeypatch, capsys):
         return ended.value.code, capsys.readouterr()
 
     code, said = tool("--url", url)
-    assert code == 0 and "2 whole" in said.out and "kept" in said.out
+    assert code == 0 and "2 complete" in said.out and "kept" in said.out
     code, said = tool("--url", url, "--json")
     assert [copy["global_step"] for copy in json.loads(said.out)["copies"]] == [0, 7]
     assert tool("--url", f"{url}/elsewhere")[0] == 1
