@@ -1,4 +1,4 @@
-"""What happened to a run, since which step, why, and how to go on: `python -m scripts.diagnose --help`.
+"""What happened to a run, since which step, why, and how to resume: `python -m scripts.diagnose --help`.
 
 Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/diagnose.md. Exit codes: 0 no
 failure found; 1 one was found; 2 the command or a file is wrong; 130 interrupted.
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from launcher.base.errors import UsageError
+from launcher.checkpoints.trial_folders import folders_in, some_of
 from launcher.diagnosis.judging.verdict import Diagnosis, diagnose
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.diagnosis.output.as_page import to_page
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line; docs/diagnose.md names each of its flags."""
     made = argparse.ArgumentParser(
         prog="python -m scripts.diagnose",
-        description="Say what happened to a run: since which step, why, and how to go on. Logs of this launcher, of "
+        description="Say what happened to a run: since which step, why, and how to resume. Logs of this launcher, of "
         "AReaL, and what WandB exports.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -107,16 +108,15 @@ def _paths(given: argparse.Namespace) -> list[Path]:
         raise UsageError("PATH and --experiment-name exclude each other", "give one of them")
     if given.paths:
         return list(given.paths)
-    if any(names) and not all(names):
+    if not any(names):
+        raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
+    if not all(names):
         lacking = "--trial-name" if names[0] else "--experiment-name"
         raise UsageError(f"{lacking} is not given", "give both names, or the run's folder of logs, or files")
-    if not all(names):
-        raise UsageError("nothing to read", "give a log folder, files, or --experiment-name and --trial-name")
     run = RunPaths(fileroot=given.fileroot, user=given.user, experiment_name=names[0], trial_name=names[1])
     for folder in (run.fileroot / "logs", run.logs.parent.parent, run.logs.parent, run.logs):
         if not folder.is_dir():
-            there = sorted(entry.name for entry in folder.parent.iterdir()) if folder.parent.is_dir() else []
-            raise UsageError(f"{folder} does not exist", f"{folder.parent} holds: {', '.join(there[:12]) or 'nothing'}")
+            raise UsageError(f"{folder} does not exist", f"{folder.parent} holds: {some_of(folders_in(folder.parent))}")
     return [run.logs]
 
 
@@ -136,14 +136,10 @@ def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
     if given.json:
         print_json(to_dict(diagnosis), indent=1)
         return
-    is_terminal = sys.stdout.isatty()
-    console = PipedConsole(highlight=False, width=None if is_terminal else WIDTH_OF_A_FILE)
-    if is_terminal:
+    console = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
+    with console.capture() as captured:
         console.print(render(diagnosis), crop=False)
-    else:
-        with console.capture() as captured:
-            console.print(render(diagnosis), crop=False)
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
     if given.html is not None:
         print(f"\npage: {given.html}")
 

@@ -108,10 +108,10 @@ def _commands(
     checkpoint by itself."""
     if until is not None and until < 0:
         return ()
-    words = ["python -m scripts.resume_training", folders.names.flags]
+    words = ["python -m scripts.resume_training", folders.flags]
     if until is not None:
         words.append(f"--before-step {(until if chosen is None else chosen.global_step) + 1}")
-    if not folders.names.is_ours:
+    if not folders.is_ours:
         words.append(f"--command {shlex.quote(AREALS_COMMAND)}")
     return (" ".join([*words, *map(shlex.quote, overrides)]),)
 
@@ -122,6 +122,6 @@ def _warning(folders: RunFolders, chosen: FoundCheckpoint | None, until: int | N
         warnings.append(
             f"AReaL's recover_checkpoint is of step {step}, after the onset: resuming from it keeps the damage."
         )
-    if chosen is not None and not folders.names.is_ours and until is not None:
+    if chosen is not None and not folders.is_ours and until is not None:
         warnings.append("An export holds the model alone: resuming from it begins with a fresh optimizer.")
     return " ".join(warnings)

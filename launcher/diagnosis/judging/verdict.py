@@ -1,4 +1,4 @@
-"""The answer: what happened to the run, since when, why, and what to do. Everything that is shown is made from it."""
+"""Gives the answer: what happened to the run, since when, why, and what to do. All output is made from it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     guess = causes.first.guess if causes and causes.first else None
     onset = None if main is None or condition in (RunCondition.STOPPED, RunCondition.FINE) else _onset(contents, main)
     remedy = _remedy(guess, context, folders) if causes else None
-    restore_advice = _restore_advice(condition, folders, guess, onset, remedy) if remedy else None
+    is_taken_back = onset is not None and not onset.stands and condition is RunCondition.RECOVERED
+    advice = None if remedy is None or is_taken_back else _restore_advice(folders, guess, onset, remedy)
     return Diagnosis(
         condition=condition,
         headline=_headline(condition, contents, onset, context, causes),
@@ -99,7 +100,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
         others=tuple(_onset(contents, one) for one in falls if one is not main or onset is None),
         causes=causes,
         remedy=remedy,
-        restore_advice=restore_advice,
+        restore_advice=advice,
         timeline=tuple(timeline_of(contents, main if onset is not None else None)),
         notes=tuple(_notes(condition, contents, passes, onset)),
         contents=contents,
@@ -171,23 +172,18 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
 
 
 def _remedy(guess: Guess | None, context: IncidentContext, folders: RunFolders) -> Remedy:
-    ran_out = context.near(Kind.OUT_OF_MEMORY)
-    if not ran_out:
+    ran_out = next(iter(context.near(Kind.OUT_OF_MEMORY)), None)
+    if ran_out is None:
         return remedy_of(guess, folders.settings)
-    return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out[0]), place=place_of(ran_out[0]))
+    return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out), place=place_of(ran_out))
 
 
-def _restore_advice(
-    condition: RunCondition, folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy
-) -> RestoreAdvice | None:
-    if condition is RunCondition.RECOVERED and onset is not None and not onset.stands:
-        return None  # a recovery took it back already
-    earliest = onset.earliest if onset is not None else None
-    if onset is not None and onset.is_sharp and guess is not Guess.DEGRADATION:
+def _restore_advice(folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy) -> RestoreAdvice:
+    is_sharp = onset is not None and onset.is_sharp
+    earliest = None if onset is None else onset.earliest
+    if onset is not None and is_sharp and guess is not Guess.DEGRADATION:
         earliest = onset.step
-    return advise_restore(
-        folders, guess, earliest=earliest, is_sharp=onset is not None and onset.is_sharp, overrides=remedy.overrides
-    )
+    return advise_restore(folders, guess, earliest=earliest, is_sharp=is_sharp, overrides=remedy.overrides)
 
 
 def _headline(
@@ -207,15 +203,16 @@ def _headline(
     if condition is RunCondition.STOPPED:
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"
-        return f"the run stopped {after}{_own_word(contents)}. {why}"
+        return f"the run stopped {after}{_own_reason(contents)}. {why}"
     return f"no failure found in {_say_steps(contents)}"
 
 
-def _own_word(contents: Contents) -> str:
+def _own_reason(contents: Contents) -> str:
     """What the run itself gave as its reason."""
-    ends = [h for h in contents.log_events if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
-    reason = " ".join(str(ends[-1].facts["reason"]).split()) if ends else ""
-    return f" ({reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + '…'})" if reason else ""
+    reasons = [h.facts["reason"] for h in contents.log_events if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
+    reason = " ".join(str(reasons[-1]).split()) if reasons else ""
+    shown = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
+    return f" ({shown})" if shown else ""
 
 
 def _why(causes: Causes | None) -> str:
@@ -223,7 +220,7 @@ def _why(causes: Causes | None) -> str:
         return "Cause: not to be seen in what was given"
     first = causes.first
     name = f"{first.guess} ({first.where})" if first.where else str(first.guess)
-    if causes.is_sure or len(causes.ranked) < 2:
+    if causes.is_sure:
         return f"Cause: {name}"
     return f"Cause: not certain, {name} is likelier than {causes.ranked[1].guess}"
 
@@ -234,9 +231,9 @@ def _say_steps(contents: Contents) -> str:
     if not len(contents.steps):
         return "logs without a step"
     steps = f"{len(set(contents.steps.steps.tolist()))} steps"
-    if not len(rewards):
-        return steps
     few = min(10, len(rewards))
+    if not few:
+        return steps
     return f"{steps}: reward {rewards[:few].mean():.3g} (first {few}) → {rewards[-few:].mean():.3g} (last {few})"
 
 
@@ -266,13 +263,11 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
         notes.append(f"the steps went back {'once' if len(back) == 1 else f'{len(back)} times'}: {shown}")
     survived = Counter({str(kind): sum(h.count for h in contents.log_events if h.kind is kind) for kind in SURVIVED})
     if condition is RunCondition.FINE and survived.total():
-        told = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
-        notes.append(f"the run went on from all of this: {told}")
+        kinds = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
+        notes.append(f"the run continued after all of this: {kinds}")
     last, total = contents.steps.last_step, contents.total_steps
     if condition is RunCondition.FINE and last is not None and total and last + 1 < total:
-        notes.append(
-            f"the log ends at step {last + 1} of {total}, and nothing in it says why: does the run still live?"
-        )
+        notes.append(f"the log ends at step {last + 1} of {total}, and nothing in it says why: is the run still going?")
     roles = {source.role for source in contents.sources} | {one.role for one in contents.log_events}
     if condition is RunCondition.FINE and Role.SERVER not in roles:
         notes.append("no server's log was read")
