@@ -9,7 +9,8 @@ downstream knows of padding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from launcher.base.errors import ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
 
+TENSORS = ("input_ids", "positions", "targets", "sequences", "server_logprobs")
 PADDING = 0  # any token id does: nothing reads what the model says there
 
 
@@ -51,14 +53,8 @@ class MicroBatch:
         """On a GPU: through pinned memory, so that the copy does not hold up the host."""
         if device.type == "cpu":
             return self
-        return MicroBatch(
-            input_ids=_send(self.input_ids, device),
-            positions=_send(self.positions, device),
-            targets=_send(self.targets, device),
-            sequences=_send(self.sequences, device),
-            server_logprobs=_send(self.server_logprobs, device),
-            learns=self.learns,
-        )
+        sent: dict[str, Any] = {name: _send(getattr(self, name), device) for name in TENSORS}
+        return replace(self, **sent)
 
 
 def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:

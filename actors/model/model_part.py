@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.model import model_folder
-from actors.model.logprob_model import LogprobModel
 from actors.model.micro_batches import MicroBatch
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import build_optimizer
 from actors.model.rank_collectives import RankGroup
+from actors.model.token_logprobs import LogprobModel
 from actors.model.training_state import LearnedState, StateReader
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.manifest import MOMENTS

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from actors.model.grpo import clipped_terms, group_advantages, reference_kl, token_weights
-from actors.model.logprob_model import LogprobModel
 from actors.model.micro_batches import MicroBatch, sequences_of, share_out
+from actors.model.token_logprobs import LogprobModel
 from launcher.base.errors import TrainerError
 from launcher.base.rollouts import RolloutGroup
 from launcher.config.schema import ActorConfig

@@ -65,7 +65,7 @@ class MeetingPlace:
 
 
 class RankGroup:
-    """One rank's share in the exchanges, from the meeting to `leave`. One in a process."""
+    """One rank's side of the collective operations. One in a process."""
 
     def __init__(
         self, meeting: Meeting, rank: int, *, own_address: str, device: torch.device, place: MeetingPlace | None = None
@@ -94,9 +94,6 @@ class RankGroup:
             self._mesh: DeviceMesh = init_device_mesh(device.type, (meeting.size,))
         except (RuntimeError, ValueError) as error:  # torch's own kinds of failure are RuntimeErrors
             raise TrainerError(f"trainer rank {rank} could not meet the others: {error}") from error
-
-    def leave(self) -> None:
-        dist.destroy_process_group()
 
     # ── exchanges ──
 

@@ -1,4 +1,4 @@
-"""Log-probs of given tokens from hidden states, without ever holding [all tokens, vocabulary].
+"""Log-probs of given tokens under a causal language model, without ever holding [all tokens, vocabulary].
 
 With a vocabulary of 152k, 16k tokens of float32 logits are 10 GB, and as much again for their gradient. So the head
 is applied to a piece of the tokens at a time, and under a gradient each piece is computed again in the backward pass.
@@ -9,9 +9,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 LOGITS_AT_ONCE = 1 << 26
 """Logits of one piece: 256 MiB of float32, and about three times that while its gradient is made."""
+
+
+class LogprobModel(nn.Module):
+    """Model and head in one module, so that what surrounds a forward pass (FSDP's gathering) happens once for both."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, targets: Tensor, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs of `targets` and the entropies there, both [tokens], float32.
+
+        `positions` index the flattened hidden states of `input_ids` [rows, width], one for each target.
+        """
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        predicting = hidden.flatten(0, 1).index_select(0, positions)
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return token_logprobs(head, predicting, targets, temperature=temperature)
 
 
 def token_logprobs(

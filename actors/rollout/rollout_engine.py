@@ -23,7 +23,7 @@ import stamina
 from actors.data.prompt_queue import PromptQueue
 from actors.reward.reward_pool import Score
 from actors.rollout.server_pool import RequestMigrated, ServerPool
-from actors.serving.completion_stream import Samples
+from actors.serving.completions import Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.errors import RewardError, RolloutError
 from launcher.base.messages import ServerInfo

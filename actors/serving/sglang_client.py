@@ -1,11 +1,10 @@
-"""The SGLang endpoints that we use, typed. No Ray, no torch at import.
+"""HTTP client for the SGLang endpoints that we use, typed. No Ray, no torch at import.
 
-Every answer is either whole and truthful or a `RequestFailed` that says what was wrong with it (P1): what isn't a
-completion never looks like one. What a request costs is in docs/benchmarks.md; the session has no limit of
-connections (aiohttp's own 100 would throttle 256 requests in flight) and reuses them.
+Every answer is either complete and valid, or a `RequestFailed` that says what was wrong with it (P1). The session has
+no limit of connections (aiohttp's own 100 would throttle 256 requests in flight) and reuses them.
 
-Weight versions are SGLang's strings of our integers: each update sends one, since without it the server keeps the old
-label on the new weights, and asks the server for it afterwards.
+SGLang keeps weight versions as strings, ours are integers. Each update sends one, since without it the server keeps
+the old label on the new weights, and asks the server for it afterwards.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import orjson
 
-from actors.serving.completion_answer import completion_from, malformed
-from actors.serving.completion_stream import CompletionStream, Samples, refusal
+from actors.serving.completions import CompletionStream, Samples, completion_from, malformed, refusal
 from launcher.base.errors import RequestFailed as RequestFailed
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 4.0
 """SGLang closes a connection that was idle for 5 s; to reuse one at that moment would look like a server's death."""
+CONFIGURED = ("temperature", "top_p", "top_k", "max_new_tokens", "min_new_tokens")
+"""Sampling parameters that are settings of ours, under SGLang's own names."""
 ANSWER_S = 1.0
 """What is left for an answer after a deadline spent otherwise."""
 ONLY_WHEN_WHOLE = -(2**30)
@@ -59,14 +59,7 @@ class Sampling:
 
     @classmethod
     def from_config(cls, config: GenerationConfig, stop_token_ids: Sequence[int] = ()) -> Sampling:
-        return cls(
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            max_new_tokens=config.max_new_tokens,
-            min_new_tokens=config.min_new_tokens,
-            stop_token_ids=tuple(stop_token_ids),
-        )
+        return cls(**{name: getattr(config, name) for name in CONFIGURED}, stop_token_ids=tuple(stop_token_ids))
 
     def for_samples(self, n: int) -> list[Sampling]:
         """Of `n` samples of one prompt: with one seed for all they would be n times the same."""
@@ -74,13 +67,7 @@ class Sampling:
 
     def parameters(self) -> dict[str, object]:
         """SGLang's `sampling_params`."""
-        parameters: dict[str, object] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "max_new_tokens": self.max_new_tokens,
-            "min_new_tokens": self.min_new_tokens,
-        }
+        parameters: dict[str, object] = {name: getattr(self, name) for name in CONFIGURED}
         if self.stop_token_ids:
             parameters["stop_token_ids"] = self.stop_token_ids
         if self.seed is not None:
@@ -97,13 +84,13 @@ class ModelInfo:
 
 
 class SGLangClient:
-    """One session to any number of servers; made, used and closed on one running asyncio loop.
+    """One HTTP session to any number of servers, used on one asyncio loop.
 
     Every method takes the server's `url` and a deadline `timeout_s`, and raises RequestFailed.
     """
 
     def __init__(self, keys: ServerKeys | None = None) -> None:
-        """`keys` are those of the servers' run; None asks as a stranger does."""
+        """`keys`: the run's; None sends no authorization."""
         self._headers = {} if keys is None else _authorization(keys.api)
         self._admin_headers = {} if keys is None else _authorization(keys.admin)
         self._session = aiohttp.ClientSession(
@@ -174,10 +161,6 @@ class SGLangClient:
             )
         except (KeyError, ValueError) as error:
             raise malformed(url, f"no model_path, or no weight_version of ours, in {answer}") from error
-
-    async def server_info(self, url: str, *, timeout_s: float) -> Mapping[str, Any]:
-        """All arguments and internal states. The keys are not among them (`server_door.py`)."""
-        return await self._json("GET", url, "/server_info", timeout_s)
 
     async def health(self, url: str, *, timeout_s: float) -> bool:
         """SGLang's own word on itself, a hint only: 200 with a stopped detokenizer, 503 while draining or busy."""
@@ -253,16 +236,6 @@ class SGLangClient:
             raise WeightsRefused(f"{what}: it took the update and then said that it holds version {held}")
 
     # ── control ──
-
-    async def pause_generation(self, url: str, *, mode: str, timeout_s: float) -> None:
-        """`mode`: abort, retract or in_place. Until continued, new requests and /health hang.
-
-        Only after `abort` may an update flush the cache: after the others that kills the server.
-        """
-        await self._answer("POST", url, "/pause_generation", timeout_s, {"mode": mode}, admin=True)
-
-    async def continue_generation(self, url: str, *, timeout_s: float) -> None:
-        await self._answer("POST", url, "/continue_generation", timeout_s, {}, admin=True)
 
     async def flush_cache(self, url: str, *, timeout_s: float) -> None:
         """Forget all prefixes. Waits for running requests; http_4xx where they have not ended in time."""

@@ -1,17 +1,17 @@
-"""One SGLang server over all its lives: start, ready, watch, stop.
+"""One SGLang server through all its incarnations: start, wait until ready, watch, stop.
 
-`SGLangProcess` is the plain class; `SGLangServer` is the Ray actor around it, which adds the ties to its worker and
+`SGLangProcess` is the plain class; `SGLangServer` is the Ray actor around it, whose server ends with its worker and
 its raylet.
 
     start ─► STARTING ─► STALE ─► READY ─► DEAD       ended by itself
                  │ answers │ generates     STOPPED    was told to
                  └─────────┴────────────► FAILED     never became READY
 
-READY means that it generated tokens, and that they came from the weight version asked for. From then on the version
-is what the server said when it was last asked (`confirm_weights`), never what somebody meant it to be.
+READY means that it generated tokens, and that they came from the weight version asked for. Later versions are
+confirmed to the trainer's pool (actors/rollout/server_pool.py).
 
-Consumes: `start`, `confirm_weights`, `stop`. Waits for: `wait_ready`, `wait_exit`. Unblocked by: the server's answers,
-and its guard, which tells of its end within milliseconds. `info` waits for nobody.
+`start` and `stop` act; `wait_ready` and `wait_exit` wait for the server's answers and for its guard, which reports its
+end within milliseconds; `info` never waits.
 """
 
 from __future__ import annotations
@@ -33,30 +33,26 @@ from actors.serving.remote_process_probe import RemoteObservation, RemoteProcess
 from actors.serving.server_incarnation import ServerIncarnation, ServerSpec, exit_words
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
-from launcher.base.errors import LauncherError, RequestFailed, ServerError, WeightsRefused
+from launcher.base.errors import LauncherError, RequestFailed, ServerError
 from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState
 from launcher.config.schema import RunConfig, SGLangConfig
 from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
-ASK_TIMEOUT_S = 10.0
 OVER = frozenset({ServerState.STOPPED, ServerState.DEAD, ServerState.FAILED})
 
 T = TypeVar("T")
 
 
 class SGLangProcess:
-    """Starts, watches and ends the server of `spec`, which dies with any of the processes `owners`.
-
-    Used on one asyncio loop.
-    """
+    """Starts, watches and ends the server of `spec`, which ends with any of the processes `owners`. On one loop."""
 
     def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], seats: WorkerNodes | None = None) -> None:
         """`seats`: of the other nodes, where the server spans several."""
         self._spec = spec
         self._owners = owners
-        self._launch_life = ServerIncarnation.launch if seats is None else partial(MultiNodeServer.launch_over, seats)
+        self._launch_server = ServerIncarnation.launch if seats is None else partial(MultiNodeServer.launch_over, seats)
         self._seats = seats
         self._info = ServerInfo(
             name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED, node=spec.node
@@ -71,13 +67,13 @@ class SGLangProcess:
         return self._info
 
     def configure(self, config: SGLangConfig) -> None:
-        """Settings of the lives to come; the one that runs keeps its own."""
+        """Settings for later incarnations; the current one keeps its own."""
         self._spec = replace(self._spec, config=config)
 
     async def start(self, *, generation: int, model_path: str, weight_version: int) -> ServerInfo:
-        """Launch life `generation`, whose weights in `model_path` are `weight_version`. Returns while it is STARTING.
+        """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING.
 
-        Raises ResourceError where its port is in use, ServerError where an earlier life is not over.
+        Raises ResourceError where its port is in use, ServerError where the one before has not ended.
         """
         if self._info.state not in OVER:
             raise ServerError(
@@ -100,37 +96,23 @@ class SGLangProcess:
         return self._info
 
     async def wait_ready(self) -> ServerInfo:
-        """Until the life started last is READY. Raises what kept it from that, whoever asks and how often.
+        """Until the newest incarnation is READY; raises what prevented it. May be called several times.
 
-        Before the first start it waits for that: Ray may deliver two calls to an async actor in either order. Of a
-        later life, ask only when `start` has returned.
+        It waits for the first start too: Ray may deliver two calls to an async actor in either order. For a later
+        incarnation, call it only after `start` has returned.
         """
         await self._begun.wait()
         assert self._ready is not None
         return await asyncio.shield(self._ready)
 
     async def wait_exit(self) -> ServerExit:
-        """Until the life started last has ended, for whatever reason; told as often as asked."""
+        """Until the newest incarnation has ended, for whatever reason. May be called several times."""
         await self._begun.wait()
         assert self._launch is not None
         return await (await asyncio.shield(self._launch)).wait_exit()
 
-    async def confirm_weights(self, weight_version: int) -> ServerInfo:
-        """Ask the server which weights it holds, after an update, and take its word into `info`.
-
-        Raises WeightsRefused where it says another version (it is STALE then), RequestFailed where it says nothing.
-        """
-        async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
-            held = (await client.model_info(self._info.url, timeout_s=ASK_TIMEOUT_S)).weight_version
-        if self._info.state in {ServerState.STALE, ServerState.READY}:
-            state = ServerState.READY if held == weight_version else ServerState.STALE
-            self._info = replace(self._info, state=state, weight_version=held, reason="")
-        if held != weight_version:
-            raise WeightsRefused(f"{self._spec.name} holds weight version {held}, not {weight_version}")
-        return self._info
-
     async def stop(self) -> ServerInfo:
-        """End the whole tree; returns when it is gone and its port is free. Harmless at any time, and repeatable."""
+        """End the process tree; returns when it is gone and its port is free. Harmless at any time."""
         self._stopping = True
         launch, generation = self._launch, self._info.generation
         if launch is not None:
@@ -146,7 +128,7 @@ class SGLangProcess:
         self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
         return self._info
 
-    # ── within one life ──
+    # ── within one incarnation ──
 
     async def _begin(
         self, earlier: asyncio.Task[ServerIncarnation] | None, generation: int, model_path: str, weight_version: int
@@ -154,7 +136,7 @@ class SGLangProcess:
         try:
             if earlier is not None and earlier.exception() is None:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
-            life = await self._launch_life(
+            server = await self._launch_server(
                 self._spec,
                 self._owners,
                 generation=generation,
@@ -164,53 +146,53 @@ class SGLangProcess:
         except LauncherError as error:
             self._info = replace(self._info, state=ServerState.FAILED, reason=error.message)
             raise
-        self._info = replace(self._info, url=life.url, pid=life.pid)
-        return life
+        self._info = replace(self._info, url=server.url, pid=server.pid)
+        return server
 
     async def _become_ready(self, launch: asyncio.Task[ServerIncarnation]) -> ServerInfo:
-        life = await asyncio.shield(launch)
-        watching = _task(self._watch(life))
-        serving = _task(self._serve(life))
+        server = await asyncio.shield(launch)
+        watching = _task(self._watch(server))
+        serving = _task(self._serve(server))
         await asyncio.wait([serving, watching], timeout=self._spec.setup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        failure = self._failure(life, serving, watching)
+        failure = self._failure(server, serving, watching)
         if failure is None:
             return self._info
         serving.cancel()
         if not self._stopping:
             self._info = replace(self._info, state=ServerState.FAILED, reason=failure.message)
-            await life.end()
+            await server.end()
         raise failure
 
-    async def _serve(self, life: ServerIncarnation) -> None:
+    async def _serve(self, server: ServerIncarnation) -> None:
         async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
-            await life.wait_answers(client)
+            await server.wait_answers(client)
             self._info = replace(self._info, state=ServerState.STALE)
-            held = await life.generate(client)
-        if held != life.weight_version:
-            raise ServerError(f"it generates with weight version {held}, not {life.weight_version}")
+            held = await server.generate(client)
+        if held != server.weight_version:
+            raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
         self._info = replace(self._info, state=ServerState.READY, weight_version=held)
 
     def _failure(
-        self, life: ServerIncarnation, serving: asyncio.Task[None], watching: asyncio.Task[ServerExit]
+        self, server: ServerIncarnation, serving: asyncio.Task[None], watching: asyncio.Task[ServerExit]
     ) -> ServerError | None:
-        """Why `life` is not READY; None where it is."""
+        """Why `server` is not READY; None where it is."""
         if watching.done():
             end = watching.result()
             if self._stopping:
-                return life.why_not_ready("it was stopped")
+                return server.why_not_ready("it was stopped")
             how = "" if end.exit_code is None else f" with {exit_words(end.exit_code)}"
-            return life.why_not_ready(f"it, or a part of it, ended{how}")
+            return server.why_not_ready(f"it, or a part of it, ended{how}")
         error = serving.exception() if serving.done() else None
         if not serving.done() or (isinstance(error, RequestFailed) and error.kind == "timeout"):
-            return life.why_not_ready(f"no generation within {self._spec.setup_timeout_s:g} s")
+            return server.why_not_ready(f"no generation within {self._spec.setup_timeout_s:g} s")
         if error is None:
             return None
-        return life.why_not_ready(error.message if isinstance(error, LauncherError) else repr(error))
+        return server.why_not_ready(error.message if isinstance(error, LauncherError) else repr(error))
 
-    async def _watch(self, life: ServerIncarnation) -> ServerExit:
-        """Take the life's end into `info`, unless a later life has begun."""
-        end = await life.wait_exit()
-        if self._info.generation == life.generation and self._info.state not in OVER:
+    async def _watch(self, server: ServerIncarnation) -> ServerExit:
+        """Record the end in `info`, unless a later incarnation has begun."""
+        end = await server.wait_exit()
+        if self._info.generation == server.generation and self._info.state not in OVER:
             was_ready = self._info.state is not ServerState.STARTING
             ended = ServerState.DEAD if was_ready else ServerState.FAILED
             self._info = replace(self._info, state=ServerState.STOPPED if self._stopping else ended, reason=end.reason)
@@ -218,7 +200,7 @@ class SGLangProcess:
 
 
 def _task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose failure is told to those who await it, and is no noise where nobody does."""
+    """A task whose error is raised where it is awaited, and not logged where it isn't."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return task
@@ -226,9 +208,9 @@ def _task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 @ray.remote
 class SGLangServer:
-    """An `SGLangProcess` as a Ray actor: its server dies with this worker and with the raylet, so with the run.
+    """An `SGLangProcess` as a Ray actor: its server ends with this worker and with the raylet, so with the run.
 
-    All methods are coroutines on one loop, so `info` answers whatever else is under way.
+    All methods are coroutines on one loop, so `info` always answers.
     """
 
     def __init__(
@@ -259,13 +241,13 @@ class SGLangServer:
             owners=tuple(pid for pid in owners if pid is not None),
             seats=WorkerNodes.of(seats),
         )
-        self._sight = RemoteProcessProbe()
+        self._probe = RemoteProcessProbe()
         self._kills = OomKillWatch()
 
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None
     ) -> ServerInfo:
-        """`overrides`: settings that gave way since the run was configured."""
+        """`overrides`: settings that a repair has changed."""
         config = with_overrides(self._config, overrides or {}).sglang
         self._process.configure(replace(config, host=listening_address(config.host)))
         return await self._process.start(generation=generation, model_path=model_path, weight_version=weight_version)
@@ -278,11 +260,8 @@ class SGLangServer:
         return replace(ended, oom_kills=self._kills.risen())
 
     async def look(self, pid: int) -> RemoteObservation:
-        """At the processes of a life, for a HealthMonitor on another node, which can't."""
-        return self._sight.look(pid)
-
-    async def confirm_weights(self, weight_version: int) -> ServerInfo:
-        return await self._process.confirm_weights(weight_version)
+        """The server's processes, for a HealthMonitor on another node, which can't see them."""
+        return self._probe.look(pid)
 
     async def stop(self) -> ServerInfo:
         return await self._process.stop()

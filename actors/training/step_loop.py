@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.data.prompt_queue import PromptQueue
-from actors.model.batch_metrics import batch_metrics
-from actors.model.policy_model import PolicyModel, UpdateStats
+from actors.model.policy_model import PolicyModel
+from actors.model.update_stats import UpdateStats, batch_metrics
 from actors.rollout.live_rollouts import Stopped
 from actors.training.checkpointing import Checkpointer
 from actors.training.rejections import Rejections
@@ -85,6 +85,7 @@ class GrpoLoop:
         journal: Journal,
         attempt: int,
         gate: Gate,
+        weights_lock: threading.RLock | None = None,
     ) -> None:
         """`weights_lock` is held while the weights change: whoever reads them on another thread takes it, for as long
         as an export lasts. `view_lock` is held while version and phase change: for a look at them, which takes no time.
@@ -109,7 +110,7 @@ class GrpoLoop:
         self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
         self.phase = Phase()
-        self.weights_lock = threading.RLock()
+        self.weights_lock = weights_lock or threading.RLock()
         self.view_lock = threading.Lock()
 
     @property

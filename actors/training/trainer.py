@@ -1,11 +1,10 @@
-"""The trainer as a Ray actor: a thin skin over `Training`.
+"""The trainer as a Ray actor around `Training`.
 
-The group `train` has one thread, on which everything that steps happens; `ctl` always answers; `mend` is for what one
-server needs and may wait for. `__init__` does nothing that can fail, since Ray never restarts an actor whose
-constructor raised. Torch is imported in the actor's process only: the driver, which imports this module, does without
-and starts seconds sooner.
+The concurrency group `train` has one thread, on which all steps run; `ctl` always answers; `mend` is for calls about
+one server, which may take long. `__init__` does nothing that can fail: Ray never restarts an actor whose constructor
+raised. Torch is imported in the actor's process only, so the driver, which imports this module, starts seconds sooner.
 
-A process that Ray has started anew is empty, and says so, until it is told to `start` and to `restore`.
+A process that Ray has restarted is empty, and says so, until `start` and `restore` are called.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Trainer:
         has_monitor: bool = False,
         rank_options: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`rank_options`: Ray's, for each trainer rank beside this one, which is the first."""
+        """`rank_options`: Ray's, for each trainer rank but this one, the first."""
         die_with_raylet()
         hold_lease(lease_of(config))
         self._config = config
@@ -66,7 +65,7 @@ class Trainer:
 
     @ray.method(concurrency_group="train")
     def start(self, overrides: Overrides) -> TrainerReady:
-        """Load everything. `overrides`: settings that gave way since the run was configured. Once in a process."""
+        """Load everything, once in a process. `overrides`: settings that a repair has changed."""
         if self._training is not None:
             return self._training.ready()
         self._busy = "starting"
@@ -91,7 +90,7 @@ class Trainer:
 
     @ray.method(concurrency_group="ctl")
     def view(self) -> TrainerView:
-        """Always answers, also of an empty process."""
+        """Always answers, in an empty process too."""
         if self._training is None:
             return TrainerView(pid=os.getpid(), busy=self._busy, node=this_node())
         return replace(self._training.view(), node=this_node())
@@ -106,11 +105,11 @@ class Trainer:
 
     @ray.method(concurrency_group="ctl")
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
-        self._begun().set_servers(servers)
+        self._begun().servers.set_servers(servers)
 
     @ray.method(concurrency_group="ctl")
     def limit_rollouts(self, max_concurrent: int) -> None:
-        self._begun().limit_rollouts(max_concurrent)
+        self._begun().servers.limit_rollouts(max_concurrent)
 
     @ray.method(concurrency_group="ctl")
     def snapshot(self, since: int) -> Snapshot:
@@ -118,15 +117,15 @@ class Trainer:
 
     @ray.method(concurrency_group="mend")
     def send_weights(self, server: ServerInfo, lineage: int) -> int:
-        return self._begun().send_weights(server, lineage)
+        return self._begun().servers.send_weights(server, lineage)
 
     @ray.method(concurrency_group="mend")
     def admit(self, server: ServerInfo) -> float:
-        return self._begun().admit(server)
+        return self._begun().servers.admit(server)
 
     @ray.method(concurrency_group="mend")
     def drain_server(self, name: str, within_s: float) -> int:
-        return self._begun().drain_server(name, within_s)
+        return self._begun().servers.drain(name, within_s=within_s)
 
     @ray.method(concurrency_group="mend")
     def score_canaries(self) -> CanaryRound:
@@ -145,16 +144,15 @@ class Trainer:
 
 @functools.cache
 def _monitor() -> Any:
-    """Its handle outlives its restarts; looking it up each time costs a question to the cluster's store."""
+    """The handle stays valid across restarts; each look-up is a call to the cluster's store."""
     return ray.get_actor(MONITOR)
 
 
 def ask_monitor(report: BatchReport) -> Admission:
-    """One question to the HealthMonitor. Raises MonitorAway; RunError where the monitor itself failed at it.
+    """Ask the HealthMonitor once. Raises MonitorAway, or RunError where the monitor raised an error.
 
-    A monitor that fails at a batch would fail at it for ever: it must not be waited for as one that is away. Ray
-    raises what an actor raised as an error of that kind too, so a ValueError of the monitor's own is not the one that
-    says that nobody bears its name.
+    A monitor that fails at a batch would fail at it for ever, so it must not be waited for. Ray gives the actor's own
+    error its type too, so a ValueError raised by the monitor is not the one for an unknown name.
     """
     from actors.training.admission_gate import MonitorAway
 

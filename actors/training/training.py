@@ -1,9 +1,10 @@
-"""One life of the trainer: puts the step loop's parts together, runs it, and answers while it runs. No Ray."""
+"""One incarnation of the trainer: assembles the step loop, runs it, and answers questions meanwhile. No Ray."""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -26,7 +27,6 @@ from actors.training.training_servers import TrainingServers
 from launcher.base.errors import TrainerError
 from launcher.base.messages import (
     LoopFailure,
-    ServerInfo,
     Snapshot,
     TrainerEnd,
     TrainerReady,
@@ -45,9 +45,9 @@ log = logging.getLogger("trainer")
 
 
 class Training:
-    """Loaded when constructed, with nothing stepped: `restore` says from which state, `allow` and `run` go on from it.
+    """Constructed, it has loaded everything and taken no step: call `restore`, `allow`, then `run`.
 
-    `restore` and `run` belong to one thread; the other methods may be called from any.
+    `restore` and `run` belong to one thread; the other methods, and those of `servers`, may be called from any.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Training:
         )
         context = config.sglang.context_length or self._model.context_length
         self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records)
-        self._servers = TrainingServers(
+        weights_lock = threading.RLock()
+        self.servers = TrainingServers(
             config,
             paths,
             self._journal,
@@ -91,18 +92,19 @@ class Training:
             model=self._model,
             data=self._data,
             reward=self._reward,
+            weights_lock=weights_lock,
         )
         scored = list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
         canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
         self._canaries = CanaryRounds(canaries, self._reward, count=config.gate.canaries, submit=self._thread.submit)
         self._gate = AdmissionGate(
-            config, self._journal, ask=ask, score=self._canaries.begin, servers=self._servers.pool.servers
+            config, self._journal, ask=ask, score=self._canaries.begin, servers=self.servers.pool.servers
         )
         self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
         self._checkpointer = Checkpointer(config, paths, self._journal)
-        self._loop = self._assemble()
+        self._loop = self._assemble(weights_lock)
         self._busy, self._is_loaded, self._is_allowed, self._is_running = "", False, False, False
         self._is_finished = False
         self._failure: LoopFailure | None = None
@@ -122,7 +124,7 @@ class Training:
     # ── on the train thread ──
 
     def restore(self, global_step: int, lineage: int) -> int:
-        """Load the checkpoint of a step, or the first weights (-1); returns the step that is next.
+        """Load the checkpoint of a step, or the first weights (-1); returns the number of the next step.
 
         `lineage` counts the restores of the run, this one included. Raises CheckpointError: then nothing is loaded.
         """
@@ -133,7 +135,7 @@ class Training:
                 if restored.last is not None:
                     self._records.complete(restored.last)
                 self._loop.restore(restored.position, is_last_step_owed=restored.last is not None)
-                self._servers.begin(lineage)
+                self.servers.begin(lineage)
             self._is_loaded = True
         finally:
             self._busy = ""
@@ -153,9 +155,9 @@ class Training:
         return self._checkpointer.load_step(global_step, self._model, self._queue)
 
     def run(self) -> TrainerEnd:
-        """Step until the end, or until paused; at once where it was not allowed. Raises RunError.
+        """Step until the end or until paused; return at once where `allow` was not called. Raises RunError.
 
-        So whoever wants to hear of the end may call it again: the second call waits for the first.
+        A second call waits for the first, so a caller that lost the answer may ask again.
         """
         if self._is_allowed:
             self._is_running = True
@@ -176,33 +178,19 @@ class Training:
     def allow(self) -> None:
         """The next `run` steps."""
         self._loop.allow()
-        self._servers.rollouts.allow()
+        self.servers.rollouts.allow()
         self._gate.allow()
         self._failure = None
         self._is_allowed = True
 
     def pause(self, *, save: bool) -> None:
-        """Let `run` return: at once while it waits for rollouts or the gate, else after the step under way."""
+        """Make `run` return: at once while it waits for rollouts or the gate, else after the current step."""
         self._loop.request_stop(save=save)
-        self._servers.rollouts.stop()
+        self.servers.rollouts.stop()
         self._gate.stop()
 
-    def send_weights(self, server: ServerInfo, lineage: int) -> int:
-        """Send one server the current weights; returns their version.
-
-        Raises WeightsRefused where they are those of another restore by now, RequestFailed.
-        """
-        return self._servers.send_weights(self._loop, server, lineage)
-
-    def admit(self, server: ServerInfo) -> float:
-        """Give a server traffic if its weights prove to be ours; returns their distance in nats.
-
-        Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for.
-        """
-        return self._servers.admit(self._loop, server)
-
     def view(self) -> TrainerView:
-        """The state, consistent in itself: no step is committed while it is looked at."""
+        """A consistent state: no step is committed while it is read."""
         lost = self._model.lost
         if self._busy and not lost:
             return TrainerView(pid=os.getpid(), busy=self._busy, is_started=True)
@@ -217,8 +205,8 @@ class Training:
                 is_finished=self._is_finished,
                 is_at_gate=self._gate.is_waiting,
                 phase=loop.phase.name,
-                progress=loop.phase.entered + self._servers.pool.leases_ended,
-                lineage=self._servers.lineage,
+                progress=loop.phase.entered + self.servers.pool.leases_ended,
+                lineage=self.servers.publisher.lineage,
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,
                 total_steps=loop.total_steps,
@@ -226,11 +214,11 @@ class Training:
                 largest_micro_batch=self._model.largest_micro_batch,
                 failure=self._failure or self._failure_of_ranks(),
                 rejections=loop.rejections.since_step,
-                weights=self._servers.published,
-                servers=self._servers.pool.servers(),
-                in_flight=self._servers.pool.in_flight(),
-                loading=self._servers.loading,
-                slow=self._servers.pool.paces.slow(self._config.health),
+                weights=self.servers.publisher.newest,
+                servers=self.servers.pool.servers(),
+                in_flight=self.servers.pool.in_flight(),
+                loading=self.servers.publisher.loading(),
+                slow=self.servers.pool.paces.slow(self._config.health),
                 evals=tuple(loop.evals),
             )
 
@@ -239,20 +227,8 @@ class Training:
             return None
         return LoopFailure(kind=TrainerError.__name__, message=self._model.lost, global_step=self._loop.next_step)
 
-    def set_servers(self, servers: Sequence[ServerInfo]) -> None:
-        """Tell the pool of rollouts which servers there are."""
-        self._servers.set_servers(servers)
-
-    def drain_server(self, name: str, within_s: float) -> int:
-        """Take a server out of the pool: it gets nothing more, what it is at ends or moves. How many moved."""
-        return self._servers.drain(name, within_s=within_s)
-
-    def limit_rollouts(self, max_concurrent: int) -> None:
-        """At most so many prompts in flight from now on, also of the batch that is being collected."""
-        self._servers.limit_rollouts(max_concurrent)
-
     def snapshot(self, since: int) -> Snapshot:
-        """What is going on, and the steps committed in this life from the `since`-th on."""
+        """The current status, and the steps committed by this incarnation from the `since`-th on."""
         loop = self._loop
         status = TrainerStatus(
             phase=loop.phase.name,
@@ -265,7 +241,7 @@ class Training:
         )
         return Snapshot(
             status=status,
-            servers=self._servers.pool.servers(),
+            servers=self.servers.pool.servers(),
             reports=self._records.since(since),
             committed=self._records.committed,
             evals=tuple(loop.evals),
@@ -274,7 +250,7 @@ class Training:
     def close(self) -> None:
         """Release what outlives a killed process: reward workers, folders in memory."""
         self._loop.forget()
-        self._servers.close()
+        self.servers.close()
         self._reward.close()
         self._model.close()
 
@@ -283,22 +259,23 @@ class Training:
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
-    def _assemble(self) -> GrpoLoop:
+    def _assemble(self, weights_lock: threading.RLock) -> GrpoLoop:
         return GrpoLoop(
             self._config,
             model=self._model,
             queue=self._queue,
-            rollouts=self._servers.rollouts,
-            publish=self._servers.publish,
+            rollouts=self.servers.rollouts,
+            publish=self.servers.publish,
             checkpointer=self._checkpointer,
             record=self._records.write,
             journal=self._journal,
             attempt=self._attempt,
             gate=self._gate,
+            weights_lock=weights_lock,
         )
 
     def score_canaries(self) -> CanaryRound:
-        """Ask the live reward function for answers that are known."""
+        """Score the known answers with the live reward function."""
         step = self._loop.next_step
         return CanaryRound(step=step, scores=self._canaries.begin(step).result())
 

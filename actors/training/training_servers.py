@@ -1,6 +1,6 @@
-"""The trainer's side of the servers: which there are, rollouts from them, weights to them, and whom to believe.
+"""The trainer's connection to the servers: their list, rollouts from them, weights to them, and their admission.
 
-All of it lives on an asyncio loop on a thread of its own; the methods may be called from any thread.
+Everything runs on an asyncio loop on a thread of its own; the methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 from collections.abc import Sequence
 
 from actors.data.training_data import TrainingData
@@ -17,12 +18,11 @@ from actors.rollout.live_rollouts import LiveRollouts, LoopThread
 from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.training.step_loop import GrpoLoop
 from actors.weights.weight_consistency_check import GREEDY, golden_distance
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
-from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
+from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
@@ -33,7 +33,7 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class TrainingServers:
-    """`thread` runs it; `rollouts` is the step loop's source."""
+    """`thread` runs it; `rollouts` is the step loop's source; `publisher` sends the weights."""
 
     def __init__(
         self,
@@ -45,13 +45,15 @@ class TrainingServers:
         model: PolicyModel,
         data: TrainingData,
         reward: RewardPool,
+        weights_lock: threading.RLock,
     ) -> None:
+        """`weights_lock`: the step loop's, held while the weights change."""
         self._config = config
         self._journal = journal
         self._thread = thread
         self._model = model
         self._data = data
-        self._lineage = 0
+        self._weights_lock = weights_lock
         self._keys = ServerKeys.read(paths.keys)
         on_disk = config.actor.weight_update_mode == "disk"
         dtype = torch_dtype(config.sglang.dtype)
@@ -82,7 +84,7 @@ class TrainingServers:
             held_out=self._data.held_out,
         )
         dtype = torch_dtype(config.sglang.dtype)
-        self._publisher = WeightPublisher(
+        self.publisher = WeightPublisher(
             self._client,
             self.pool,
             folders=self._folders,
@@ -91,65 +93,50 @@ class TrainingServers:
             timeout_s=config.actor.weight_update_timeout,
         )
 
-    @property
-    def lineage(self) -> int:
-        return self._lineage
-
-    @property
-    def published(self) -> PublishedWeights | None:
-        return self._publisher.newest
-
-    @property
-    def loading(self) -> tuple[str, ...]:
-        """Servers that are being sent weights, also those that no step waits for."""
-        return self._publisher.loading()
-
     def begin(self, lineage: int) -> None:
-        """The weights are others from now on: those after the `lineage`-th restore."""
-        self._lineage = lineage
-        self._thread.call(self._publisher.begin(lineage))
+        """From now on the weights are those after the `lineage`-th restore."""
+        self._thread.call(self.publisher.begin(lineage))
 
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
-        """Tell the pool of rollouts which servers there are."""
         self._thread.call(self.pool.update(servers))
 
     def drain(self, name: str, *, within_s: float) -> int:
-        """Take a server out: it gets nothing more, what it is at ends or moves. How many requests moved."""
+        """Remove a server: no new requests; those in flight finish or are migrated. Returns how many were migrated."""
         return self._thread.call(self.pool.drain(name, within_s=within_s))
 
     def limit_rollouts(self, max_concurrent: int) -> None:
+        """At most so many prompts in flight from now on, in the batch under way too."""
         self._thread.call(self.pool.limit(max_concurrent * self._config.gconfig.n_samples))
 
     def publish(self, version: int) -> None:
-        """Where no server takes them the loop goes on to wait for one: to mend servers is the Coordinator's."""
+        """Where no server takes them, the loop waits for one: the Coordinator repairs servers."""
         try:
-            self._thread.call(self._publisher.publish(version))
+            self._thread.call(self.publisher.publish(version))
         except WeightsRefused as error:
             self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
 
-    def send_weights(self, loop: GrpoLoop, server: ServerInfo, lineage: int) -> int:
-        """Send one server the weights that are current now, which may be newer than when it was ordered; their version.
+    def send_weights(self, server: ServerInfo, lineage: int) -> int:
+        """Send one server the current weights and return their version, which may be newer than when this was ordered.
 
-        Where others serve, the trainer steps on: an order for one version would come too late again and again.
+        While other servers serve, the trainer keeps stepping: an order for a fixed version would always be too late.
         Raises WeightsRefused where they are those of another restore, RequestFailed.
         """
-        with loop.weights_lock:
-            if lineage != self._lineage:
-                raise WeightsRefused(f"the trainer was restored {self._lineage} times by now, not {lineage}")
+        with self._weights_lock:
+            if lineage != self.publisher.lineage:
+                raise WeightsRefused(f"the trainer was restored {self.publisher.lineage} times by now, not {lineage}")
             version = self._model.policy_version
-            send = self._thread.call(self._publisher.prepare(version))
-        self._thread.call(self._publisher.send_to(server, send, version))
+            send = self._thread.call(self.publisher.prepare(version))
+        self._thread.call(self.publisher.send_to(server, send, version))
         return version
 
-    def admit(self, loop: GrpoLoop, server: ServerInfo) -> float:
-        """Give a server traffic if its weights prove to be ours; returns their distance in nats.
+    def admit(self, server: ServerInfo) -> float:
+        """Give a server traffic if it holds the trainer's weights; returns the distance of its log-probs in nats.
 
-        Raises WeightsRefused, RequestFailed: it then stays STALE, with weights that nobody vouches for. ServerError
-        where it has ended: it stays what it is.
+        Raises WeightsRefused and RequestFailed (it stays STALE, without a version), ServerError where it has ended.
         """
         prompt = self._data.golden_prompt
         timeout_s = self._config.rollout.request_timeout
-        if not self.pool.is_living(server):  # who orders this says that it lives; what is heard from now on counts
+        if not self.pool.is_living(server):  # whoever orders this has seen it alive
             self.set_servers([dataclasses.replace(server, state=ServerState.STALE)])
         try:
             distance = golden_distance(
@@ -159,7 +146,7 @@ class TrainingServers:
                         self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s),
                     )
                 ),
-                lambda tokens: self._own_logprobs(loop, prompt, tokens),
+                lambda tokens: self._own_logprobs(prompt, tokens),
                 limit=golden_limit(self._config),
                 name=server.name,
             )
@@ -168,15 +155,15 @@ class TrainingServers:
             with contextlib.suppress(ServerError):  # one that has ended stays what it is
                 self._thread.call(self.pool.update_if_alive(doubted))
             raise
-        with loop.weights_lock:  # no step may be published between this look and the admission
+        with self._weights_lock:  # no step may be published between this look and the admission
             lives = {(known.name, known.generation): known for known in self.pool.servers()}
             known = lives.get((server.name, server.generation), server)
             ready = dataclasses.replace(known, state=ServerState.READY, reason="")
             self._thread.call(self.pool.update_if_alive(ready))
         return distance
 
-    def _own_logprobs(self, loop: GrpoLoop, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
-        with loop.weights_lock:
+    def _own_logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
+        with self._weights_lock:
             return self._model.policy_version, self._model.logprobs(prompt, tokens)
 
     async def _weight_version_at(self, url: str) -> int | None:
@@ -193,7 +180,7 @@ class TrainingServers:
             self._folders.remove()
 
     async def _disconnect(self) -> None:
-        await self._publisher.close()
+        await self.publisher.close()
         await self.pool.close()
         await self._client.close()
 

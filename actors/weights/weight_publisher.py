@@ -44,7 +44,10 @@ class _Parcel:
 
 
 class WeightPublisher:
-    """Publishes to the servers of a pool, and tells the pool what each one confirmed. Lives on the pool's loop."""
+    """Publishes to the servers of a pool, and tells the pool what each one confirmed. Runs on the pool's loop.
+
+    `newest`: the newest weights in a folder. `lineage`: how many restores lie behind the weights.
+    """
 
     def __init__(
         self,
@@ -63,18 +66,13 @@ class WeightPublisher:
         self._weights = weights
         self._tp_size = tp_size
         self._timeout_s = timeout_s
-        self._lineage = 0
-        self._newest: PublishedWeights | None = None
+        self.lineage = 0
+        self.newest: PublishedWeights | None = None
         self._parcel: _Parcel | None = None
         self._loading: dict[Life, asyncio.Task[bool]] = {}
         self._reading: dict[Life, int] = {}
         self._late: set[Life] = set()
         self._exporting = asyncio.Lock()
-
-    @property
-    def newest(self) -> PublishedWeights | None:
-        """The newest weights that stand in a folder."""
-        return self._newest
 
     def loading(self) -> tuple[str, ...]:
         """Servers that are being sent weights now, also those that no step waits for."""
@@ -82,7 +80,7 @@ class WeightPublisher:
 
     async def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore; folders from before it are others."""
-        self._lineage, self._newest, self._parcel = lineage, None, None
+        self.lineage, self.newest, self._parcel = lineage, None, None
         await self.close()
         if self._folders is not None:
             self._folders.forget_all()
@@ -101,7 +99,7 @@ class WeightPublisher:
         """
         servers = [server for server in self._pool.servers() if server.state not in OVER]
         send = await self._prepare(version, may_share=len(servers) == 1)
-        self._parcel = _Parcel(version=version, lineage=self._lineage, send=send)
+        self._parcel = _Parcel(version=version, lineage=self.lineage, send=send)
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_life(server))}
         took_them = await self._wait_for(fresh)
         if self._folders is not None:
@@ -186,7 +184,7 @@ class WeightPublisher:
 
         Raises ServerError: WeightsRefused, RequestFailed, or that it has ended.
         """
-        lineage = self._lineage
+        lineage = self.lineage
         await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
         await self._pool.while_it_lives(server, send(server.url))
         await self._pool.confirm(server.name, version, lineage)
@@ -205,7 +203,7 @@ class WeightPublisher:
                     url, named_tensors=tensors, weight_version=version, timeout_s=self._timeout_s, tp_size=self._tp_size
                 )
             folder = await asyncio.to_thread(self._folders.have, version)
-            self._newest = PublishedWeights(path=str(folder), version=version, lineage=self._lineage)
+            self.newest = PublishedWeights(path=str(folder), version=version, lineage=self.lineage)
             return lambda url: self._client.update_weights_from_disk(
                 url, path=folder, weight_version=version, timeout_s=self._timeout_s
             )

@@ -36,7 +36,7 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
                     )
                 case "leave":
                     part = None
-                    group.leave()
+                    torch.distributed.destroy_process_group()
                 case "gradients":
                     gradients(part)
                 case _:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.serving.completion_stream import CompletionStream
+from actors.serving.completions import CompletionStream
 from actors.serving.sglang_client import Sampling, SGLangClient
 from launcher.config.schema import GenerationConfig
 from tests.programs import stand_in_server

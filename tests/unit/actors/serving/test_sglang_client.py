@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import torch
 
-from actors.serving.completion_answer import completion_from
+from actors.serving.completions import completion_from
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from actors.serving.tensor_handles import shared
 from launcher.base.errors import WeightsRefused
@@ -37,6 +37,11 @@ def run(url, work):
             return await work(client)
 
     return asyncio.run(inside())
+
+
+async def order(client, url, path, body=None):
+    """An endpoint that only these tests use."""
+    await client._answer("POST", url, path, 30.0, body or {}, admin=True)
 
 
 async def post(url, fault):
@@ -183,10 +188,10 @@ def test_an_aborted_request_is_no_completion():
             async with asyncio.timeout(30):
                 while not (await state(url))["asked"].get("/generate"):
                     pass
-            await client.pause_generation(url, mode="abort", timeout_s=5)
+            await order(client, url, "/pause_generation", {"mode": "abort"})
             with pytest.raises(RequestFailed, match="aborted the request after 1 tokens") as caught:
                 await waiting
-            await client.continue_generation(url, timeout_s=5)
+            await order(client, url, "/continue_generation")
             return caught.value
 
         failure = run(url, work)
@@ -311,7 +316,7 @@ def test_health_metrics_and_cache(server):
         before = (await client.metrics(server, timeout_s=10))["sglang:num_requests_total"]
         await generate(client, server)
         after = (await client.metrics(server, timeout_s=10))["sglang:num_requests_total"]
-        return sick, well, after - before, await client.server_info(server, timeout_s=10)
+        return sick, well, after - before, await client._json("GET", server, "/server_info", 10)
 
     sick, well, served, info = run(server, work)
     assert (sick, well, served) == (False, True, 1.0)

@@ -11,9 +11,8 @@ import pytest
 
 from actors.processes.process_tree import descendants, identify
 from actors.serving.server_incarnation import ServerSpec
-from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_server import SGLangProcess
-from launcher.base.errors import ResourceError, ServerError, WeightsRefused
+from launcher.base.errors import ResourceError, ServerError
 from launcher.base.messages import ServerState
 from launcher.config.schema import SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
@@ -242,25 +241,6 @@ def test_stopping_while_it_starts(make):
         assert server.info().state is ServerState.STOPPED
         await start(server, generation=1)
         assert server.info().generation == 1
-
-    run(server, work)
-
-
-def test_the_weight_version_is_what_the_server_says(make, tmp_path):
-    server = make()
-    (tmp_path / "config.json").write_text('{"vocab_size": 50}')
-
-    async def work():
-        await start(server, weight_version=3)
-        url = (await server.wait_ready()).url
-        async with SGLangClient(ServerKeys.read(tmp_path / "keys")) as client:
-            await client.update_weights_from_disk(url, path=tmp_path, weight_version=4, timeout_s=10)
-        assert server.info().weight_version == 3, "nobody has asked the server yet"
-        confirmed = await server.confirm_weights(4)
-        assert (confirmed.state, confirmed.weight_version) == (ServerState.READY, 4)
-        with pytest.raises(WeightsRefused, match="holds weight version 4, not 5"):
-            await server.confirm_weights(5)
-        assert (server.info().state, server.info().weight_version) == (ServerState.STALE, 4)
 
     run(server, work)
 

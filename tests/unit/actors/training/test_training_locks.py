@@ -49,7 +49,7 @@ def test_a_look_does_not_wait_for_an_export(training, monkeypatch):
 
     def send():
         with pytest.raises(RequestFailed):  # nobody is there to be sent to
-            training.send_weights(NOBODY, 0)
+            training.servers.send_weights(NOBODY, 0)
         seen.append("sent")
 
     sending = threading.Thread(target=send, daemon=True)

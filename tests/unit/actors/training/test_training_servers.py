@@ -27,7 +27,7 @@ class Trial:
     def __init__(self, answer, own=-0.5):
         self.thread = LoopThread("rollouts")
         self.pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=1.0)
-        self.loop = SimpleNamespace(weights_lock=threading.RLock())
+        self._weights_lock = threading.RLock()
         self.asked = threading.Event()
 
         async def generate(url, **how):
@@ -37,10 +37,10 @@ class Trial:
         self._data = SimpleNamespace(golden_prompt=(1,))
         self._config = RunConfig(experiment_name="admit")
         self._thread, self._client = self.thread, SimpleNamespace(generate=generate)
-        self._own_logprobs = lambda loop, prompt, tokens: (7, [own])
+        self._own_logprobs = lambda prompt, tokens: (7, [own])
 
     def admit(self):
-        return TrainingServers.admit(self, self.loop, STALE)
+        return TrainingServers.admit(self, STALE)
 
     def set_servers(self, servers):
         self.thread.call(self.pool.update(servers))
@@ -112,7 +112,7 @@ def test_one_whose_machine_is_gone_is_not_waited_for(trials):
 def test_one_that_died_after_its_answer_is_not_brought_back(trials):
     trial = trials(right)
 
-    def then_it_dies(loop, prompt, tokens):
+    def then_it_dies(prompt, tokens):
         trial.tell(DEAD)
         return 7, [-0.5]
 

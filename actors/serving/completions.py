@@ -1,0 +1,141 @@
+"""SGLang's answers to /generate as Completions: one JSON answer, or an event stream of several. No HTTP here.
+
+    data: {"index": 3, …, "meta_info": {"finish_reason": null, …}}                 not complete yet: skipped
+    data: {"index": 3, …, "meta_info": {"finish_reason": {"type": "stop"}, …}}     complete
+    data: {"error": {"code": 400, "message": …}}                                   a refusal, after the 200 was sent
+    data: [DONE]
+
+Everything that could make a failure look like a completion is checked here: this is the last place that can tell an
+empty or damaged answer from a bad one, which would be scored 0 and trained on. A completion that has arrived is kept
+whatever becomes of the others: a server that dies costs only what it had not finished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from launcher.base.errors import RequestFailed
+from launcher.base.rollouts import Completion
+
+FINISHED = frozenset({"stop", "length"})
+END = b"\n\n"
+PREFIX = b"data: "
+DONE = b"[DONE]"
+RETRYABLE_4XX = frozenset({408, 429})
+
+
+def malformed(server: str, what: str) -> RequestFailed:
+    return RequestFailed(f"{server} answered 200 with something else: {what}", kind="malformed")
+
+
+def _number(logprob: Any) -> float:
+    """SGLang's JSON encoder writes null for what is not a number."""
+    return math.nan if logprob is None else float(logprob)
+
+
+def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
+    """Raises RequestFailed: aborted, empty, nonfinite or malformed."""
+    try:
+        meta = answer["meta_info"]
+        finish = meta["finish_reason"]["type"]
+        token_ids = tuple(answer["output_ids"])
+        if finish == "abort":
+            said = meta["finish_reason"].get("message", "no reason given")
+            raise RequestFailed(f"{server} aborted the request after {len(token_ids)} tokens: {said}", kind="aborted")
+        if not token_ids:
+            raise RequestFailed(f"{server} answered 200 with no tokens", kind="empty")
+        logprobs = tuple(_number(entry[0]) for entry in meta["output_token_logprobs"])
+        scored_ids = tuple(entry[1] for entry in meta["output_token_logprobs"])
+        weight_version = int(meta["weight_version"])
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise malformed(server, f"{error!r} in {str(answer)[:200]}") from error
+    if finish not in FINISHED:
+        raise malformed(server, f"finish_reason {finish!r}")
+    if scored_ids != token_ids or not all(type(token) is int for token in token_ids):
+        raise malformed(server, f"log-probs of {len(scored_ids)} tokens for {len(token_ids)}, or of other ones")
+    if not all(map(math.isfinite, logprobs)):
+        raise RequestFailed(f"{server} answered with log-probs that are not finite", kind="nonfinite")
+    return Completion(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        weight_version=weight_version,
+        finish_reason=finish,
+        server=server,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The complete ones, by their place in the request; `failure` is None where all are."""
+
+    completions: Mapping[int, Completion]
+    failure: RequestFailed | None
+
+
+class CompletionStream:
+    """Call `feed` with what arrives, then `samples` once."""
+
+    def __init__(self, n: int, *, server: str) -> None:
+        self._n = n
+        self._server = server
+        self._rest = b""
+        self._done = False
+        self._complete: dict[int, Completion] = {}
+        self._failure: RequestFailed | None = None
+
+    def feed(self, data: bytes) -> None:
+        *events, self._rest = (self._rest + data).split(END)
+        for event in events:
+            try:
+                self._take(event)
+            except RequestFailed as failure:  # of one completion; the others continue
+                self._failure = self._failure or failure
+
+    def samples(self, broken_off: RequestFailed | None = None) -> Samples:
+        """`broken_off`: why the stream ended early, where it did."""
+        failure = self._failure or broken_off
+        if failure is None and len(self._complete) < self._n:
+            failure = self._incomplete()
+        return Samples(completions=self._complete, failure=failure if len(self._complete) < self._n else None)
+
+    def _take(self, event: bytes) -> None:
+        if not event.startswith(PREFIX):
+            raise malformed(self._server, f"no event of completions: {event[:80]!r}")
+        content = event.removeprefix(PREFIX)
+        if content == DONE:
+            self._done = True
+            return
+        try:
+            answer = orjson.loads(content)
+            if "error" in answer:
+                said = answer["error"]
+                raise refusal(f"POST {self._server}/generate", said["code"], str(said["message"]))
+            if answer["meta_info"]["finish_reason"] is not None:
+                self._add(answer["index"], answer)
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise malformed(self._server, f"{error!r} in {content[:200]!r}") from error
+
+    def _add(self, index: object, answer: dict[str, Any]) -> None:
+        if type(index) is not int or not 0 <= index < self._n or index in self._complete:
+            raise malformed(self._server, f"completion {index!r} of {self._n}, or that one twice")
+        self._complete[index] = completion_from(answer, server=self._server)
+
+    def _incomplete(self) -> RequestFailed:
+        if self._rest and not self._complete and not self._done:
+            return malformed(self._server, f"no event of completions: {self._rest[:80]!r}")
+        what = f"{self._server} ended its answer with {len(self._complete)} of {self._n} completions"
+        return RequestFailed(what, kind="malformed" if self._done else "truncated")
+
+
+def refusal(where: str, status: int, said: str) -> RequestFailed:
+    """An HTTP status of 400 and more, which SGLang may also write into a stream."""
+    return RequestFailed(
+        f"{where}: HTTP {status} {said}",
+        kind="http_5xx" if status >= 500 else "http_4xx",
+        retryable=status >= 500 or status in RETRYABLE_4XX,
+    )
