@@ -1,13 +1,13 @@
-"""Locks that the kernel opens in the instant in which their holder begins to die.
+"""Reports a process's death earlier than a pidfd: robust mutexes, which the kernel releases when their holder dies.
 
-A pidfd tells of a death when the kernel has given back the memory: 50 ms after SIGKILL for a process that has imported
-torch, 0.15 s for one of a gigabyte, measured in November 2026. What a dying thread does before that is to open the
-robust locks that it holds (pthread_mutexattr_setrobust(3); futex_exit_release in the kernel's exit path).
+A pidfd reports a death when the kernel has freed the memory: 50 ms after SIGKILL for a process that has imported
+torch, 0.15 s for one of a gigabyte, measured in November 2026. Before that, a dying thread releases the robust
+mutexes that it holds (pthread_mutexattr_setrobust(3); futex_exit_release in the kernel's exit path).
 
-    guard   makes the file ─► finds the lock of a process by its pid ─► a thread waits for it
-    child   takes a free lock with its first thread, writes its pid beside it, and never opens it
+    guard   makes the file ─► finds the mutex of a process by its pid ─► a thread waits for it
+    child   locks a free mutex with its first thread, writes its pid beside it, and never unlocks it
 
-Only ever an earlier word: who holds no lock is waited for by a pidfd alone. Standard library, for `python -S`.
+A process without a mutex is watched by a pidfd alone. Standard library only, for `python -S`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ libc = ctypes.CDLL(None)
 
 
 class ExitNotifier:
-    """The locks of one server's processes, in a file that all of them map."""
+    """The mutexes of one server's processes, in a file that all of them map."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where `make` has not made it."""
+        """Raises OSError where there is no such file (`make` creates it)."""
         self.path = path
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), SLOTS * STRIDE)
@@ -63,7 +63,7 @@ class ExitNotifier:
         return next((slot for slot in range(SLOTS) if self._pid(slot).value == pid), None)
 
     def opened(self, pid: int) -> int | None:
-        """A descriptor that can be read from when `pid` begins to die; None where it holds no lock."""
+        """A descriptor that becomes readable when `pid` begins to die; None where it holds no lock."""
         slot = self.held_by(pid)
         if slot is None:
             return None
@@ -73,9 +73,7 @@ class ExitNotifier:
             if libc.pthread_mutex_lock(self._lock(slot)) == errno.EOWNERDEAD:
                 os.write(opens, b"!")
 
-        threading.Thread(
-            target=wait, name=f"lock of {pid}", daemon=True
-        ).start()  # ends with this process, if not before
+        threading.Thread(target=wait, name=f"lock of {pid}", daemon=True).start()
         return opened
 
     def _lock(self, slot: int) -> ctypes.c_void_p:
@@ -89,13 +87,13 @@ _held: list[ExitNotifier] = []
 
 
 def hold_one() -> None:
-    """For a process that is watched: hold a lock for as long as it lives. Nothing where no guard has made any."""
+    """Hold a lock for as long as this process lives. Does nothing where no guard has made any."""
     path = os.environ.get(VARIABLE)
     if not path:
         return
     try:
         locks = ExitNotifier(Path(path))
-    except OSError:  # its guard removes the file when the server ends: this process is about to be ended
+    except OSError:  # the guard has removed the file: this process is about to be ended
         return
     _held.append(locks)  # the map must outlive this call: a lock that was unmapped would not be opened
     locks.hold()

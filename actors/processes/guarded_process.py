@@ -1,7 +1,7 @@
 """A child process under the guard (`process_guard.py`), as its owner sees it on an asyncio loop.
 
-Consumes: the guard's lines. Waits for: the child's end, then the end of everything below it. Unblocked by: the guard,
-which notices through a pidfd, so within milliseconds; or by the end of its pipe, where the guard was killed.
+It reads the guard's report and waits for the child's end, then for the end of everything below it. The guard reports
+within milliseconds; where it was killed, its pipe closes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LAUNCH_TIMEOUT_S = 60.0
 class ProcessLaunch:
     """What to run, and what ends with it.
 
-    `watch` are the processes that must live for the child to live. `vital` begins the names of those children of the
-    child without which it is of no use. `mark` ("NAME=value") is set in its environment: whatever of an earlier life
-    still bears it is ended before the start. After the end, `scratch`, a folder that is made for it, is removed, and
-    so are files whose paths begin with `files` that were made meanwhile and that nobody holds open.
+    The child ends with any of the processes `watch`. `vital`: prefix of the names of those of its children without
+    which it is useless. `mark` ("NAME=value") is set in its environment; processes of an earlier incarnation that
+    still have it are ended before the start. After the end, the folder `scratch` is removed, and so are files made
+    meanwhile whose paths begin with `files` and that nobody holds open.
     """
 
     command: Sequence[str]
@@ -47,7 +47,7 @@ class ProcessLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the child ended. `exit_code` is negative for a signal, None where nobody was left to learn it."""
+    """How the child ended. `exit_code` is negative for a signal, None where it is unknown."""
 
     exit_code: int | None
     cause: str  # empty: by itself
@@ -60,7 +60,7 @@ class Ended:
 
 
 class GuardedProcess:
-    """One life of a child. Made by `launch`; `ended` and `swept` are set once and for all."""
+    """One incarnation of a child. Made by `launch`."""
 
     def __init__(self, *, pid: int, guard_pid: int, sentinel_pid: int, lines: asyncio.StreamReader) -> None:
         self.pid = pid
@@ -72,7 +72,7 @@ class GuardedProcess:
 
     @classmethod
     async def launch(cls, launch: ProcessLaunch) -> GuardedProcess:
-        """Start the child; returns once the guard has it. Raises ServerError where it can't be started."""
+        """Start the child under its guard. Raises ServerError where it can't be started."""
         await asyncio.to_thread(_end_bearing, launch.mark)
         readable, writable = os.pipe()
         try:
@@ -110,12 +110,11 @@ class GuardedProcess:
         return await asyncio.shield(self._ended)
 
     async def wait_swept(self) -> list[int]:
-        """Until nothing is left of the child, its children and its files, but for the pids returned: those that
-        survived SIGKILL."""
+        """Until nothing is left of the child, its children and its files. Returns the pids that survived SIGKILL."""
         return await asyncio.shield(self._listening)
 
     async def end(self) -> list[int]:
-        """End the child and all below it, and wait until it is swept. Harmless when it has ended."""
+        """End the child and everything below it, and wait for that. Harmless when it has ended."""
         if self._guard is not None:
             send(self._guard, signal.SIGTERM)
         return await self.wait_swept()
@@ -158,16 +157,16 @@ def _guard_command(launch: ProcessLaunch, report: int) -> list[str]:
 
 
 def _environment(launch: ProcessLaunch) -> dict[str, str]:
-    """`actors` is imported from where it was imported here, whatever the working folder and the installation."""
+    """The guard imports `actors` from where it was imported here, whatever the working folder."""
     path = [str(ROOT), *filter(None, [launch.environment.get("PYTHONPATH")])]
     return {**launch.environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _end_bearing(mark: str) -> None:
-    """An earlier life whose guard and sentinel were both killed may have left a daemon behind."""
+    """An earlier incarnation whose guard and sentinel were both killed may have left a daemon behind."""
     left = [process for process in bearing(mark) if send(process, signal.SIGKILL)]
     if not wait_ended(left, timeout_s=10.0):
         raise ServerError(
-            f"an earlier life of this server does not end: pids {[process.pid for process in left]}",
+            f"an earlier incarnation of this server does not end: pids {[process.pid for process in left]}",
             "a process that survives SIGKILL waits in the kernel; the machine may need a restart",
         )

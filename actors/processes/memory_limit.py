@@ -1,8 +1,7 @@
-"""A command under a memory limit of its own: `python -S -m actors.processes.memory_limit BYTES command …`.
+"""Runs a command under a memory limit: `python -S -m actors.processes.memory_limit BYTES command …`.
 
-RLIMIT_DATA, which the kernel keeps for each process: what it has for itself and may write to, heap and thread stacks
-(VmData in /proc/PID/status); mapped files and libraries don't count. What is beyond it fails as an allocation, in the
-words of whoever asked for it. Children inherit the limit, each for itself.
+RLIMIT_DATA limits the private writable memory of each process, heap and thread stacks (VmData in /proc/PID/status);
+mapped files and libraries don't count. Allocations beyond it fail. Children inherit the limit, each for itself.
 """
 
 import os

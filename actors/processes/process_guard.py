@@ -8,18 +8,16 @@ command`.
                   └─ … its children, whatever sessions and parents they give themselves
 
 The guard waits for the first of: a watched process gone (the actor's worker, the raylet), the server gone, a *vital*
-child of the server gone, the sentinel gone, SIGTERM. Server and vital children that hold a lock (life_locks.py) are
-known to be dying 0.1 s before they are gone. Then it ends the tree: SIGTERM to the server, a grace, SIGKILL to
-everything below the guard. The sentinel waits for the guard. However that one ended, it kills what is left below
-itself and removes the server's files. So either of the two may be killed at any moment, and nothing escapes: a
-process that leaves its session or its parent is still below both. Were both killed in the same instant, the server
-would die by its parent-death signal, and daemons of its own would be left to the next start (`process_tree.bearing`).
+child of the server gone, the sentinel gone, SIGTERM. A server or vital child that holds a lock (exit_notifier.py) is
+known to be dying 0.1 s before it is gone. Then the guard ends the tree: SIGTERM to the server, a grace period, SIGKILL
+to everything below the guard. The sentinel waits for the guard; however that one ended, it kills what is left below
+itself and removes the server's files. So either of the two may be killed at any moment and nothing escapes. If both
+are killed in the same instant, the server dies by its parent-death signal, and the next start ends its daemons
+(`process_tree.bearing`).
 
-The launcher forks and ends, since Ray kills a worker's direct children and its process group. On the descriptor
-`--report` come lines of JSON: `started`, `ended` (the exit code as the kernel gave it, what ended it, when), `swept`;
-its end means that nothing is left.
-
-Not covered: a process in uninterruptible sleep, which no signal ends (reported as `left`), and the host's loss.
+The launcher forks and ends, since Ray kills a worker's direct children and its process group. The guard writes lines of
+JSON to the descriptor `--report`: `started`, `ended` (exit code, cause, time), `swept`; end of file means that nothing
+is left. A process in uninterruptible sleep, which no signal ends, is reported as `left`.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from actors.processes.process_tree import (
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""A terminal's, and what SGLang's children send to their parent, which is the guard once the server has ended."""
+"""From a terminal, and from SGLang's children to their parent, which is the guard once the server has ended."""
 TICK_MS = 1000
 GIVE_UP_S = 60.0
 STUCK_S = 3.0
@@ -67,11 +65,11 @@ class Options:
     watch: tuple[Process, ...]
     report: int
     log: Path
-    mark: str  # NAME=value, in the server's environment alone: the guards must not be ended as what a life left behind
+    mark: str  # NAME=value, set for the server only: a later start must not end the guards as leftovers
     grace_s: float
-    vital: str  # begins the names of those children of the server without which it is of no use; may be empty
-    files: str  # a path prefix: such files, made in the tree's time and held open by nobody after it, are removed
-    scratch: Path | None  # a folder to make before the tree and to remove after it
+    vital: str  # prefix of the names of those children without which the server is useless; may be empty
+    files: str  # a path prefix: such files, made by the tree and held open by nobody after it, are removed
+    scratch: Path | None  # a folder made before the tree and removed after it
     command: tuple[str, ...]
 
 
@@ -91,7 +89,7 @@ def parse(arguments: list[str]) -> Options:
 
 
 def tell(options: Options, event: str, **facts: object) -> None:
-    """One line to whoever listens. The actor that listened may be gone; that is what this is for."""
+    """Write one line of the report. The actor that reads it may be gone: that is what the guard is for."""
     line = json.dumps({"event": event, "monotonic": time.monotonic(), "time": time.time()} | facts)
     with contextlib.suppress(BrokenPipeError):
         os.write(options.report, line.encode() + b"\n")
@@ -118,7 +116,7 @@ def reap() -> dict[int, int]:
 
 
 def become(title: bytes) -> None:
-    """A process of its own session that adopts all orphans below it and that a terminal's signals don't reach."""
+    """Become the leader of a new session that adopts all orphans below it and ignores a terminal's signals."""
     os.setsid()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_NAME, title, 0, 0, 0)
@@ -130,7 +128,7 @@ def become(title: bytes) -> None:
 
 
 class Sentinel:
-    """Outlives the guard, then leaves nothing behind."""
+    """Waits for the guard's end, then ends everything below and removes its files."""
 
     def __init__(self, options: Options, guard_pid: int) -> None:
         self._options = options
@@ -152,7 +150,7 @@ class Sentinel:
         tell(self._options, "swept", killed=[p.pid for p in orphans], left=[p.pid for p in left])
 
     def _see_to_the_guard(self) -> None:
-        """A stopped guard (SIGSTOP) would not notice that its owner is gone: then it is killed in the end."""
+        """Kill a guard that has not noticed that its owner is gone, since it is stopped (SIGSTOP)."""
         if all(identify(owner.pid) == owner for owner in self._options.watch):
             return
         self._owner_missing_since = self._owner_missing_since or time.monotonic()
@@ -169,10 +167,10 @@ def remove_scratch(options: Options) -> None:
 
 
 class EndReason(NamedTuple):
-    """Why the tree is ended. `words` are empty where the server ended by itself.
+    """Why the tree is ended. `words` is empty where the server ended by itself.
 
-    `may_end_itself`: what is left of it has its grace, and its exit code is waited for. `dying`: the process whose exit
-    code can be seen already.
+    `may_end_itself`: the server gets its grace period, and its exit code is waited for. `dying`: the process whose
+    exit code can be read already.
     """
 
     words: str
@@ -182,14 +180,14 @@ class EndReason(NamedTuple):
 
 SERVER_ENDED = EndReason("")
 SERVER_DIES = EndReason("", may_end_itself=False)
-LOCKS = "life_locks"
+LOCKS = "exit_locks"
 TOLD = "told to stop"
 
 
 class Guard:
-    """Parent of the server; starts it, waits for a reason to end it, ends all that is below itself.
+    """Parent of the server: starts it, waits for a reason to end it, ends everything below itself.
 
-    Reasons wait as descriptors that become readable: pidfds, and a pipe that SIGTERM writes to.
+    Each reason is a descriptor that becomes readable: a pidfd, or a pipe that SIGTERM writes to.
     """
 
     def __init__(self, options: Options, sentinel: Process) -> None:
@@ -271,7 +269,7 @@ class Guard:
             ).pid
 
     def _first_cause(self) -> EndReason:
-        """Waits. That the server ended by itself is the cause wherever it is one of several."""
+        """Wait. Among several causes, that the server ended by itself comes first."""
         self._add(self._server_end, SERVER_ENDED)
         while True:
             self._note_vital()
@@ -281,7 +279,7 @@ class Guard:
             self._collect()
 
     def _note_vital(self) -> None:
-        """SGLang notices the death of its scheduler after 1.3 s; a pidfd on it says so at once."""
+        """SGLang notices the death of its scheduler after 1.3 s; a pidfd reports it at once."""
         self._wait_for_lock(self._server, SERVER_DIES)
         if not self._options.vital:
             return
@@ -296,7 +294,7 @@ class Guard:
             cause = SERVER_ENDED if self._exit_code is None else cause
         elif cause.dying is not None:
             self._exit_code = dying_with(cause.dying)
-        if not cause.may_end_itself:  # its memory takes the kernel 0.1 s to free, for which nobody need wait
+        if not cause.may_end_itself:  # the kernel takes 0.1 s to free its memory: nobody need wait for that
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         elif self._options.grace_s > 0:
             self._end_server(signal.SIGTERM, self._options.grace_s)
@@ -340,7 +338,7 @@ def main() -> None:
 
 
 def write_to(log: Path) -> None:
-    """The guard's own last words belong beside the server's."""
+    """The guard's own output goes to the server's log."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     for standard in (sys.stdout, sys.stderr):
         os.dup2(descriptor, standard.fileno())

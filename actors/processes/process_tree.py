@@ -1,7 +1,7 @@
-"""Linux processes as the guard sees them: who is whose child, and signals that reach exactly the process meant.
+"""Linux processes read from /proc: their children, open files and state; signals that can't hit a reused pid.
 
-A pid alone may have been reused by a stranger; a process here is its pid *and* its start time, and signals go through
-a pidfd that was checked after opening. Standard library only: the guard runs with `python -S`.
+A process is identified by its pid *and* its start time, and signals go through a pidfd that was checked after opening.
+Standard library only: the guard runs with `python -S`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, never to be mistaken for a later one of the same pid. `started` is in clock ticks since boot."""
+    """One process, distinct from a later one of the same pid. `started` is in clock ticks since boot."""
 
     pid: int
     started: int
@@ -36,18 +36,18 @@ class Process:
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has `pid` now; None where there is none, or only its zombie.
+    """The process that has `pid` now; None where there is none, or only a zombie.
 
-    A process whose first thread has ended while others are still ending also is shown as a zombie, and holds its
-    files and ports: that one lives.
+    A process whose first thread has ended before the others is shown as a zombie too, but holds its files and ports:
+    that one counts as alive.
     """
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     if fields is None or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
     return Process(pid, int(fields[19]))
 
 
-def _stat(pid: int) -> list[str] | None:
+def stat_fields(pid: int) -> list[str] | None:
     """Fields 3 and following of /proc/PID/stat, proc(5); the name before them may itself hold blanks and brackets."""
     try:
         return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -64,11 +64,11 @@ def name(process: Process) -> str:
 
 
 def dying_with(pid: int) -> int | None:
-    """The exit code with which a process of ours is ending, minus the signal's number where one ends it.
+    """The exit code of a process of ours that is ending, negative for a signal.
 
-    None where it isn't known: it lives, is gone, or ends with 0, which a living one shows too.
+    None where it isn't known: it runs, is gone, or ends with 0, which a running one shows too.
     """
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     status = int(fields[49]) if fields is not None else 0
     return os.waitstatus_to_exitcode(status) if status else None
 
@@ -85,7 +85,7 @@ def children(pid: int) -> list[Process]:
 
 
 def descendants(pid: int) -> list[Process]:
-    """Children, their children, and so on. Exact for a child subreaper: to it fall all that lose their parent."""
+    """Children, their children, and so on. Complete for a child subreaper, which adopts orphans."""
     found: dict[int, Process] = {}
     waiting = [pid]
     while waiting:
@@ -99,7 +99,7 @@ def descendants(pid: int) -> list[Process]:
 def bearing(mark: str) -> list[Process]:
     """Processes that were started with the environment variable `mark` ("NAME=value").
 
-    Not all of them: a process that changes its title overwrites the memory in which its environment is read.
+    Not all: a process that changes its title overwrites the memory that shows its environment.
     """
     found = []
     for entry in PROC.iterdir():
@@ -118,7 +118,7 @@ def open_files(pid: int, prefix: str) -> Iterator[Path]:
             if str(target := entry.readlink()).startswith(prefix):
                 yield target
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return  # gone meanwhile, or another user's, who can't have opened a file of ours
+        return  # gone meanwhile, or another user's
 
 
 def abandoned(prefix: str, since: float) -> list[Path]:
@@ -140,7 +140,7 @@ def open_pidfd(process: Process) -> int | None:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    fields = _stat(process.pid)
+    fields = stat_fields(process.pid)
     if fields is not None and int(fields[19]) == process.started:
         return descriptor
     os.close(descriptor)
@@ -181,7 +181,11 @@ def wait_ended(processes: Iterable[Process], timeout_s: float) -> bool:
 def process_state(pid: int) -> tuple[str | None, float]:
     """State letter and CPU seconds, (None, 0) where it can't be seen."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_fields(pid)
     except OSError:
-        return None, 0.0
-    return fields[0], (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        fields = None
+    return (None, 0.0) if fields is None else (fields[0], cpu_seconds(fields))
+
+
+def cpu_seconds(fields: list[str]) -> float:
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import MmapedDict
 
-from actors.processes.process_tree import PROC, TICKS_PER_S, Process, descendants, identify, name
+from actors.processes.process_tree import PROC, Process, cpu_seconds, descendants, identify, name, stat_fields
 from launcher.policy.observation_history import ProcessLook
 
 HTTP, SCHEDULER, DETOKENIZER = "http", "scheduler", "detokenizer"
@@ -80,13 +80,10 @@ class ServerProcesses:
 
 def _look(process: Process) -> ProcessLook | None:
     """None where it has ended, or its pid is another's by now. Fields as in proc(5)."""
-    try:
-        fields = (PROC / str(process.pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = stat_fields(process.pid)
+    if fields is None or fields[0] in "ZX" or int(fields[19]) != process.started:
         return None
-    if fields[0] in "ZX" or int(fields[19]) != process.started:
-        return None
-    return ProcessLook(state=fields[0], cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields))
 
 
 def _counter_files(processes: Iterable[Process]) -> list[Path]:
