@@ -1,4 +1,4 @@
-"""Calls to actors that may be restarting, hung or gone: each has a deadline, and ends in a value or in one of ours."""
+"""Calls to actors that may be restarting, hung or gone: each has a deadline, and raises only our errors."""
 
 from __future__ import annotations
 

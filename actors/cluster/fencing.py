@@ -1,21 +1,22 @@
-"""An actor's right to act on a cluster: it lasts only while the cluster confirms that this process is its present life.
+"""Fencing: an actor may act only while the cluster confirms that its process is the current incarnation.
 
-    each second: the cluster's store, who is this actor?  ─► this process     the lease is renewed
-                                                          ─► another, or none  this process ends at once
-                                                          ─► no answer         after `seconds` this process ends itself
+    each second: which process is this actor?  ─► this one          the lease is renewed
+    (the cluster's store)                      ─► another, or none  this process ends at once
+                                               ─► no answer         after `seconds` this process ends itself
 
-A node that is cut off is declared lost, and its actors are started elsewhere, while the old ones still run behind the
-partition (RAY.md, section 5). Whoever orders such a new life to do anything waits `seconds` and a margin first, by when
-the old one is gone. A process that was suspended meanwhile wakes to an old lease: `holds_lease` is False until it has
-been renewed, so what must not be done twice is not done before its end is noticed.
+A node that is cut off is declared lost and its actors are started elsewhere, while the old ones still run behind the
+partition. Whoever gives orders to the new incarnation waits `seconds` and a margin first; by then the old one has
+ended. A process that was suspended meanwhile wakes with an old lease: `holds_lease` is False until it is renewed.
 
-Only actors hold one, and only on a cluster that the run did not start itself: on one machine nothing can be cut off.
+Only actors on a cluster that the run did not start itself hold a lease: on one machine nothing can be cut off. Every
+actor also ends with its raylet.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,23 +25,27 @@ from typing import Any
 import ray
 import ray._private.state as ray_state
 
+from launcher.config.schema import RunConfig
+
 ASK_EVERY_S = 1.0
 HELD_UP_S = 0.05
 LEASE_LOST = 8
 """Exit code of an actor that was cut off, or replaced."""
 MARGIN_S = 3.0
-"""Beyond the lease, for whoever starts the next life: the turns of the process that ends itself."""
+"""Beyond the lease, before the next incarnation acts: the time that the old process takes to end itself."""
+RAYLET_GONE = 7
+"""Exit code of a worker that ended because its raylet had."""
 ALIVE, DEAD = "ALIVE", "DEAD"
 
 log = logging.getLogger("lease")
 
 Ask = Callable[[], bool | None]
-"""True: this process is the actor's present life; False: it is not; None: nobody knows."""
+"""True: this process is the actor's current incarnation; False: it is not; None: unknown."""
 
 
 class Lease:
-    """`ask` is called from a thread of its own, and may wait for ever. Time is counted in turns of another thread, so
-    that a process that was suspended gets the chance to ask before it ends itself."""
+    """`ask` runs on a thread of its own and may wait for ever. Another thread counts turns, not seconds, so a process
+    that was suspended can ask before it ends itself."""
 
     def __init__(
         self, seconds: float, ask: Ask, end: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -53,7 +58,7 @@ class Lease:
         self._turns = 0
 
     def is_held(self) -> bool:
-        """By the clock: nothing may be done with a lease that nobody has renewed for so long."""
+        """By the clock: a lease that is too old permits nothing."""
         return self._clock() - self._renewed_at <= self.seconds
 
     def begin(self) -> None:
@@ -61,7 +66,7 @@ class Lease:
         threading.Thread(target=self._go_on_counting, name="lease-end", daemon=True).start()
 
     def renew(self) -> None:
-        """Ask once. The lease counts from before the question: its answer may have waited as long as this process."""
+        """Ask once. The lease counts from before the question, as the answer may have waited for long."""
         asked_at = self._clock()
         match self._ask():
             case True:
@@ -89,8 +94,45 @@ class Lease:
 _mine: list[Lease] = []
 
 
+def bind_to_cluster(config: RunConfig) -> None:
+    """From now on this actor's process ends with its raylet, and when it is cut off from the cluster or replaced."""
+    die_with_raylet()
+    hold_lease(lease_of(config))
+
+
+def lease_of(config: RunConfig) -> float | None:
+    """How long an actor may act without an answer of the cluster. None on a cluster that the run started itself."""
+    return None if config.cluster.address == "local" else config.cluster.lease_s
+
+
+def raylet_pid() -> int | None:
+    """None outside a Ray worker."""
+    pid = os.environ.get("RAY_RAYLET_PID")
+    return int(pid) if pid else None
+
+
+def die_with_raylet() -> None:
+    """From now on this process ends when its raylet does, within 40 ms. Does nothing outside a Ray worker.
+
+    Ray's own check in a worker is `kill(pid, 0)`, which succeeds for a zombie: where the raylet's parent doesn't
+    collect it (a driver that called `ray.init()`, a container without an init), actors would outlive their node.
+    """
+    pid = raylet_pid()
+    if pid is None:
+        return
+    descriptor = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(RAYLET_GONE)
+
+    threading.Thread(target=wait, name="die-with-raylet", daemon=True).start()
+
+
 def hold_lease(seconds: float | None) -> None:
-    """From now on this actor's process ends when it is cut off or replaced. None: it needs no lease."""
+    """From now on this actor's process ends when it is cut off or replaced. None: no lease is needed."""
     if seconds is None or _mine:
         return
     context = ray.get_runtime_context()
@@ -107,17 +149,16 @@ def holds_lease() -> bool:
 
 
 def wait_for_lease() -> None:
-    """Before what must not be done twice is written down. Returns when the lease is held; else this process ends here.
+    """Call before writing what must not be written twice: returns when the lease is held, else this process ends.
 
-    A process that was suspended for longer than its lease, between its last question and this line, is held up until
-    it knows whether another has taken its place.
+    A process that was suspended for longer than its lease waits here until it knows whether it was replaced.
     """
     while not holds_lease():
         time.sleep(HELD_UP_S)
 
 
 class CurrentIncarnation:
-    """Asks the cluster's store whether this process is the actor's present life."""
+    """Asks the cluster's store whether this process is the actor's current incarnation."""
 
     def __init__(self, actor: str, node: str, known: Callable[[str], Mapping[str, Any]] = ray_state.actors) -> None:
         self._actor = actor
@@ -126,7 +167,7 @@ class CurrentIncarnation:
         self._was_confirmed = False
 
     def __call__(self) -> bool | None:
-        """A life is being made while it is RESTARTING, too: only one that was confirmed has then been replaced."""
+        """While the actor is RESTARTING, only a process that was confirmed before has been replaced."""
         try:
             known = self._known(self._actor)
             state, holder = known["State"], (known["Address"]["NodeID"], known["Pid"])

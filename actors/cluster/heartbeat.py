@@ -1,11 +1,11 @@
-"""Does an actor that Ray holds for alive still answer? One that is stopped, or whose loop stands, does not. And does
-one that Ray starts again and again ever live?
+"""Detects an actor that no longer answers although Ray counts it as alive, and one that crashes after each restart.
 
-Counted are turns of the asker without an answer, not seconds: a pause of its own then condemns nobody.
+Counted are turns of the asking process without an answer, not seconds: a pause of that process accuses nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,13 @@ import ray
 from ray.exceptions import RayError
 
 EVERY_TURNS = 8
-"""A call between actors costs each side 2 ms of processor time, which a step could have had."""
-
-
+"""Turns between two calls: each costs both sides 2 ms of processor time."""
 SHORT_LIFE_S = 10.0
 PATIENCE_S = 300.0
 
 
 class CrashLoop:
-    """Lives of an actor that each end soon after their start: Ray would start it again for ever."""
+    """Detects incarnations that each end soon after their start: Ray would restart such an actor for ever."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,7 +31,7 @@ class CrashLoop:
         self._began = self._clock()
 
     def ended(self) -> bool:
-        """A life ended; True where none has lasted for PATIENCE_S."""
+        """An incarnation ended; True where none has lasted for PATIENCE_S."""
         now = self._clock()
         if now - self._began > SHORT_LIFE_S:
             self._since = None
@@ -53,7 +51,7 @@ class Heartbeat:
         self._rests = 0
 
     def has_stopped(self) -> bool:
-        """True once where it owes an answer for too long; the count then begins anew."""
+        """True once when an answer is overdue; the count then begins anew."""
         if self._rests > 0:
             self._rests -= 1
             return False
@@ -61,10 +59,8 @@ class Heartbeat:
             self._waiting, self._turns = self._ask(), 0
         if ray.wait([self._waiting], timeout=0)[0]:
             answered, self._waiting, self._rests = self._waiting, None, EVERY_TURNS
-            try:
+            with contextlib.suppress(RayError):  # it is being restarted: Ray knows
                 ray.get(answered)
-            except RayError:  # it is being restarted: Ray knows
-                return False
             return False
         self._turns += 1
         if self._turns < self._most_turns:

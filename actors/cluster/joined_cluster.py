@@ -1,4 +1,4 @@
-"""A cluster that others have started: is the run alone under its name, does each node see its files, is it there?"""
+"""Checks of a cluster that others started: nobody else runs this trial, every node sees its files, its head answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launcher.base.errors import StorageError
 from launcher.run_files.run_paths import RunPaths
 
 FREE_S = 60.0
-"""For the actors of an attempt whose driver has just died: a node must first be declared lost."""
+"""For actors of an attempt whose driver has just died to end: a node must first be declared lost."""
 LOOK_S = 0.5
 SAY_S = 1.25
 SILENT_S = 45.0
-"""Without an answer of the cluster's head, after which the run says so and ends: at 60 s Ray ends every process."""
+"""Without an answer of the cluster's head the run ends with that reason: at 60 s Ray would end every process."""
 SEVERAL = (
     "the nodes are several machines: weights on their way to the servers, and the state after each step, "
     "are kept below cluster.fileroot and not in memory"
@@ -25,7 +25,7 @@ SEVERAL = (
 
 
 def make_ready(paths: RunPaths, say: Callable[[str], None], *, keeper: str) -> None:
-    """Before anything is started. Raises UsageError. `keeper`: the name of the actor that may be there already."""
+    """Check the cluster before anything is started. Raises UsageError. `keeper`: an actor that may exist already."""
     wait_for_free_names(paths, keeper=keeper)
     nodes = alive_nodes()
     shares_memory = check_shared_path(paths)
@@ -36,7 +36,7 @@ def make_ready(paths: RunPaths, say: Callable[[str], None], *, keeper: str) -> N
 
 
 def wait_for_free_names(paths: RunPaths, *, keeper: str, within_s: float = FREE_S) -> None:
-    """Raises StorageError where actors of the same run live on this cluster: then another driver runs it."""
+    """Raises StorageError where actors of the same run are on this cluster: another driver runs it."""
     give_up_at = time.monotonic() + within_s
     while taken := names_in(paths.namespace) - {keeper}:
         if time.monotonic() > give_up_at:
@@ -54,8 +54,7 @@ def names_in(namespace: str) -> set[str]:
 
 
 class HeadWatch:
-    """Does the cluster's head still answer, and which nodes are lost? Asked from a thread of its own, since an answer
-    may never come."""
+    """Asks the cluster's head for its nodes, on a thread of its own, since an answer may never come."""
 
     def __init__(self, *, silent_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._silent_s = silent_s
@@ -66,12 +65,12 @@ class HeadWatch:
         threading.Thread(target=self._go_on, name="head", daemon=True).start()
 
     def lost(self) -> str:
-        """What is lost, in words; "" where it answers."""
+        """Why the cluster counts as lost; "" where its head answers."""
         silent_s = self._clock() - self._heard_at
         return f"the cluster's head has not answered for {silent_s:.0f} s" if silent_s > self._silent_s else ""
 
     def lost_nodes(self) -> dict[str, str]:
-        """Addresses by id, of nodes lost for so long that a Coordinator that lives would have said so."""
+        """Addresses by id of nodes lost for so long that a running Coordinator would have reported it."""
         now = self._clock()
         return {node: address for node, (address, at) in list(self._lost.items()) if now - at > SAY_S}
 

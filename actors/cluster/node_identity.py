@@ -1,7 +1,7 @@
-"""Which machine of the cluster this process is on, and what of another one can't be looked at from here.
+"""The node that this process runs on, and the conversion of times from other nodes.
 
-A pid of another machine is another process here, and its CLOCK_MONOTONIC another clock. So whoever tells of a process
-says its node, and whoever hears of one asks `is_here` before it looks at /proc, opens a pidfd or compares times.
+A pid of another node is another process here, and its CLOCK_MONOTONIC another clock. So messages about a process name
+its node, and whoever reads them asks `is_here` before it looks at /proc, opens a pidfd or compares times.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 import ray
 
 from launcher.base.messages import ServerExit
-from launcher.config.schema import RunConfig
 
 SAME_CLOCK_S = 60.0
-"""Two machines booted within this of each other would be taken for one: then their clocks agree that far, too."""
+"""Two machines booted within this of each other count as one: their clocks agree that far, too."""
 OF_RAY: Any = ray
-"""Parts of Ray that are not annotated."""
+"""For the parts of Ray without annotations."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _mine: list[str] = []
@@ -33,19 +32,19 @@ def this_node() -> str:
 
 
 def is_here(node: str) -> bool:
-    """Whether a pid of that node can be looked at from here. "" says nothing else."""
+    """Whether a pid of that node can be looked at from here; "" is this node."""
     return node in ("", this_node())
 
 
 def on_this_clock(end: ServerExit) -> ServerExit:
-    """The same, with its time on this machine's clock, as far as the machines' wall clocks agree."""
+    """The same with its time on this machine's clock, as exactly as the wall clocks agree."""
     if is_here(end.node):
         return end
     return replace(end, monotonic=time.monotonic() - max(0.0, time.time() - end.at))
 
 
 def clock_shift(theirs: float, mine: float) -> float:
-    """What to add to a time of another process's monotonic clock; 0 where it is the same clock."""
+    """What to add to a time of another process's monotonic clock; 0 for the same clock."""
     shift = mine - theirs
     return shift if abs(shift) > SAME_CLOCK_S else 0.0
 
@@ -64,12 +63,7 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def listening_address(host: str) -> str:
-    """Where a server of this node listens: a loopback address reaches nobody where there are, or were, other nodes."""
+    """Where a server of this node listens: not on loopback where there are, or were, other nodes."""
     if host not in LOOPBACK or len(OF_RAY.nodes()) <= 1:
         return host
     return str(OF_RAY.util.get_node_ip_address())
-
-
-def lease_of(config: RunConfig) -> float | None:
-    """For how long an actor of the run may act without word of the cluster. None on a cluster of the run's own."""
-    return None if config.cluster.address == "local" else config.cluster.lease_s

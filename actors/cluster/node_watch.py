@@ -1,8 +1,7 @@
-"""Which nodes of the cluster live, and which of the run's actors have no place: asked of its store twice a second.
+"""Watches which nodes of the cluster are alive, and which of the run's actors can't be scheduled, twice a second.
 
-Ray declares a node lost after its own health check (actors/cluster/ray_cluster.py for the settings that we ship), and
-starts its actors elsewhere as soon as a node has room for them. Until then an actor is nowhere, and to wait for it is
-no repair.
+Ray declares a node lost after its own health check (settings: actors/cluster/ray_cluster.py), and starts its actors
+elsewhere as soon as a node has room. Until then such an actor runs nowhere.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from actors.processes.background_tasks import BackgroundTasks
 
 LOOK_S = 0.5
 HOMELESS_S = 5.0
-"""Without a process for so long: there is no room for it. A restart where there is room takes one or two seconds."""
+"""Without a process for so long, there is no room for it: a restart with room takes one or two seconds."""
 
 log = logging.getLogger("nodes")
 
@@ -56,9 +55,9 @@ def has_process(actor: Any) -> bool:
 
 
 class NodeWatch:
-    """`lost` and `joined` hear of a node once. `actors`: those of the run, by name. Lives on one loop.
+    """`lost` and `joined` are called once for a node. `actors`: the run's, by name. On one loop.
 
-    `known`: nodes that lived when somebody looked last, a Coordinator perhaps that was lost with one of them.
+    `known`: nodes that were alive at the last look, of an earlier Coordinator perhaps that was lost with one of them.
     """
 
     def __init__(
@@ -84,14 +83,6 @@ class NodeWatch:
         self._is_blind = False
         self._tasks = BackgroundTasks()
 
-    @property
-    def several(self) -> bool:
-        """There are, or were, other nodes."""
-        return len(self._nodes) > 1
-
-    def is_lost(self, node: str) -> bool:
-        return node in self._nodes and not self._nodes[node].is_alive
-
     def homeless_since(self, name: str) -> float | None:
         """Since when no node has had room for this actor; None where it runs, or is only being started."""
         self._tasks.check()
@@ -102,7 +93,7 @@ class NodeWatch:
         self._tasks.start(self._look_on())
 
     async def look(self) -> None:
-        """One question, which may wait for a store that is away; without an answer, what was known stays known."""
+        """Ask the store once, which may take long; without an answer, nothing changes."""
         try:
             found, placed = await asyncio.to_thread(self._ask)
         except Exception as error:  # noqa: BLE001 - Ray's own errors are many, and bare

@@ -1,8 +1,8 @@
-"""The run on its cluster: one placement group for all of it, and the options with which each actor gets its place.
+"""Reserves the run's resources: one placement group for all its actors, and each actor's options for its bundle.
 
-One group and not one for each actor: several that are rescheduled at once after a node's loss can each hold what
-another waits for. An actor that Ray restarts comes back into its own bundle; a bundle whose node is lost goes to
-another node with room, as soon as there is one.
+One group rather than one for each actor: several that are rescheduled at once after a node's loss could each hold what
+another waits for. An actor that Ray restarts returns to its own bundle; a bundle whose node is lost moves to another
+node as soon as one has room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlacement:
-    """Booked: every bundle is on a node, and stays this run's until its driver ends."""
+    """The reserved bundles: each is on a node, and stays this run's until its driver ends."""
 
     placements: tuple[ProcessPlacement, ...]
     bundles: tuple[Bundle, ...]
@@ -36,9 +36,9 @@ class RunPlacement:
 
     @classmethod
     def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> RunPlacement:
-        """Place the run on the nodes that are there, and wait for them to be free.
+        """Place the run on the existing nodes, and wait for them to be free.
 
-        Raises ResourceError: what is short, and where; KeyboardInterrupt where `is_stopped` says so meanwhile.
+        Raises ResourceError: what is missing and where; KeyboardInterrupt when `is_stopped` says so.
         """
         nodes = cluster_nodes(config)
         placements = _place(config, nodes)
@@ -54,7 +54,7 @@ class RunPlacement:
         return cls(placements=placements, bundles=booked, group=group)
 
     def options(self, name: str) -> dict[str, Any]:
-        """For an actor of that name: its name, what it books, and where."""
+        """Ray's options for an actor: its name, its resources, its bundle."""
         one = next(one for one in self.placements if one.name == name)
         index = next(index for index, bundle in enumerate(self.bundles) if name in bundle.names)
         strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=index)
@@ -62,9 +62,9 @@ class RunPlacement:
         return {"name": name, "num_cpus": one.cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
 
     def options_of_a_joining(self, name: str, config: RunConfig) -> dict[str, Any]:
-        """For a server that joins later: beside the group, on any one node that has room.
+        """Options of a server that joins later: outside the group, on any node that has room.
 
-        A local cluster has the CPUs that the run began with; they are bookkeeping, and one more is not counted.
+        On a local cluster it reserves no CPUs: those of the run's start are taken, and serve as bookkeeping only.
         """
         sglang = config.sglang
         gpus = sglang.gpu_fraction * sglang.tp_size * sglang.dp_size if self.servers_on_gpu else 0
@@ -75,7 +75,7 @@ class RunPlacement:
         }
 
     def has(self, name: str) -> bool:
-        """Whether there is a placement of that name; a server that joins later has none."""
+        """Whether an actor of that name has a placement; a server that joins later has none."""
         return any(one.name == name for one in self.placements)
 
     def further_placements(self, index: int) -> list[ProcessPlacement]:
@@ -83,9 +83,9 @@ class RunPlacement:
         return [one for one in self.placements if one.kind == SERVER and one.index == index and one.node_rank > 0]
 
     def further_ranks(self) -> tuple[Mapping[str, Any], ...]:
-        """Options of the trainer's ranks from 1 on, for whoever starts them; rank 0 is the trainer itself.
+        """Options of the trainer's ranks from 1 on; rank 0 is the trainer itself.
 
-        Without names: those of a group that is restarted may still be taken by the one before.
+        Without names: after a restart, those of the ranks before may still be taken.
         """
         further = (self.options(one.name) for one in self.placements if one.kind == RANK and one.index > 0)
         return tuple({key: value for key, value in options.items() if key != "name"} for options in further)
@@ -104,7 +104,7 @@ class RunPlacement:
         return bool(servers & ranks)
 
     def nodes(self) -> dict[str, str]:
-        """Where each process is now: the address of its node, by Ray's own word."""
+        """Where each actor is now, according to Ray: the address of its node."""
         on = placement_group_table(self.group)["bundles_to_node_id"]
         addresses = {node["NodeID"]: _name(node) for node in alive_nodes()}
         return {
@@ -115,7 +115,7 @@ class RunPlacement:
 
 
 def cluster_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
-    """What the nodes that live have in all, whoever holds it now. Raises ResourceError where there are too few."""
+    """The total resources of the living nodes, free or not. Raises ResourceError where there are too few nodes."""
     at_most = config.cluster.n_gpus_per_node
     found = tuple(_node(node, node["Resources"], at_most) for node in alive_nodes())
     if len(found) < config.cluster.n_nodes:
@@ -128,7 +128,7 @@ def cluster_nodes(config: RunConfig) -> tuple[NodeResources, ...]:
 
 
 def not_free(config: RunConfig, nodes: tuple[NodeResources, ...]) -> ResourceError:
-    """The cluster is large enough, and others hold what is needed: what is short of what is free."""
+    """The error for a cluster that is large enough, where others hold what is needed: what is missing."""
     waited = f"not free within cluster.placement_timeout={config.cluster.placement_timeout:g} s"
     by_id = available_resources_per_node()  # type: ignore[no-untyped-call]
     free = tuple(_node(node, by_id.get(node["NodeID"], {})) for node in alive_nodes())
@@ -143,7 +143,7 @@ def not_free(config: RunConfig, nodes: tuple[NodeResources, ...]) -> ResourceErr
 def _place(
     config: RunConfig, nodes: tuple[NodeResources, ...], *, like: tuple[NodeResources, ...] = ()
 ) -> tuple[ProcessPlacement, ...]:
-    """`like`: nodes that say what `auto` means, where `nodes` are what is left of them."""
+    """`like`: the complete nodes, which decide what `auto` means; `nodes` may be what is free of them."""
     gpu = "cuda" if any(node.gpus for node in like or nodes) else "cpu"
     servers_on, trainer_on = (
         gpu if device == "auto" else device for device in (config.sglang.device, config.actor.device)
@@ -158,5 +158,5 @@ def _node(node: Mapping[str, Any], resources: Mapping[str, float], at_most: int 
 
 
 def _name(node: Mapping[str, Any]) -> str:
-    """Two raylets of one machine have one address; the beginning of its id tells them apart."""
+    """With the beginning of its id, as two raylets of one machine have one address."""
     return f"{node['NodeName']} ({node['NodeID'][:8]})"

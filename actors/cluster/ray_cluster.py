@@ -42,7 +42,6 @@ RAY_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-
 LOCAL_TRIES = 2
 STRAGGLERS_S = 3.0
 
@@ -51,18 +50,18 @@ VITAL = ("gcs_server", "raylet")
 
 
 class VitalProcesses:
-    """Those that this process has started."""
+    """Watches those that this process has started."""
 
     def __init__(self) -> None:
         children = psutil.Process().children(recursive=True)
         self._processes = {child: child.name() for child in children if child.name() in VITAL}
 
     def lost_nodes(self) -> dict[str, str]:
-        """Of a cluster of its own there is one node, and without it no driver."""
+        """A cluster of the run's own has one node, which is the driver's."""
         return {}
 
     def lost(self) -> str:
-        """Which of them has ended, in words; "" where all live. A zombie has: nobody may be left to collect it."""
+        """Which of them has ended; "" where none has. A zombie has ended: nobody may be left to collect it."""
         for process, name in self._processes.items():
             try:
                 if process.status() != psutil.STATUS_ZOMBIE:
@@ -74,10 +73,9 @@ class VitalProcesses:
 
 
 def keep_off_the_screen(file: Path) -> None:
-    """Have what Ray prints of each process that died go into `file`: the run says it itself, in one line.
+    """Redirect what Ray prints about each process that died into `file`: the run reports it itself, in one line.
 
-    `log_to_driver` does not concern these, and Ray has no setting for them; where its printer has another name, they
-    are printed.
+    `log_to_driver` does not cover these messages, and Ray has no setting for them.
     """
     if not callable(getattr(ray_worker, "print_to_stdstream", None)):
         return
@@ -129,10 +127,10 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
 
 
 def lock_with_a_token(file: Path) -> None:
-    """Have the cluster that is started next, and this process, take the token in `file` and no other.
+    """Make the cluster that is started next, and this process, use the token in `file` and no other.
 
-    Ray's servers listen on every interface, so the token is what keeps others out. Ray turns it on by itself for a
-    local cluster, unless the environment has a word against it; RAY_AUTH_MODE is read too early to be set here.
+    Ray's servers listen on every interface, so only the token keeps others out. Ray turns it on by itself for a local
+    cluster unless the environment forbids it; RAY_AUTH_MODE is read too early to be set here.
     """
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         os.environ.pop(name, None)
@@ -141,10 +139,9 @@ def lock_with_a_token(file: Path) -> None:
 
 
 def ray_folder() -> Path:
-    """Where Ray keeps sockets and logs: below a folder of this user's alone, since Ray opens its own ones to everybody
-    (0777, /tmp/ray too), who could put other sockets there.
+    """Where Ray keeps sockets and logs: below a private folder, since Ray makes its own writable by everybody (0777).
 
-    A short path: the longest of a socket has 107 characters, 64 of which are Ray's.
+    The path is short: a socket's may have 107 characters, 64 of which are Ray's.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     folder = parent / f"grpo-ray-{os.geteuid()}"
@@ -164,7 +161,7 @@ def _session() -> str:
 def end_stragglers(session: str, *, grace_s: float = STRAGGLERS_S) -> list[int]:
     """Kill what `ray.shutdown` has left of a session; returns the pids.
 
-    A worker that is just starting when Ray's own processes are killed looks for them for a minute, and nobody ends it.
+    A worker that is starting while Ray's own processes are killed searches for them for a minute, and nobody ends it.
     """
     give_up_at = time.monotonic() + grace_s
     while (left := _of_session(session)) and time.monotonic() < give_up_at:

@@ -1,7 +1,6 @@
-"""Did Ray end a process for the machine's memory? It does so before the kernel would, and says why in its own store.
+"""Finds out whether Ray killed a process because the machine ran out of memory; Ray does that before the kernel would.
 
-Whoever waits for a restartable actor is told only that it was restarted. Ray lists a process as ended some milliseconds
-after it did.
+Ray notes the reason in its store only, some milliseconds after the end: a restartable actor's callers learn nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger("nodes")
 
 
 def listed_reason(node: str, pid: int) -> str | None:
-    """What Ray says of a process that it ended for memory; "" of any other end, None of one that isn't listed yet."""
+    """Ray's reason for a kill for memory; "" for any other end, None where the end isn't listed yet."""
     listed = (WorkerTableData.FromString(raw) for raw in ray_state.state._connect_and_get_accessor().get_worker_table())
     of_it = [one for one in listed if one.pid == pid and one.worker_address.node_id.hex() == node]
     if not of_it:
@@ -35,7 +34,7 @@ def listed_reason(node: str, pid: int) -> str | None:
 
 
 async def killed_for_memory(node: str, pid: int, *, listed: Callable[[str, int], str | None] = listed_reason) -> str:
-    """Ray's words, "" where it ended of something else, or nobody says in time."""
+    """Ray's reason; "" where it ended otherwise, or Ray doesn't say in time."""
     if not ray.is_initialized():
         return ""
     give_up_at = time.monotonic() + WITHIN_S

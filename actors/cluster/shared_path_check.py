@@ -1,12 +1,12 @@
-"""Is cluster.fileroot the same place on every node? Asked of each before anything is started.
+"""Checks, before anything is started, that cluster.fileroot is the same folder on every node.
 
     driver   writes  .same_place.<nonce>/driver            (0700, and the run's keys, in cluster.fileroot)
     a task on each node reads that, the keys, and writes   .same_place.<nonce>/<node>
     driver   reads each of them, and removes the folder
 
-Whatever is wrong with a node is said with its address: the path is missing there, is another place, can't be written,
-is another user's there; or this program is not installed there. Also found: whether all nodes share one memory-backed
-folder, which only nodes of one machine do.
+The message names the node's address and what is wrong: the path is missing, is another folder, can't be written or is
+another user's there; or this program is not installed. The check also finds out whether all nodes share one
+memory-backed folder, as only nodes of one machine do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from launcher.run_files.run_paths import RunPaths
 ANSWER_S = 90.0
 """For all nodes together: each may first have to start a process."""
 SEEN_S = 15.0
-"""For what a node has written to be seen here: network file systems may remember for long that a file is not there."""
+"""For a node's file to appear here: network file systems may cache for long that a file does not exist."""
 HINT = (
     "set cluster.fileroot to an absolute path on a file system that every node has mounted there, "
     "and on which this user may write"
@@ -43,14 +43,14 @@ HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one node found. `problem` is empty where all is well."""
+    """What one node found. `problem` is empty where nothing is wrong."""
 
     problem: str
     shares_memory: bool
 
 
 def check_shared_path(paths: RunPaths) -> bool:
-    """Raises UsageError naming every node that doesn't see the path as it is here.
+    """Raises UsageError naming every node that doesn't see the same folder.
 
     Returns whether all nodes share this one's memory-backed folder: then they are one machine.
     """

@@ -18,9 +18,8 @@ import ray
 from ray.exceptions import RayError
 
 from actors.cluster.actor_calls import ActorAway, answer
-from actors.cluster.fencing import hold_lease
-from actors.cluster.node_identity import clock_shift, is_here, lease_of
-from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.cluster.fencing import bind_to_cluster
+from actors.cluster.node_identity import clock_shift, is_here
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.memory_watch import MemoryWatch
@@ -49,8 +48,7 @@ class HealthMonitorActor:
     """Nothing in `__init__` can fail: an actor whose constructor raises is never restarted."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
-        die_with_raylet()
-        hold_lease(lease_of(config))
+        bind_to_cluster(config)
         self._config = config
         self._paths = paths
         self._attempt = attempt

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.cluster.fencing import hold_lease
-from actors.cluster.node_identity import lease_of
-from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.cluster.fencing import bind_to_cluster
 from actors.model.lean_imports import lean_imports
 from launcher.base.errors import TrainerError
 from launcher.config.schema import RunConfig
@@ -50,8 +48,7 @@ class TrainerRank:
     """`where`, `prepare`, `join`, then `do`; `stay` ends when this rank can't go on."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, rank: int) -> None:
-        die_with_raylet()
-        hold_lease(lease_of(config))
+        bind_to_cluster(config)
         self._config = config
         self._paths = paths
         self._rank = rank

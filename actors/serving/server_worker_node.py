@@ -12,9 +12,7 @@ from dataclasses import replace
 
 import ray
 
-from actors.cluster.fencing import hold_lease
-from actors.cluster.node_identity import lease_of
-from actors.cluster.raylet_lifetime import die_with_raylet, raylet_pid
+from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.serving.server_incarnation import ServerIncarnation, ServerSpec
 from actors.serving.sglang_command import NodeSpan
 from launcher.base.errors import ServerError
@@ -34,8 +32,7 @@ class ServerWorkerNode:
     def __init__(
         self, config: RunConfig, paths: RunPaths, index: int, node_rank: int, entry: tuple[str, ...] | None = None
     ) -> None:
-        die_with_raylet()
-        hold_lease(lease_of(config))
+        bind_to_cluster(config)
         log = paths.server_log(index)
         self._spec = ServerSpec(
             index=index,

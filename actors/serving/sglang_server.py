@@ -25,9 +25,8 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.cluster.fencing import hold_lease
-from actors.cluster.node_identity import lease_of, listening_address, this_node
-from actors.cluster.raylet_lifetime import die_with_raylet, raylet_pid
+from actors.cluster.fencing import bind_to_cluster, raylet_pid
+from actors.cluster.node_identity import listening_address, this_node
 from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
 from actors.serving.server_incarnation import ServerIncarnation, ServerSpec, exit_words
@@ -222,8 +221,7 @@ class SGLangServer:
         seats: tuple[Any, ...] = (),
     ) -> None:
         """`seats`: the actors of the other nodes, where it spans several."""
-        die_with_raylet()
-        hold_lease(lease_of(config))
+        bind_to_cluster(config)
         self._config = config
         spec = ServerSpec(
             index=index,

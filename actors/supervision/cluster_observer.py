@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from actors.cluster.node_identity import is_here, lease_of
+from actors.cluster.fencing import lease_of
+from actors.cluster.node_identity import is_here
 from actors.cluster.node_watch import ClusterNode, NodeWatch
 from actors.monitoring.monitor_view import Watched
 from actors.processes.background_tasks import BackgroundTasks

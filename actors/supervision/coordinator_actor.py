@@ -13,9 +13,8 @@ from typing import Any
 
 import ray
 
-from actors.cluster.fencing import MARGIN_S, hold_lease
-from actors.cluster.node_identity import lease_of, this_node
-from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.cluster.fencing import MARGIN_S, bind_to_cluster, lease_of
+from actors.cluster.node_identity import this_node
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
@@ -64,8 +63,7 @@ class CoordinatorActor:
         shares_gpu: bool = False,
         book: MemoryHistory | None = None,
     ) -> None:
-        die_with_raylet()
-        hold_lease(lease_of(config))
+        bind_to_cluster(config)
         self._config = config
         self._paths = paths
         self._attempt = attempt

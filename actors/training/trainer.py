@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.cluster.fencing import hold_lease, holds_lease
-from actors.cluster.node_identity import lease_of, this_node
-from actors.cluster.raylet_lifetime import die_with_raylet
+from actors.cluster.fencing import bind_to_cluster, holds_lease
+from actors.cluster.node_identity import this_node
 from actors.model.lean_imports import lean_imports
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
@@ -53,8 +52,7 @@ class Trainer:
         rank_options: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """`rank_options`: Ray's, for each trainer rank but this one, the first."""
-        die_with_raylet()
-        hold_lease(lease_of(config))
+        bind_to_cluster(config)
         self._config = config
         self._paths = paths
         self._attempt = attempt

@@ -21,10 +21,9 @@ from typing import Any, Protocol, cast
 
 import ray
 
-from actors.cluster.fencing import MARGIN_S, hold_lease
+from actors.cluster.fencing import MARGIN_S, bind_to_cluster
 from actors.cluster.joined_cluster import make_ready
 from actors.cluster.ray_cluster import ray_cluster
-from actors.cluster.raylet_lifetime import die_with_raylet
 from actors.reward.data_check import check_data
 from launcher.base.errors import LauncherError, ResourceError, StorageError
 from launcher.base.messages import EXIT_CODES, TerminalStatus
@@ -108,8 +107,7 @@ class DetachedDriver:
         folder: str,
         server_entry: tuple[str, ...] | None = None,
     ) -> None:
-        die_with_raylet()
-        hold_lease(config.cluster.lease_s)
+        bind_to_cluster(config)
         self._config = config
         self._drive_run = drive
         self._command = command

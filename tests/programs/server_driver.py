@@ -17,8 +17,8 @@ from pathlib import Path
 
 import ray
 
+from actors.cluster.fencing import raylet_pid
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
-from actors.cluster.raylet_lifetime import raylet_pid
 from actors.processes.process_tree import Process, descendants, identify, open_files, send, wait_ended
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_server import SGLangServer
