@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from launcher.config.supervision import HealthConfig
-from launcher.policy.liveness import Pace, judge_pace
+from launcher.policy.liveness import Pace, slow_reason
 
 WINDOW_S = 1.0
 """Busy seconds that one figure is taken over: a single answer says little."""
@@ -70,11 +70,11 @@ class ThroughputTracker:
     def slow(self, settings: HealthConfig) -> Mapping[str, str]:
         """Which are slow now, and why that is said."""
         paces = self.paces()
-        judged = {
-            name: judge_pace(pace, [other for peer, other in paces.items() if peer != name], settings)
+        reasons = {
+            name: slow_reason(pace, [other for peer, other in paces.items() if peer != name], settings)
             for name, pace in paces.items()
         }
-        return {name: verdict.reason for name, verdict in judged.items() if verdict is not None}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def paces(self) -> Mapping[str, Pace]:
         """Of each server whose usual pace is known: lately, against the windows before."""

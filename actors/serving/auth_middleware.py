@@ -1,9 +1,8 @@
-"""Who may ask an SGLang server what: the door in front of its HTTP server.
+"""Authorization in front of an SGLang server's HTTP application: an ASGI middleware that checks keys.
 
-SGLang 0.5.17 has keys of its own (`--api-key`, `--admin-api-key`), which we leave unused. They stand in the command
-line, in the log's line of all arguments and in the answer of /server_info; with them /health* (which generates) and
-/metrics* stay open, and so do web sockets. Here the keys are known to this object alone, and what isn't on the list of
-what the API key opens takes the admin key, an endpoint of a later SGLang too.
+SGLang 0.5.17's own keys (`--api-key`, `--admin-api-key`) are not used: they show in the command line, in the log and in
+the answer of /server_info, and with them /health* (which generates), /metrics* and web sockets stay open. Here only
+this object knows the keys, and every endpoint that is not listed for the API key needs the admin key.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from launcher.base.errors import LauncherError
 from launcher.run_files.run_keys import ServerKeys
 
 VARIABLE = "GRPO_SERVER_KEYS"
-"""Names the file of the keys: the environment holds no secret, only where it lies."""
+"""Names the file of the keys: the environment holds its path, not the secret."""
 API_PATHS = frozenset(
     {
         *("/generate", "/model_info", "/get_model_info", "/server_info", "/get_server_info"),
@@ -29,7 +28,7 @@ API_PATHS = frozenset(
     }
 )
 REFUSAL = b'{"error":"Unauthorized"}'
-OTHER_DOORS: Mapping[str, tuple[object, str]] = {
+BYPASSES: Mapping[str, tuple[object, str]] = {
     "api_key": (None, "it would stand in the process list and in the log"),
     "admin_api_key": (None, "it would stand in the process list and in the log"),
     "tokenizer_worker_num": (1, "further HTTP processes would serve without keys"),
@@ -43,7 +42,7 @@ OTHER_DOORS: Mapping[str, tuple[object, str]] = {
     "enable_custom_logit_processor": (False, "it unpickles code from requests"),
     "disaggregation_mode": ("null", "its bootstrap server knows no keys"),
 }
-"""Arguments by which SGLang would be reached past this door, what they must be, and why."""
+"""SGLang's arguments that would bypass this middleware, the value they must have, and why."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -87,13 +86,13 @@ def _authorization(scope: Scope) -> bytes:
     return given[0] if len(given) == 1 else b""
 
 
-def close(app: Any) -> None:
-    """Put the door in front of a Starlette application, before it starts. Ends the process where there are no keys."""
+def protect(app: Any) -> None:
+    """Add the middleware to a Starlette application before it starts. Exits where there are no keys."""
     app.add_middleware(AuthMiddleware, keys=keys_or_exit())
 
 
 def keys_or_exit() -> ServerKeys:
-    """Of the file that the environment names. No server is better than an open one."""
+    """The keys of the file that the environment names. Exits where there are none: no server may be open."""
     try:
         return ServerKeys.read_file(Path(os.environ[VARIABLE]))
     except KeyError:
@@ -106,9 +105,9 @@ def keys_or_exit() -> ServerKeys:
         sys.exit(str(error))
 
 
-def refuse_other_doors(server_args: Any) -> None:
-    """Look at the arguments as SGLang understood them, abbreviations too. Ends the process where one is a way round."""
-    for name, (allowed, why) in OTHER_DOORS.items():
+def refuse_bypasses(server_args: Any) -> None:
+    """Check the arguments as SGLang parsed them, abbreviations too. Exits where one would bypass the keys."""
+    for name, (allowed, why) in BYPASSES.items():
         if getattr(server_args, name, allowed) != allowed:
             sys.exit(f"--{name.replace('_', '-')} is not allowed: {why} (sglang.extra_args)")
     if is_every_interface(server_args.host):

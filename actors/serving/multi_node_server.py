@@ -1,10 +1,10 @@
-"""One life of a server over several nodes: the first node's part serves, the others compute; all of them, or none.
+"""One incarnation of a server over several nodes: the first node's part serves requests, the others compute.
 
-    launch ─► the other seats are told to start ─► this node's part starts ─► they meet ─► it answers for all
-    a part ends, wherever it is ─► the life has ended ─► every other part is ended
+    launch ─► the worker nodes start their parts ─► this node's part starts ─► they meet ─► it serves for all
+    a part ends, on whichever node ─► the server has ended ─► every other part is ended
 
-A part that is gone leaves the others waiting in a collective for ever, so its end is the server's end. To the rest of
-the run it is a `ServerIncarnation` like any other: one URL, one exit. On GPUs it has not been run.
+Without one part the others would wait in a collective operation for ever. To the rest of the run this is a
+`ServerIncarnation` like any other: one URL, one exit. It has not been run on GPUs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Self
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
-from actors.serving.server_incarnation import ServerIncarnation, ServerSpec
+from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec
 from actors.serving.sglang_command import NodeSpan, meeting_address
 from launcher.base.errors import LauncherError
 from launcher.base.messages import ServerExit
 
 END_WITHIN_S = 20.0
-"""For the parts on other nodes. One that can't be told is ended by its next start, or by the run's end."""
+"""For the parts on other nodes. One that can't be reached is ended by its next start, or by the run's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class WorkerNodes:
         return cls(actors=actors, address=address) if actors else None
 
     async def stop(self) -> None:
-        """Those that can be told. Harmless where nothing runs."""
+        """Stop all that can be reached. Harmless where nothing runs."""
         told = [asyncio.ensure_future(_quietly(actor)) for actor in self.actors]
         if told:
             await asyncio.wait(told, timeout=END_WITHIN_S)
@@ -56,59 +56,38 @@ async def _quietly(actor: Any) -> None:
 class MultiNodeServer(ServerIncarnation):
     """`launch_over` makes it."""
 
-    _seats: WorkerNodes
+    _workers: WorkerNodes
     _ended: asyncio.Task[ServerExit]
 
     @classmethod
     async def launch_over(
-        cls,
-        seats: WorkerNodes,
-        spec: ServerSpec,
-        owners: Sequence[int],
-        *,
-        generation: int,
-        model_path: str,
-        weight_version: int,
+        cls, workers: WorkerNodes, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder
     ) -> ServerIncarnation:
         """Start all parts side by side; each waits for the others. Raises as `ServerIncarnation.launch`."""
-        span = NodeSpan(n_nodes=1 + len(seats.actors), node_rank=0, address=meeting_address(seats.address))
+        span = NodeSpan(n_nodes=1 + len(workers.actors), node_rank=0, address=meeting_address(workers.address))
         parts = [
             asyncio.ensure_future(
-                _part(
-                    actor,
-                    f"{spec.name}.{node_rank}",
-                    config=spec.config,
-                    span=replace(span, node_rank=node_rank),
-                    generation=generation,
-                    model_path=model_path,
-                    weight_version=weight_version,
-                )
+                _part(actor, f"{spec.name}.{rank}", config=spec.config, span=replace(span, node_rank=rank), order=order)
             )
-            for node_rank, actor in enumerate(seats.actors, start=1)
+            for rank, actor in enumerate(workers.actors, start=1)
         ]
         try:
-            life = await cls.launch(
-                replace(spec, span=span),
-                owners,
-                generation=generation,
-                model_path=model_path,
-                weight_version=weight_version,
-            )
+            server = await cls.launch(replace(spec, span=span), owners, order)
         except BaseException:
             for part in parts:
                 part.cancel()
-            await seats.stop()
+            await workers.stop()
             raise
-        assert isinstance(life, cls)
-        life._seats = seats
-        life._ended = asyncio.create_task(life._first_end(parts))
-        return life
+        assert isinstance(server, cls)
+        server._workers = workers
+        server._ended = asyncio.create_task(server._first_end(parts))
+        return server
 
     async def wait_exit(self) -> ServerExit:
         return await asyncio.shield(self._ended)
 
     async def end(self) -> None:
-        await asyncio.gather(super().end(), self._seats.stop())
+        await asyncio.gather(super().end(), self._workers.stop())
 
     async def _first_end(self, parts: Sequence[asyncio.Task[PartEnd]]) -> ServerExit:
         own = asyncio.create_task(super().wait_exit())
@@ -122,16 +101,16 @@ class MultiNodeServer(ServerIncarnation):
 
 
 class PartEnd(NamedTuple):
-    """In what way a part ended, or why it could not be started."""
+    """Why a part ended or could not be started."""
 
     reason: str
     was_told: bool = False
 
 
-async def _part(actor: Any, name: str, **life: Any) -> PartEnd:
+async def _part(actor: Any, name: str, **how: Any) -> PartEnd:
     """Start a part and wait for its end."""
     try:
-        await actor.start.remote(**life)
+        await actor.start.remote(**how)
         end: ServerExit = await actor.wait_exit.remote()
     except LauncherError as error:
         return PartEnd(f"{name} did not start: {error.message}")

@@ -1,10 +1,9 @@
-"""A server's processes as seen from another node: its own actor looks at them, and the HealthMonitor is told.
+"""Observes a server's processes on another node: its actor reads /proc there, and the HealthMonitor asks the actor.
 
-    HealthMonitor ─► RemoteProcessTree ─ a question each second ─► the server's actor ─► RemoteProcessProbe ─► /proc of
-    its machine
+    HealthMonitor ─► RemoteProcessTree ─ each second ─► the server's actor ─► RemoteProcessProbe ─► /proc of its node
 
-`RemoteProcessTree` answers as `ServerProcesses` does, from the last answer, so a look waits for nobody here either. An
-answer that is too old shows nothing, and what can't be seen is never a reason to kill (P7).
+`RemoteProcessTree` has the methods of `ServerProcesses` and uses the last answer, so no call waits. An answer that is
+too old shows nothing, and what can't be seen is never a reason to kill (P7).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FRESH_S = 5.0
 
 
 class ProcessTreeView(Protocol):
-    """What a ServerWatch looks at."""
+    """What a ServerWatch needs."""
 
     def is_gone(self) -> bool: ...
 
@@ -39,7 +38,7 @@ class ProcessTreeView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteObservation:
-    """One look at one life of a server, on its own machine."""
+    """What was seen of one incarnation of a server, on its own node."""
 
     is_gone: bool
     processes: Mapping[str, ProcessLook]
@@ -48,7 +47,7 @@ class RemoteObservation:
 
 
 class RemoteProcessProbe:
-    """On the server's machine. Keeps the tree of the life asked for last."""
+    """Runs on the server's node. Keeps the process tree that was asked for last."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -65,7 +64,7 @@ class RemoteProcessProbe:
 
 
 class RemoteProcessTree:
-    """Of a life on another node. `ask` has its actor look; it raises LauncherError where that one is away."""
+    """The process tree of a server on another node. `ask` calls its actor and raises LauncherError."""
 
     def __init__(
         self, ask: Callable[[], Awaitable[RemoteObservation]], clock: Callable[[], float] = time.monotonic
@@ -77,7 +76,7 @@ class RemoteProcessTree:
         self._asking: asyncio.Task[None] | None = None
 
     def is_gone(self) -> bool:
-        """It ended there. Also one whose actor has been started anew, elsewhere perhaps: then its server died first."""
+        """It has ended there, or its actor was restarted, perhaps elsewhere: then its server died first."""
         return self._seen is not None and self._seen.is_gone
 
     def look(self) -> Mapping[str, ProcessLook] | None:

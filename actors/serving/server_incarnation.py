@@ -1,4 +1,4 @@
-"""One life (generation) of an SGLang server process, from its launch to its last word."""
+"""One incarnation (generation) of an SGLang server process, from its launch to the report of its end."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ READY_SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=2
 """Two tokens: the first comes from the prefill, the second from a decode step."""
 POLL_S = 0.1
 GRACE_S = 0.0
-"""None: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and has nothing to save."""
+"""No grace: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and saves nothing."""
 VITAL = "sglang::"
-"""Scheduler and detokenizer. The server notices a dead one itself after 1.3 s, and takes up to 6 s more to end."""
+"""Scheduler and detokenizer. The server itself notices a dead one after 1.3 s, and takes up to 6 s more to end."""
 SHARED_MEMORY = "/dev/shm/sglang_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """What stays the same over all lives of one server. `entry` is the command in SGLang's place, for tests.
+    """What all incarnations of one server share. `entry` replaces SGLang's command in tests.
 
-    `keys` is the file of the keys that it takes (launcher/run_files/run_keys.py); the server reads it itself. `span`:
-    the part of a server over several nodes that this is.
+    `keys`: the file of its keys (launcher/run_files/run_keys.py), which the server reads itself. `span`: which
+    part this is of a server over several nodes.
     """
 
     index: int
@@ -67,51 +67,49 @@ class ServerSpec:
         return f"server-{self.index}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """Which incarnation to launch, with which weights."""
+
+    generation: int
+    model_path: str
+    weight_version: int
+
+
 class ServerIncarnation:
-    """A launched server. It may be starting, serving or over; `url` and `pid` stay true of this life alone."""
+    """A launched server: starting, serving or ended. `url` and `pid` belong to this incarnation alone."""
 
     def __init__(
-        self,
-        spec: ServerSpec,
-        process: GuardedProcess,
-        *,
-        generation: int,
-        weight_version: int,
-        port: int,
-        log_start: int,
+        self, spec: ServerSpec, process: GuardedProcess, order: LaunchOrder, *, port: int, log_start: int
     ) -> None:
         self._spec = spec
         self._process = process
         self._started = time.monotonic()
         self._log_start = log_start
-        self.generation = generation
-        self.weight_version = weight_version
+        self.generation = order.generation
+        self.weight_version = order.weight_version
         self.pid = process.pid
         self.url = url(spec.config, port)
 
     @classmethod
-    async def launch(
-        cls, spec: ServerSpec, owners: Sequence[int], *, generation: int, model_path: str, weight_version: int
-    ) -> ServerIncarnation:
+    async def launch(cls, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder) -> ServerIncarnation:
         """Raises ResourceError where the port is in use, ServerError where the process can't be started."""
         port = choose_port(spec.config, spec.index)
         device = device_for(spec.config.device, await asyncio.to_thread(find_hardware))
-        model = str(Path(model_path).absolute()) if Path(model_path).is_dir() else model_path
+        model = str(Path(order.model_path).absolute()) if Path(order.model_path).is_dir() else order.model_path
         words = command(
             spec.config,
             entry=limited(spec.config, spec.entry or (CPU_ENTRY if device == "cpu" else GPU_ENTRY), device=device),
             device=device,
             index=spec.index,
-            generation=generation,
+            generation=order.generation,
             model_path=model,
-            weight_version=weight_version,
+            weight_version=order.weight_version,
             port=port,
             span=spec.span,
         )
-        log_start = _mark(spec.log, generation, words)
-        scratch = (
-            Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"
-        )  # short: a socket's path has 107 characters
+        log_start = _mark(spec.log, order.generation, words)
+        scratch = Path(tempfile.gettempdir()) / f"sgl-{secrets.token_hex(6)}"  # short: a socket's has 107 characters
         launch = ProcessLaunch(
             command=words,
             environment={
@@ -129,7 +127,7 @@ class ServerIncarnation:
             scratch=scratch,
         )
         process = await GuardedProcess.launch(launch)
-        return cls(spec, process, generation=generation, weight_version=weight_version, port=port, log_start=log_start)
+        return cls(spec, process, order, port=port, log_start=log_start)
 
     # ── becoming ready ──
 
@@ -147,9 +145,8 @@ class ServerIncarnation:
 
     async def generate(self, client: SGLangClient) -> int:
         """Generate, and return the weight version that the tokens came from."""
-        answer = await client.generate(
-            self.url, token_ids=READY_PROMPT, sampling=READY_SAMPLING, timeout_s=self._left()
-        )
+        timeout_s = self._left()
+        answer = await client.generate(self.url, token_ids=READY_PROMPT, sampling=READY_SAMPLING, timeout_s=timeout_s)
         return answer.weight_version
 
     def _left(self) -> float:
@@ -172,7 +169,7 @@ class ServerIncarnation:
         )
 
     async def end(self) -> None:
-        """End the whole tree; returns when it is gone, and its port free with it. Harmless where it is over."""
+        """End the process tree; returns when it is gone and its port is free. Harmless where it has ended."""
         if left := await self._process.end():
             raise ServerError(
                 f"processes {left} of {self._spec.name} (generation {self.generation}) survive SIGKILL",
@@ -180,7 +177,7 @@ class ServerIncarnation:
             )
 
     def why_not_ready(self, what: str) -> ServerError:
-        """`what` happened, with the log's decisive lines, or else its last one."""
+        """The error that says `what` happened, with the log's decisive lines or else its last one."""
         text = tail(self._spec.log, self._log_start)
         said = decisive_lines(text) or [last_line(text) or "it wrote nothing to its log"]
         return ServerError(
@@ -201,7 +198,7 @@ def exit_words(code: int | None) -> str:
 
 
 def _mark(log: Path, generation: int, words: Sequence[str]) -> int:
-    """A line that begins this life's part of the log; returns the byte after it."""
+    """Write the line that begins this incarnation's part of the log; returns the byte after it."""
     with log.open("a") as file:
         file.write(
             f"==== generation {generation}, {datetime.now(UTC).isoformat(timespec='seconds')}: {shlex.join(words)}\n"

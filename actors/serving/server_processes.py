@@ -1,10 +1,9 @@
-"""A server's processes by role, as /proc tells of them, and its own count of tokens. No HTTP, so nothing to wait for.
+"""A server's processes by role, from /proc, and its count of tokens, from a mapped file. No HTTP, so nothing waits.
 
-The count is `sglang:realtime_tokens_total`, the only series of 0.5.17 that grows with each pass of the model, prefill
-and decode; `sglang:generation_tokens_total` jumps when a request ends, which would make a long answer look like a
-hang. SGLang's scheduler keeps it in a file that it has mapped (prometheus_client's multiprocess mode). Read there, it
-costs a fraction of a millisecond of ours; asked of /metrics, 10 to 300 ms of the HTTP process, and nothing once that
-process hangs.
+The count is `sglang:realtime_tokens_total`, the only series of SGLang 0.5.17 that grows with each pass of the model;
+`sglang:generation_tokens_total` jumps when a request ends, so a long answer would look like a hang. The scheduler keeps
+it in a file (prometheus_client's multiprocess mode). Reading that takes a fraction of a millisecond; /metrics takes 10
+to 300 ms of the HTTP process, and does not answer when that process hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TOKENS = "sglang:realtime_tokens_total"
 
 
 class ServerProcesses:
-    """The tree of one life. Its members are looked for until all roles are there, and again when one is gone."""
+    """One incarnation's process tree. Its members are searched for until all roles are found, and when one is gone."""
 
     def __init__(self, root: Process) -> None:
         self._root = root
@@ -48,17 +47,12 @@ class ServerProcesses:
         return {role: process.pid for role, process in self._roles.items()}
 
     def tokens(self) -> int | None:
-        """All tokens that this life's passes have worked on, as of now; None where its files can't be read."""
+        """All tokens that this incarnation has processed; None where its files can't be read."""
         if not self._counters:
             self._counters = tuple(_counter_files(p for role, p in self._roles.items() if role.startswith(SCHEDULER)))
         try:
             return sum(map(_tokens_in, self._counters)) if self._counters else None
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-            struct.error,
-        ):  # removed, or read while the scheduler was enlarging it
+        except (OSError, ValueError, RuntimeError, struct.error):  # removed, or read while it was being enlarged
             self._counters = ()
             return None
 
@@ -103,7 +97,7 @@ def _counter_files(processes: Iterable[Process]) -> list[Path]:
 
 
 def _tokens_in(file: Path) -> int:
-    """Raises ValueError where the file has no such series: then tokens can't be seen, which is not the same as 0."""
+    """Raises ValueError where the file has no such series: unknown is not 0."""
     values = MmapedDict.read_all_values_from_file(str(file))  # type: ignore[no-untyped-call]
     counts = [value for key, value, *_ in values if f'"{TOKENS}"' in key]
     if not counts:

@@ -1,7 +1,7 @@
-"""A further node's part of a server that spans nodes, as a Ray actor: it computes, and serves nobody.
+"""The part of a multi-node server on one further node, as a Ray actor: it computes and serves no requests.
 
-SGLang runs no HTTP server for requests on `--node-rank` 1 and above, so such a part has no life to be judged by: it is
-watched for its end alone, by the first node's actor (`spanning_life.py`), which is the server to everybody else.
+SGLang runs no HTTP server for requests on `--node-rank` 1 and above, so only the end of such a part can be watched; the
+first node's actor does that (`multi_node_server.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 import ray
 
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
-from actors.serving.server_incarnation import ServerIncarnation, ServerSpec
+from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec
 from actors.serving.sglang_command import NodeSpan
 from launcher.base.errors import ServerError
 from launcher.base.messages import ServerExit
@@ -22,12 +22,12 @@ from launcher.run_files.run_keys import SERVERS
 from launcher.run_files.run_paths import RunPaths
 
 NOBODYS = "127.0.0.1"
-"""Where SGLang answers a health check on these nodes, which nobody of ours asks, and which knows no keys."""
+"""Where SGLang answers a health check on these nodes, without keys. Nothing of ours uses it."""
 
 
 @ray.remote
 class ServerWorkerNode:
-    """`start`, then `wait_exit`; `stop` at any time. A start ends the part before it, so one life holds the GPUs."""
+    """`start`, then `wait_exit`; `stop` at any time. A start ends the part before it, so only one holds the GPUs."""
 
     def __init__(
         self, config: RunConfig, paths: RunPaths, index: int, node_rank: int, entry: tuple[str, ...] | None = None
@@ -44,26 +44,22 @@ class ServerWorkerNode:
             entry=entry,
         )
         self._owners = [pid for pid in (os.getpid(), raylet_pid()) if pid is not None]
-        self._life: ServerIncarnation | None = None
+        self._part: ServerIncarnation | None = None
         self._turn = asyncio.Lock()  # a stop that overtook a start would leave what it starts
 
-    async def start(
-        self, *, config: SGLangConfig, span: NodeSpan, generation: int, model_path: str, weight_version: int
-    ) -> int:
+    async def start(self, *, config: SGLangConfig, span: NodeSpan, order: LaunchOrder) -> int:
         """Launch this node's part; returns its pid. Raises ResourceError, ServerError."""
         async with self._turn:
             await self._end()
             spec = replace(self._spec, config=replace(config, host=NOBODYS, port=None), span=span)
-            self._life = await ServerIncarnation.launch(
-                spec, self._owners, generation=generation, model_path=model_path, weight_version=weight_version
-            )
-            return self._life.pid
+            self._part = await ServerIncarnation.launch(spec, self._owners, order)
+            return self._part.pid
 
     async def wait_exit(self) -> ServerExit:
-        """Until the part that was started last has ended. Raises ServerError where none was, as in a new process."""
-        if self._life is None:
+        """Until the newest part has ended. Raises ServerError where none was started in this process."""
+        if self._part is None:
             raise ServerError(f"{self._spec.name}: no part of it runs here")
-        return await self._life.wait_exit()
+        return await self._part.wait_exit()
 
     async def stop(self) -> None:
         """Harmless at any time."""
@@ -71,5 +67,5 @@ class ServerWorkerNode:
             await self._end()
 
     async def _end(self) -> None:
-        if self._life is not None:
-            await self._life.end()
+        if self._part is not None:
+            await self._part.end()

@@ -1,4 +1,4 @@
-"""Settings that gave way, laid over the configuration: `sglang.mem_fraction_static` = 0.7 and the like."""
+"""Applies settings that a repair has changed to the configuration: `sglang.mem_fraction_static` = 0.7 and the like."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.config.schema import RunConfig
 
 
 def with_overrides(config: RunConfig, overrides: Overrides) -> RunConfig:
-    """A copy of `config` with each dotted key set. The original stays as the user wrote it."""
+    """A copy of `config` with each dotted key set."""
     changed = copy.deepcopy(config)
     for key, value in overrides.items():
         *parts, name = key.split(".")

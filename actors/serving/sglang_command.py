@@ -1,7 +1,6 @@
-"""The command line and environment of one SGLang server, from the configuration. Pure, but for the port.
+"""Builds the command line and environment of one SGLang server from the configuration, and finds a free port.
 
-Ray runs actors at nice 15, and their children with them, unless RAY_worker_niceness=0 was set before it started; and
-sets OMP_NUM_THREADS to the CPUs booked, 1 for none. Threads are therefore said explicitly here, niceness is not.
+Ray sets OMP_NUM_THREADS to an actor's CPUs, 1 for none, so the number of threads is set explicitly here.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from launcher.config.schema import SGLangConfig
 
 CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
 GPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_gpu")
-SEEDS_BETWEEN_LIVES = 1009
-"""A restarted server must not draw the same samples again; larger than any number of servers."""
+SEED_STRIDE = 1009
+"""So that a restarted server does not draw the same samples again; larger than any number of servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpan:
-    """Which part of a server over several nodes: `address` is where its ranks meet, `host:port` on the first node.
+    """Which part of a server over several nodes: its ranks meet at `address`, `host:port` of the first node.
 
-    SGLang divides the ranks evenly over the nodes, in their order; only the first node serves.
+    SGLang divides the ranks evenly over the nodes in order; only the first node serves requests.
     """
 
     n_nodes: int
@@ -59,7 +58,7 @@ def command(
         "dtype": config.dtype,
         "tp-size": config.tp_size,
         "dp-size": config.dp_size,
-        "random-seed": config.random_seed + index + SEEDS_BETWEEN_LIVES * generation,
+        "random-seed": config.random_seed + index + SEED_STRIDE * generation,
         "context-length": config.context_length,
         "max-running-requests": config.max_running_requests,
         "max-total-tokens": config.max_total_tokens,
@@ -82,14 +81,8 @@ def limited(config: SGLangConfig, entry: tuple[str, ...], *, device: str) -> tup
     """`entry` under `sglang.memory_limit_gib`. Not on a GPU: CUDA reserves address space as large as its memory."""
     if config.memory_limit_gib is None or device != "cpu":
         return entry
-    return (
-        sys.executable,
-        "-S",
-        "-m",
-        "actors.processes.memory_limit",
-        str(int(config.memory_limit_gib * 2**30)),
-        *entry,
-    )
+    limit = str(int(config.memory_limit_gib * 2**30))
+    return (sys.executable, "-S", "-m", "actors.processes.memory_limit", limit, *entry)
 
 
 def _words(key: str, value: object) -> Iterator[str]:
@@ -122,10 +115,7 @@ def environment(
     elif gpu_ids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(gpu_ids, key=_number))  # Ray's order is any
     if Path(model_path).is_dir():
-        environment |= {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-        }  # nothing to ask a hub for, and no wait for it
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # no wait for the hub
     return environment
 
 

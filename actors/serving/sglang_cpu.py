@@ -1,14 +1,14 @@
 """Runs the real SGLang server on the CPU: `python -m actors.serving.sglang_cpu <SGLang's own arguments>`.
 
-Everything that serves is SGLang's: HTTP server, scheduler, radix cache, detokenizer, weight updates. This entry
-supplies what SGLang lacks on a machine without CUDA, and makes it start in a fifth of the time and decode faster:
+HTTP server, scheduler, radix cache, detokenizer and weight updates are SGLang's own. This entry supplies what SGLang
+lacks on a machine without CUDA, and makes it start in a fifth of the time and decode faster:
 
-- `sgl_kernel` is answered by an inert stand-in (`sgl_kernel_stand_in.py`); the arguments that a CPU needs are added.
-- Packages of no use here that SGLang or transformers would import (`NEEDLESS`) are said to be absent.
+- `sgl_kernel` is replaced by an inert stand-in (`sgl_kernel_stand_in.py`); the arguments that a CPU needs are added.
+- Packages that SGLang or transformers would import without need (`NEEDLESS`) are hidden.
 - Of SGLang's 200 model files, only those that define the served architecture are imported.
-- Decode attention is computed for all requests in one call, not one by one (`batched_decode.py`).
-- Scheduler and detokenizer are forked from this process, with everything imported, instead of spawned and importing
-  all of it again; only while this process has a single thread, else SGLang's own way stands, and its own attention.
+- Decode attention is computed for all requests in one call (`batched_decode.py`).
+- Scheduler and detokenizer are forked from this process, with everything imported, instead of spawned, while this
+  process has a single thread.
 
 Measured on two cores, 0.4 M parameters. From command to first token: 46 → 9 s of processor time, nearly all of it
 imports; 42 → 10 s on the clock at load 3, 85 → 21 s at load 6. A generated token: 285 → 200 µs of the scheduler's
@@ -55,7 +55,7 @@ NOISE = (
 
 
 def prepare() -> None:
-    """Make `import sglang` work in this process. Spawned children import this module, so they are prepared too."""
+    """Make `import sglang` work in this process, and in spawned children, which import this module."""
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     sgl_kernel_stand_in.install()
@@ -91,9 +91,9 @@ def with_cpu_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def leave_out_other_models(model_path: str | None) -> None:
-    """Tell SGLang's registry to skip every model file but those that define the architecture in `model_path`.
+    """Make SGLang's registry skip every model file but those that define the architecture in `model_path`.
 
-    An unreadable config.json or an architecture that no file defines changes nothing: SGLang says what is wrong.
+    An unreadable config.json or an unknown architecture changes nothing: SGLang reports what is wrong.
     """
     try:
         config = json.loads((Path(model_path or "") / "config.json").read_text())
@@ -124,8 +124,7 @@ def fork_children() -> None:
 
 
 def keep_the_rendezvous_private(server_args: Any) -> None:
-    """Have the ranks of one machine meet in a file of this user's: torch's TCPStore listens on every interface, and
-    takes anybody's word."""
+    """Let the ranks of one machine meet in a private file: torch's TCPStore listens on every interface, for anybody."""
     if server_args.nnodes == server_args.dp_size == 1:
         meeting = f"file://{tempfile.mkdtemp(prefix='ranks-')}/store"
         os.environ.setdefault("SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE", meeting)
@@ -149,8 +148,8 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     server_args = prepare_server_args(arguments)
-    auth_middleware.refuse_other_doors(server_args)
-    auth_middleware.close(http.app)
+    auth_middleware.refuse_bypasses(server_args)
+    auth_middleware.protect(http.app)
     keep_the_rendezvous_private(server_args)
     fork_children()
     hold_one()

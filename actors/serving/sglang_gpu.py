@@ -1,7 +1,7 @@
 """Runs SGLang on a GPU as its own entry does: `python -m actors.serving.sglang_gpu <SGLang's own arguments>`.
 
-What is added: a life lock (`life_locks.py`), in the scheduler and the detokenizer too, which import this module when
-they are spawned; and the door (`server_door.py`), which takes the keys from a file. It has not been run on a GPU.
+Added are the lock that reports a death early (`exit_notifier.py`), in the scheduler and the detokenizer too, which
+import this module when they are spawned, and the middleware that checks keys. It has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def main() -> None:
 
     load_plugins()
     server_args = prepare_server_args(sys.argv[1:])
-    auth_middleware.refuse_other_doors(server_args)
-    auth_middleware.close(http.app)
+    auth_middleware.refuse_bypasses(server_args)
+    auth_middleware.protect(http.app)
     try:
         run_server(server_args)
     finally:

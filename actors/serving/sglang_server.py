@@ -29,7 +29,7 @@ from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.cluster.node_identity import listening_address, this_node
 from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
-from actors.serving.server_incarnation import ServerIncarnation, ServerSpec, exit_words
+from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec, exit_words
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
@@ -47,12 +47,14 @@ T = TypeVar("T")
 class SGLangProcess:
     """Starts, watches and ends the server of `spec`, which ends with any of the processes `owners`. On one loop."""
 
-    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], seats: WorkerNodes | None = None) -> None:
-        """`seats`: of the other nodes, where the server spans several."""
+    def __init__(self, spec: ServerSpec, *, owners: tuple[int, ...], workers: WorkerNodes | None = None) -> None:
+        """`workers`: the other nodes, where the server spans several."""
         self._spec = spec
         self._owners = owners
-        self._launch_server = ServerIncarnation.launch if seats is None else partial(MultiNodeServer.launch_over, seats)
-        self._seats = seats
+        self._launch_server = (
+            ServerIncarnation.launch if workers is None else partial(MultiNodeServer.launch_over, workers)
+        )
+        self._workers = workers
         self._info = ServerInfo(
             name=spec.name, index=spec.index, generation=-1, state=ServerState.STOPPED, node=spec.node
         )
@@ -88,7 +90,8 @@ class SGLangProcess:
             state=ServerState.STARTING,
             node=self._spec.node,
         )
-        self._launch = _task(self._begin(self._launch, generation, model_path, weight_version))
+        order = LaunchOrder(generation=generation, model_path=model_path, weight_version=weight_version)
+        self._launch = _task(self._begin(self._launch, order))
         self._ready = _task(self._become_ready(self._launch))
         self._begun.set()
         await asyncio.shield(self._launch)
@@ -120,8 +123,8 @@ class SGLangProcess:
                 await launch.result().end()
         if self._info.generation != generation:  # the next one was started meanwhile: it is not what is stopped
             return self._info
-        if self._seats is not None:  # an earlier process of this actor may have started them
-            await self._seats.stop()
+        if self._workers is not None:  # an earlier process of this actor may have started them
+            await self._workers.stop()
         if self._info.generation != generation:
             return self._info
         self._info = replace(self._info, state=ServerState.STOPPED, reason="told to stop")
@@ -129,19 +132,11 @@ class SGLangProcess:
 
     # ── within one incarnation ──
 
-    async def _begin(
-        self, earlier: asyncio.Task[ServerIncarnation] | None, generation: int, model_path: str, weight_version: int
-    ) -> ServerIncarnation:
+    async def _begin(self, earlier: asyncio.Task[ServerIncarnation] | None, order: LaunchOrder) -> ServerIncarnation:
         try:
             if earlier is not None and earlier.exception() is None:
                 await earlier.result().end()  # its port, its files and its memory, before the next one takes them
-            server = await self._launch_server(
-                self._spec,
-                self._owners,
-                generation=generation,
-                model_path=model_path,
-                weight_version=weight_version,
-            )
+            server = await self._launch_server(self._spec, self._owners, order)
         except LauncherError as error:
             self._info = replace(self._info, state=ServerState.FAILED, reason=error.message)
             raise
@@ -218,9 +213,9 @@ class SGLangServer:
         paths: RunPaths,
         index: int,
         entry: tuple[str, ...] | None = None,
-        seats: tuple[Any, ...] = (),
+        workers: tuple[Any, ...] = (),
     ) -> None:
-        """`seats`: the actors of the other nodes, where it spans several."""
+        """`workers`: the actors of the other nodes, where it spans several."""
         bind_to_cluster(config)
         self._config = config
         spec = ServerSpec(
@@ -237,7 +232,7 @@ class SGLangServer:
         self._process = SGLangProcess(
             spec,
             owners=tuple(pid for pid in owners if pid is not None),
-            seats=WorkerNodes.of(seats),
+            workers=WorkerNodes.of(workers),
         )
         self._probe = RemoteProcessProbe()
         self._kills = OomKillWatch()

@@ -105,7 +105,7 @@ class TrainerHandle:
         if self.view.pid and view.node != self.view.node:
             self.fence()
         self.view = view
-        self.lengths = self.lengths.now_said(view.longest_sequence, view.largest_micro_batch)
+        self.lengths = self.lengths.updated(view.longest_sequence, view.largest_micro_batch)
         if view.is_started:
             self._kills.look(view.pid if is_here(view.node) else None)
         if view.failure is None:

@@ -1,6 +1,6 @@
 """Is a server, is the trainer, alive? HEALTHY | SUSPECT | DEAD | UNKNOWN, with the reason.
 
-A process that has exited is dead, at once. A hang is condemned only when two of three witnesses agree:
+A hang is declared only when two of three witnesses agree (whoever looks sees an exit at once):
 
     process   stopped, or asleep though it has work
     answer    a real generation of one token is overdue
@@ -13,7 +13,6 @@ evidence the answer is UNKNOWN, which is never healthy and never a reason to kil
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -25,22 +24,16 @@ from launcher.policy.observation_history import ServerEvidence, Task
 VOTES_FOR_A_HANG = 2
 
 
-class Says(enum.Enum):
-    ALIVE = enum.auto()
-    STUCK = enum.auto()
-    NOTHING = enum.auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Vote:
-    """What one witness says, with its reason where it says STUCK."""
+    """Of one witness. `stuck`: why it takes the server for stuck, "" where it doesn't; nor need it know it alive."""
 
-    says: Says
-    reason: str = ""
+    stuck: str = ""
+    is_alive: bool = False
 
 
-SILENT = Vote(says=Says.NOTHING)
-ALIVE = Vote(says=Says.ALIVE)
+ABSTAINS = Vote()
+ALIVE = Vote(is_alive=True)
 
 
 def judge_server(evidence: ServerEvidence | None, settings: HealthConfig, now: float) -> Verdict:
@@ -48,27 +41,26 @@ def judge_server(evidence: ServerEvidence | None, settings: HealthConfig, now: f
     if evidence is None:
         return Verdict(health=Health.UNKNOWN, reason="never looked at")
     look = evidence.look
-    if look.exit_code is not None:
-        return Verdict(health=Health.DEAD, reason=f"exited with {look.exit_code}", cause=Cause.SERVER_CRASH)
     if now - look.at > settings.proof_s:
         return Verdict(health=Health.UNKNOWN, reason=f"not looked at for {now - look.at:.1f} s")
     process = _process_vote(evidence, settings)
     answer, tokens = _generation_votes(evidence, settings, now)
-    stuck = [vote for vote in (process, answer, tokens) if vote.says is Says.STUCK]
+    stuck = [vote.stuck for vote in (process, answer, tokens) if vote.stuck]
+    reason = "; ".join(stuck)
     if len(stuck) >= VOTES_FOR_A_HANG:
-        return Verdict(health=Health.DEAD, reason=_join(stuck), cause=Cause.SERVER_HANG)
-    if process.says is Says.STUCK or (stuck and Says.ALIVE not in (answer.says, tokens.says)):
-        return Verdict(health=Health.SUSPECT, reason=_join(stuck))
-    return _alive_or_unknown(evidence, settings, now, busy=_join(stuck))
+        return Verdict(health=Health.DEAD, reason=reason, cause=Cause.SERVER_HANG)
+    if process.stuck or (stuck and not (answer.is_alive or tokens.is_alive)):
+        return Verdict(health=Health.SUSPECT, reason=reason)
+    return _alive_or_unknown(evidence, settings, now, busy=reason)
 
 
 def _process_vote(evidence: ServerEvidence, settings: HealthConfig) -> Vote:
     if evidence.stopped_s >= settings.silence_s:
         roles = ", ".join(sorted(evidence.stopped))
-        return Vote(says=Says.STUCK, reason=f"{roles} stopped for {evidence.stopped_s:.1f} s")
+        return Vote(f"{roles} stopped for {evidence.stopped_s:.1f} s")
     if evidence.frozen_s >= _silence_s(evidence, settings):
-        return Vote(says=Says.STUCK, reason=f"scheduler asleep for {evidence.frozen_s:.1f} s with work waiting")
-    return SILENT
+        return Vote(f"scheduler asleep for {evidence.frozen_s:.1f} s with work waiting")
+    return ABSTAINS
 
 
 def _generation_votes(evidence: ServerEvidence, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
@@ -82,29 +74,29 @@ def _votes_at_task(task: Task, evidence: ServerEvidence, settings: HealthConfig,
     """A server at a long task owes no token before its deadline; but one that is stopped is not at its task."""
     since = f"{task.name} for {now - task.since:.1f} s"
     if now - task.since >= task.deadline_s:
-        late = Vote(says=Says.STUCK, reason=f"{since}, more than {task.deadline_s:g} s")
-        return late, Vote(says=Says.STUCK, reason="no token in all that time")
+        late = Vote(f"{since}, more than {task.deadline_s:g} s")
+        return late, Vote("no token in all that time")
     if evidence.stopped_s >= settings.silence_s:
-        return Vote(says=Says.STUCK, reason=since), SILENT
-    return SILENT, SILENT
+        return Vote(since), ABSTAINS
+    return ABSTAINS, ABSTAINS
 
 
 def _answer_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:
     silence_s = _silence_s(evidence, settings)
     if evidence.unanswered_s >= silence_s:
-        return Vote(says=Says.STUCK, reason=f"one-token generation unanswered for {evidence.unanswered_s:.1f} s")
-    return ALIVE if _is_within(silence_s, evidence.look.answered_at, now) else SILENT
+        return Vote(f"one-token generation unanswered for {evidence.unanswered_s:.1f} s")
+    return ALIVE if _is_within(silence_s, evidence.look.answered_at, now) else ABSTAINS
 
 
 def _tokens_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:
     silence_s = _silence_s(evidence, settings)
     if evidence.dry_s >= silence_s:
         waiting = evidence.look.waiting
-        return Vote(says=Says.STUCK, reason=f"{waiting} requests without a token for {evidence.dry_s:.1f} s")
+        return Vote(f"{waiting} requests without a token for {evidence.dry_s:.1f} s")
     # With nothing but a probe waiting, this witness is the same as the one before: it must wait longer to count.
     if evidence.alone_s >= silence_s * settings.lone_probe_factor:
-        return Vote(says=Says.STUCK, reason=f"no token for anybody for {evidence.alone_s:.1f} s")
-    return ALIVE if _is_within(silence_s, evidence.token_at, now) else SILENT
+        return Vote(f"no token for anybody for {evidence.alone_s:.1f} s")
+    return ALIVE if _is_within(silence_s, evidence.token_at, now) else ABSTAINS
 
 
 def _silence_s(evidence: ServerEvidence, settings: HealthConfig) -> float:
@@ -131,10 +123,6 @@ def _alive_or_unknown(evidence: ServerEvidence, settings: HealthConfig, now: flo
     return Verdict(health=Health.UNKNOWN, reason=reason)
 
 
-def _join(votes: Sequence[Vote]) -> str:
-    return "; ".join(vote.reason for vote in votes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """Tokens per second of one server while requests wait: lately, and as it used to be (medians of its own)."""
@@ -147,12 +135,9 @@ class Pace:
         return self.usual / self.lately if self.lately > 0 else float("inf")
 
 
-def judge_pace(own: Pace, peers: Sequence[Pace], settings: HealthConfig) -> Verdict | None:
-    """A verdict on a server that lives but is slow, else None. Where all are slow it is the machine, not the server."""
-    if own.usual <= 0:
-        return None
+def slow_reason(own: Pace, peers: Sequence[Pace], settings: HealthConfig) -> str:
+    """Why a server that lives is slow, "" if it isn't. Where all are slow it is the machine, not the server."""
     others = median(peer.slowdown for peer in peers) if peers else 1.0
-    if own.slowdown < settings.slow_factor * max(others, 1.0):
-        return None
-    reason = f"{own.lately:.0f} tokens/s, usually {own.usual:.0f}"
-    return Verdict(health=Health.HEALTHY, reason=reason, cause=Cause.SERVER_SLOW)
+    if own.usual <= 0 or own.slowdown < settings.slow_factor * max(others, 1.0):
+        return ""
+    return f"{own.lately:.0f} tokens/s, usually {own.usual:.0f}"

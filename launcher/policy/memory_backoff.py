@@ -33,15 +33,6 @@ CHECKPOINTING = "actor.gradient_checkpointing"
 NEW_TOKENS = "gconfig.max_new_tokens"
 SAMPLES = "gconfig.n_samples"
 
-_FIELDS = {
-    MEM_FRACTION: "mem_fraction_static",
-    POOL_TOKENS: "max_total_tokens",
-    CONCURRENCY: "max_concurrent_rollouts",
-    MICRO_BATCH: "max_tokens_per_mb",
-    CHECKPOINTING: "gradient_checkpointing",
-    NEW_TOKENS: "max_new_tokens",
-    SAMPLES: "n_samples",
-}
 KINDS: Mapping[str, type] = {
     MEM_FRACTION: float,
     POOL_TOKENS: int,
@@ -60,14 +51,14 @@ AT_ITS_START = frozenset({MEM_FRACTION, POOL_TOKENS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """What the trainer has said of its data, in tokens: the longest sequence, prompt and completion, and the largest
-    micro-batch so far, padding included. 0: not known."""
+    """As the trainer has reported, in tokens: the longest sequence, prompt and completion, and the largest micro-batch
+    so far, padding included. 0: not known."""
 
     longest_sequence: int = 0
     largest_micro_batch: int = 0
 
-    def now_said(self, longest_sequence: int, largest_micro_batch: int) -> Lengths:
-        """A process that is empty, as after one that ended, knows neither: what was known stays."""
+    def updated(self, longest_sequence: int, largest_micro_batch: int) -> Lengths:
+        """A process that has just started knows neither: what was known stays."""
         return Lengths(
             longest_sequence=longest_sequence or self.longest_sequence,
             largest_micro_batch=largest_micro_batch or self.largest_micro_batch,
@@ -79,7 +70,7 @@ class MemorySettings:
     """The settings in force that memory depends on.
 
     `on_gpu`: servers run on one. `shares_gpu`: with the trainer. `longest_sequence`: prompt and completion, tokens.
-    `largest_micro_batch`: that the trainer has made, tokens, 0 where it has made none; seen, and no setting.
+    `largest_micro_batch`: that the trainer has made, tokens, 0 where it has made none; observed, not a setting.
     """
 
     mem_fraction_static: float
@@ -95,8 +86,8 @@ class MemorySettings:
     largest_micro_batch: int = field(default=0, compare=False)
 
     def changed(self, overrides: Overrides) -> MemorySettings:
-        """These settings with a rung taken."""
-        fields: dict[str, Any] = {_FIELDS[key]: value for key, value in overrides.items()}
+        """These settings with a rung taken. A field has the last part of its setting's name."""
+        fields: dict[str, Any] = {key.rpartition(".")[2]: value for key, value in overrides.items()}
         return replace(self, **fields)
 
     @classmethod
@@ -141,120 +132,95 @@ class MemoryRung:
 
 
 Changes = Iterator[tuple[str, float | int | bool]]
+Known = Sequence[TriedSettings]
 
 
-def next_rung(
-    ran_out: RanOut, in_force: MemorySettings, tried: Sequence[TriedSettings], config: MemoryConfig
-) -> MemoryRung:
+def next_rung(ran_out: RanOut, in_force: MemorySettings, tried: Known, config: MemoryConfig) -> MemoryRung:
     """The next change of the settings in force. `tried`: the failures of this host so far, also of earlier attempts."""
     known = [*tried, TriedSettings(ran_out=ran_out, settings=in_force)]
-    changes = [*_LADDERS[ran_out](in_force, known, config)]
+    steps = [*LADDERS[ran_out]]
     if config.change_learning and ran_out is not RanOut.SERVER_POOL_TOO_SMALL:
-        changes += _learning(in_force, config)
-    for key, value in changes:
-        if in_force.changed({key: value}) not in [failure.settings for failure in known]:
-            return MemoryRung(overrides={key: value}, reason=f"{ran_out}: {key}={value}")
+        steps.append(_learning)
+    for step in steps:
+        for key, value in step(in_force, known, config):
+            if in_force.changed({key: value}) not in [failure.settings for failure in known]:
+                return MemoryRung(overrides={key: value}, reason=f"{ran_out}: {key}={value}")
     return MemoryRung(overrides={}, reason=f"{ran_out}: no setting is left that could give way")
 
 
-def _when_device(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    yield from _fraction_down(m, known, config)
-    yield from _concurrency_down(m, config)
+TOO_SMALL = (RanOut.SERVER_POOL_TOO_SMALL, RanOut.SERVER_POOL)
+OF_THE_DEVICE = (RanOut.SERVER_DEVICE, RanOut.TRAINER_DEVICE)
+OF_THE_HOST = (RanOut.SERVER_HOST, RanOut.TRAINER_HOST)
 
 
-def _when_pool(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    yield from _concurrency_down(m, config)
-    yield from _when_pool_too_small(m, known, config)
-
-
-def _when_pool_too_small(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    yield from _fraction_up(m, known, config)
-    yield from _tokens_up(m, known)
-
-
-def _when_host(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    yield from _tokens_down(m, known)
-    yield from _concurrency_down(m, config)
-
-
-def _when_trainer_device(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    yield from _trainer_down(m)
-    if m.shares_gpu:
-        yield from _fraction_down(m, known, config)
-
-
-def _when_trainer_host(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    yield from _trainer_down(m)
-    yield from _tokens_down(m, known)
-
-
-Ladder = Callable[[MemorySettings, Sequence[TriedSettings], MemoryConfig], Changes]
-
-_LADDERS: Mapping[RanOut, Ladder] = {
-    RanOut.SERVER_POOL_TOO_SMALL: _when_pool_too_small,
-    RanOut.SERVER_POOL: _when_pool,
-    RanOut.SERVER_DEVICE: _when_device,
-    RanOut.SERVER_HOST: _when_host,
-    RanOut.TRAINER_DEVICE: _when_trainer_device,
-    RanOut.TRAINER_HOST: _when_trainer_host,
-}
-
-_TOO_SMALL = (RanOut.SERVER_POOL_TOO_SMALL, RanOut.SERVER_POOL)
-
-
-def _fraction_down(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
+def _fraction_down(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     too_small = [t.settings.mem_fraction_static for t in known if t.ran_out is RanOut.SERVER_POOL_TOO_SMALL]
     lower = [f for f in config.mem_fraction_static if max(too_small, default=0.0) < f < m.mem_fraction_static]
     if m.on_gpu and lower:
         yield MEM_FRACTION, max(lower)
 
 
-def _fraction_up(m: MemorySettings, known: Sequence[TriedSettings], config: MemoryConfig) -> Changes:
-    too_large = [
-        t.settings.mem_fraction_static for t in known if t.ran_out in (RanOut.SERVER_DEVICE, RanOut.TRAINER_DEVICE)
-    ]
+def _shared_fraction_down(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
+    if m.shares_gpu:
+        yield from _fraction_down(m, known, config)
+
+
+def _fraction_up(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
+    too_large = [t.settings.mem_fraction_static for t in known if t.ran_out in OF_THE_DEVICE]
     higher = [f for f in config.mem_fraction_static if m.mem_fraction_static < f < min(too_large, default=1.0)]
     if m.on_gpu and higher:
         yield MEM_FRACTION, min(higher)
 
 
-def _tokens_down(m: MemorySettings, known: Sequence[TriedSettings]) -> Changes:
+def _tokens_down(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     if m.max_total_tokens is None:
         return
-    too_small = [t.settings.max_total_tokens or 0 for t in known if t.ran_out in _TOO_SMALL]
+    too_small = [t.settings.max_total_tokens or 0 for t in known if t.ran_out in TOO_SMALL]
     half = max(m.max_total_tokens // 2, m.longest_sequence)
     if max(too_small, default=0) < half < m.max_total_tokens:
         yield POOL_TOKENS, half
 
 
-def _tokens_up(m: MemorySettings, known: Sequence[TriedSettings]) -> Changes:
+def _tokens_up(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     if m.max_total_tokens is None:
         return
-    too_large = [t.settings.max_total_tokens for t in known if t.ran_out in (RanOut.SERVER_HOST, RanOut.TRAINER_HOST)]
+    too_large = [t.settings.max_total_tokens for t in known if t.ran_out in OF_THE_HOST]
     double = m.max_total_tokens * 2
     if all(limit is None or double < limit for limit in too_large):
         yield POOL_TOKENS, double
 
 
-def _concurrency_down(m: MemorySettings, config: MemoryConfig) -> Changes:
+def _concurrency_down(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     half = max(m.max_concurrent_rollouts // 2, config.min_concurrent_rollouts)
     if half < m.max_concurrent_rollouts:
         yield CONCURRENCY, half
 
 
-def _trainer_down(m: MemorySettings) -> Changes:
+def _trainer_down(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     # Half of a limit that no micro-batch has reached would change nothing, and cost a restart.
-    laid_out = min(m.max_tokens_per_mb, m.largest_micro_batch or m.max_tokens_per_mb)
-    half = max(laid_out // 2, m.longest_sequence)
-    if half < laid_out:
+    largest = min(m.max_tokens_per_mb, m.largest_micro_batch or m.max_tokens_per_mb)
+    half = max(largest // 2, m.longest_sequence)
+    if half < largest:
         yield MICRO_BATCH, half
     if not m.gradient_checkpointing:
         yield CHECKPOINTING, True
 
 
-def _learning(m: MemorySettings, config: MemoryConfig) -> Changes:
+def _learning(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     tokens, samples = max(m.max_new_tokens // 2, config.min_new_tokens), max(m.n_samples // 2, 2)
     if tokens < m.max_new_tokens:
         yield NEW_TOKENS, tokens
     if samples < m.n_samples:
         yield SAMPLES, samples
+
+
+Step = Callable[[MemorySettings, Known, MemoryConfig], Changes]
+
+LADDERS: Mapping[RanOut, tuple[Step, ...]] = {
+    RanOut.SERVER_POOL_TOO_SMALL: (_fraction_up, _tokens_up),
+    RanOut.SERVER_POOL: (_concurrency_down, _fraction_up, _tokens_up),
+    RanOut.SERVER_DEVICE: (_fraction_down, _concurrency_down),
+    RanOut.SERVER_HOST: (_tokens_down, _concurrency_down),
+    RanOut.TRAINER_DEVICE: (_trainer_down, _shared_fraction_down),
+    RanOut.TRAINER_HOST: (_trainer_down, _tokens_down),
+}

@@ -48,7 +48,6 @@ class ServerLook:
 
     at: float
     processes: Mapping[str, ProcessLook] | None
-    exit_code: int | None = None
     probe_waits: bool = False
     answered_at: float | None = None
     usual_answer_s: float | None = None

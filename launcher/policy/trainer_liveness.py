@@ -28,7 +28,6 @@ class TrainerLook:
     at: float
     state: str | None
     cpu_s: float = 0.0
-    exit_code: int | None = None
     pinged_at: float | None = None
     ping_waits: bool = False
     progress: int = 0
@@ -71,8 +70,6 @@ def judge_trainer(evidence: TrainerEvidence | None, settings: HealthConfig, now:
     if evidence is None:
         return Verdict(health=Health.UNKNOWN, reason="never looked at")
     look = evidence.look
-    if look.exit_code is not None:
-        return Verdict(health=Health.DEAD, reason=f"exited with {look.exit_code}", cause=Cause.TRAINER_CRASH)
     if now - look.at > settings.proof_s:
         return Verdict(health=Health.UNKNOWN, reason=f"not looked at for {now - look.at:.1f} s")
     limit_s = progress_limit_s(None if look.is_at_one_thing else look.median_step_s, settings)

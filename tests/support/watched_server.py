@@ -56,7 +56,6 @@ class WatchedServer:
     answer_s: float = 0.1
     usual_answer_s: float | None = None
     health_status: int = 200
-    exits_at: float = NEVER
 
     def watch(self, until: float) -> list[tuple[float, Verdict]]:
         """The verdict at each look."""
@@ -87,7 +86,7 @@ class WatchedServer:
     def _works(self, t: float) -> bool:
         halted = any(interval.holds(t) for interval in self.stopped.values())
         stuck = any(i.holds(t) for i in (self.asleep, self.spinning, self.starved, self.paused))
-        return t < self.exits_at and not halted and not stuck
+        return not halted and not stuck
 
     def _uses_cpu(self, role: str, t: float) -> float:
         if self.stopped.get(role, NOT_AT_ALL).holds(t) or self.starved.holds(t):
@@ -108,7 +107,6 @@ class WatchedServer:
         return ServerLook(
             at=t,
             processes={role: ProcessLook(state=state(role), cpu_s=cpu[role]) for role in ROLES},
-            exit_code=-9 if t >= self.exits_at else None,
             probe_waits=sent,
             answered_at=answered_at,
             usual_answer_s=self.usual_answer_s,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.serving.auth_middleware import API_PATHS, OTHER_DOORS, VARIABLE, AuthMiddleware, opens, refuse_other_doors
+from actors.serving.auth_middleware import API_PATHS, BYPASSES, VARIABLE, AuthMiddleware, opens, refuse_bypasses
 from launcher.base.addresses import is_every_interface
 from launcher.config.compose import compose
 from launcher.resources.config_checks import find_problems
@@ -89,14 +89,12 @@ def test_web_sockets_are_closed_to_all():
 
 
 def arguments(**changes):
-    return SimpleNamespace(
-        **({name: allowed for name, (allowed, _) in OTHER_DOORS.items()} | {"host": "::1"} | changes)
-    )
+    return SimpleNamespace(**({name: allowed for name, (allowed, _) in BYPASSES.items()} | {"host": "::1"} | changes))
 
 
 def test_the_usual_arguments_are_no_way_round():
-    refuse_other_doors(arguments())
-    refuse_other_doors(SimpleNamespace(host="127.0.0.1"))  # an SGLang that lacks them
+    refuse_bypasses(arguments())
+    refuse_bypasses(SimpleNamespace(host="127.0.0.1"))  # an SGLang that lacks them
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_the_usual_arguments_are_no_way_round():
 )
 def test_a_way_round_ends_the_process(changes, said):
     with pytest.raises(SystemExit, match=said) as caught:
-        refuse_other_doors(arguments(**changes))
+        refuse_bypasses(arguments(**changes))
     assert "SECRET" not in str(caught.value)
 
 
@@ -121,7 +119,7 @@ def test_sglang_has_every_argument_that_is_refused():
     found = importlib.util.find_spec("sglang")  # found, not imported
     assert found is not None and found.submodule_search_locations is not None
     text = (Path(found.submodule_search_locations[0]) / "srt" / "server_args.py").read_text()
-    assert [name for name in OTHER_DOORS if f"\n    {name}: " not in text] == []
+    assert [name for name in BYPASSES if f"\n    {name}: " not in text] == []
 
 
 @pytest.mark.parametrize("entry", ["actors.serving.sglang_cpu", "actors.serving.sglang_gpu"])

@@ -112,7 +112,7 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
         def options(self, name):
             return {"name": name}
 
-        def further_seats(self, index):
+        def further_placements(self, index):
             return []
 
     RunActors(config, paths, 1, Placed()).create(book=None)

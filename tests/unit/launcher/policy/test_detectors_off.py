@@ -20,7 +20,7 @@ from launcher.config.supervision import HealthConfig, MemoryConfig
 from launcher.policy import admission, exit_cause
 from launcher.policy.admission import admit
 from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
-from launcher.policy.liveness import Pace, judge_pace
+from launcher.policy.liveness import Pace, slow_reason
 from launcher.policy.memory_trend import find_rise
 from tests.support.replay import Replay, prompts
 from tests.unit.actors.supervision.test_server_handle import WEIGHTS, scenario
@@ -173,8 +173,8 @@ def test_without_a_limit_other_weights_would_get_traffic():
 
 def test_without_its_factor_a_slow_server_is_one_like_any_other():
     own, peers = Pace(lately=40, usual=160), [Pace(lately=155, usual=160)]
-    assert judge_pace(own, peers, HealthConfig()).cause is Cause.SERVER_SLOW
-    assert judge_pace(own, peers, HealthConfig(slow_factor=1e6)) is None
+    assert slow_reason(own, peers, HealthConfig())
+    assert not slow_reason(own, peers, HealthConfig(slow_factor=1e6))
 
 
 # ── tasks that watch ──

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from launcher.base.messages import Cause, Health, Verdict
+from launcher.base.messages import Cause, Health
 from launcher.config.supervision import HealthConfig
 from launcher.policy import liveness, observation_history
-from launcher.policy.liveness import Pace, judge_pace, judge_server
+from launcher.policy.liveness import Pace, judge_server, slow_reason
 from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook, Task
 from tests.support.watched_server import Interval, WatchedServer
 
@@ -86,14 +86,6 @@ def test_an_endless_loop_while_nobody_asks_is_suspected_soon_and_condemned_later
     assert condemned <= SETTINGS.silence_s * SETTINGS.lone_probe_factor + 2
 
 
-def test_an_exit_is_a_crash_at_the_next_look():
-    server = WatchedServer(exits_at=AT)
-    verdicts = dict(server.watch(AT + 1))
-    first = next(t for t, v in verdicts.items() if v.health is Health.DEAD)
-    assert first - AT <= SETTINGS.look_interval_s
-    assert verdicts[first] == Verdict(health=Health.DEAD, reason="exited with -9", cause=Cause.SERVER_CRASH)
-
-
 @pytest.mark.parametrize("name", TRAPS)
 def test_a_trap_raises_no_alarm(name):
     assert alarms(TRAPS[name]) == []
@@ -128,7 +120,7 @@ def test_a_load_past_its_deadline_is_condemned():
     ],
 )
 def test_without_one_witness_a_fault_is_missed(monkeypatch, witness, fault):
-    monkeypatch.setattr(liveness, witness, lambda *args: liveness.SILENT)
+    monkeypatch.setattr(liveness, witness, lambda *args: liveness.ABSTAINS)
     after_s = found_after_s(FAULTS[fault])
     assert after_s is None or after_s > FOUND_WITHIN_S
 
@@ -162,7 +154,7 @@ def test_did_a_load_not_excuse_a_slow_one_would_kill(monkeypatch):
     assert alarms(TRAPS["X slow weight load"])
 
 
-STUCK = liveness.Vote(says=liveness.Says.STUCK, reason="made so by the test")
+STUCK = liveness.Vote("made so by the test")
 
 # ── single verdicts ──
 
@@ -245,7 +237,4 @@ def test_a_verdict_and_its_reason(evidence, health, reason):
     ],
 )
 def test_slow_is_said_against_its_own_past_and_its_peers_and_is_not_dead(own, peers, is_slow):
-    verdict = judge_pace(own, peers, SETTINGS)
-    assert (verdict is not None) is is_slow
-    if verdict is not None:
-        assert (verdict.health, verdict.cause) == (Health.HEALTHY, Cause.SERVER_SLOW)
+    assert bool(slow_reason(own, peers, SETTINGS)) is is_slow

@@ -201,10 +201,8 @@ def test_a_rung_is_a_smaller_micro_batch_than_there_was(largest, rungs):
 def test_what_was_seen_is_no_setting():
     seen = dataclasses.replace(CPU, largest_micro_batch=900)
     assert seen == CPU
-    lengths = Lengths(longest_sequence=40).now_said(0, 900)
-    assert lengths.now_said(0, 0) == Lengths(longest_sequence=40, largest_micro_batch=900), (
-        "an empty process knows none"
-    )
+    lengths = Lengths(longest_sequence=40).updated(0, 900)
+    assert lengths.updated(0, 0) == Lengths(longest_sequence=40, largest_micro_batch=900), "an empty process knows none"
 
 
 def test_the_settings_in_force_are_read_from_the_configuration():

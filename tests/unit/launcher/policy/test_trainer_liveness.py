@@ -25,7 +25,6 @@ def watch(
     idle=False,
     waits=False,
     asleep=False,
-    exits=False,
     unwatched_s=0.0,
     median=MEDIAN_S,
 ):
@@ -41,7 +40,6 @@ def watch(
             at=t,
             state="T" if halted else "R",
             cpu_s=cpu,
-            exit_code=1 if begun and exits else None,
             pinged_at=pinged_at,
             ping_waits=begun and (stopped or mute),
             progress=progress,
@@ -54,12 +52,6 @@ def watch(
             first.setdefault(verdict.health, (t - at, verdict))
         t += unwatched_s if begun and unwatched_s and t - at < SETTINGS.look_interval_s else SETTINGS.look_interval_s
     return first
-
-
-def test_an_exit_is_a_crash_at_once():
-    after_s, verdict = watch(40, exits=True)[Health.DEAD]
-    assert after_s == 0
-    assert verdict.cause is Cause.TRAINER_CRASH
 
 
 @pytest.mark.parametrize(
