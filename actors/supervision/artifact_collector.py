@@ -1,6 +1,6 @@
-"""Keeps a folder for each incident (actors/supervision/incident_artifacts.py), beside the repair and never in its way.
+"""Keeps a folder for each incident (actors/supervision/incident_artifacts.py) while the repair goes on.
 
-A hang is looked at before it is mended: ending the process would end the evidence. For that a repair waits EVIDENCE_S
+A hang is looked at before it is repaired: ending the process would end the evidence. For that a repair waits EVIDENCE_S
 at most; for everything else it waits for nothing.
 """
 
@@ -31,31 +31,32 @@ log = logging.getLogger("incidents")
 
 
 class ArtifactCollector:
-    """`pids`: the main process of each server and of the trainer, by name, as they are now. Lives on one loop."""
+    """`pids`: the main process of each server and of the trainer, by name, as they are now. Used on one loop.
+
+    `began`, `joined` and `ended` return at once and never raise. What they start for one incident runs in their order.
+    """
 
     def __init__(self, paths: RunPaths, *, pids: Callable[[], Mapping[str, int]]) -> None:
         self._paths = paths
         self._pids = pids
-        self._gathering: dict[int, asyncio.Task[None]] = {}
+        self._last: dict[int, asyncio.Task[None]] = {}
         self._hangs: dict[str, asyncio.Task[None]] = {}
-        self._writing: set[asyncio.Task[None]] = set()
 
     def began(self, number: int, event: Mapping[str, object]) -> None:
-        """Gather what there is to see of it; for a Coordinator that was killed at it, what is missing yet."""
-        subject = str(event.get("subject"))
-        is_hang = event.get("cause") in OF_A_HANG
-        task = asyncio.create_task(self._gather(number, event, subject, is_hang))
-        self._gathering[number] = task
-        if is_hang:
-            self._hangs[subject] = task
+        """Gather the evidence; after a Coordinator that was killed while it did, what is still missing."""
+        task = self._start(number, self._gather(number, event))
+        if event.get("cause") in OF_A_HANG:
+            self._hangs[str(event.get("subject"))] = task
 
     def joined(self, number: int, rejection: Rejection) -> None:
-        """Put the batch that was turned away into the folder."""
+        """Move the rejected batch into the folder."""
         if rejection.file:
-            self._write(self._move(number, Path(rejection.file)))
+            file = Path(rejection.file)
+            move = asyncio.to_thread(file.rename, self._paths.incident(number) / f"batch-{file.stem}.json")
+            self._start(number, move)
 
     def ended(self, number: int, facts: Mapping[str, object]) -> None:
-        self._write(self._finish(number, facts))
+        self._start(number, asyncio.to_thread(_rewrite, self._paths.incident(number), facts))
 
     async def evidence_before(self, action: Action) -> None:
         """Wait for the stacks of what `action` is about to end, EVIDENCE_S at most."""
@@ -71,22 +72,35 @@ class ArtifactCollector:
 
     async def close(self) -> None:
         """Let what is being written be written, CLOSE_S at most."""
-        tasks = {*self._gathering.values(), *self._writing}
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
+        if self._last:
+            _, late = await asyncio.wait(self._last.values(), timeout=CLOSE_S)
             for task in late:
                 task.cancel()
 
-    async def _gather(self, number: int, event: Mapping[str, object], subject: str, is_hang: bool) -> None:
+    def _start(self, number: int, work: Coroutine[object, object, object]) -> asyncio.Task[None]:
+        task = self._last[number] = asyncio.create_task(self._after(self._last.get(number), number, work))
+        return task
+
+    async def _after(
+        self, before: asyncio.Task[None] | None, number: int, work: Coroutine[object, object, object]
+    ) -> None:
         try:
-            known = dict(self._pids())
-            mine = {subject: known[subject]} if subject in known else {}
-            stacks = await asyncio.to_thread(_family, mine, event.get("time")) if is_hang else {}
-            await collect(
-                self._paths, number, facts=event, logs=self._logs(subject), pids=known | mine, stacks_of=stacks
-            )
+            if before is not None:
+                await asyncio.wait([before])
+            await work
         except Exception as error:  # noqa: BLE001 - evidence must never cost the run
             log.warning("incident.not_kept number=%d reason=%r", number, error)
+        finally:
+            work.close()  # cancelled before it began
+            if self._last.get(number) is asyncio.current_task():
+                del self._last[number]
+
+    async def _gather(self, number: int, event: Mapping[str, object]) -> None:
+        subject, known = str(event.get("subject")), self._pids()
+        mine = {subject: known[subject]} if subject in known else {}
+        is_hang = event.get("cause") in OF_A_HANG
+        stacks = await asyncio.to_thread(_family, mine, event.get("time")) if is_hang else {}
+        await collect(self._paths, number, facts=event, logs=self._logs(subject), pids=known, stacks_of=stacks)
 
     def _logs(self, subject: str) -> dict[str, Path]:
         index = subject.removeprefix("server-")
@@ -95,29 +109,10 @@ class ArtifactCollector:
             logs[subject] = self._paths.server_log(int(index))
         return logs
 
-    async def _move(self, number: int, file: Path) -> None:
-        await self._gathered(number)
-        await asyncio.to_thread(_move_into, file, self._paths.incident(number))
-
-    async def _finish(self, number: int, facts: Mapping[str, object]) -> None:
-        await self._gathered(number)
-        self._gathering.pop(number, None)
-        await asyncio.to_thread(_rewrite, self._paths.incident(number), facts)
-
-    async def _gathered(self, number: int) -> None:
-        task = self._gathering.get(number)
-        if task is not None:
-            await asyncio.wait([task])
-
-    def _write(self, work: Coroutine[object, object, None]) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-
 
 def _family(mine: Mapping[str, int], began: object) -> dict[str, int]:
     """A process and its descendants, by a name for the file of each. One that was started since it `began` (unix
-    seconds) has taken the place of the one that hung, and is not looked at.
+    seconds) has replaced the one that hung, and is not looked at.
     """
     found: dict[str, int] = {}
     for name, pid in mine.items():
@@ -131,16 +126,6 @@ def _family(mine: Mapping[str, int], began: object) -> dict[str, int]:
     return found
 
 
-def _move_into(file: Path, folder: Path) -> None:
-    try:
-        file.rename(folder / f"batch-{file.stem}.json")
-    except OSError as error:
-        log.warning("incident.no_batch folder=%s reason=%r", folder, error)
-
-
 def _rewrite(folder: Path, facts: Mapping[str, object]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "incident.json", encode(facts))
-    except OSError as error:
-        log.warning("incident.not_closed folder=%s reason=%r", folder, error)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "incident.json", encode(facts))

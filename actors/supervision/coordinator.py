@@ -43,14 +43,14 @@ class Coordinator:
         history: RunHistory,
         *,
         clock: Callable[[], float] = time.monotonic,
-        keeper: ArtifactCollector | None = None,
+        artifacts: ArtifactCollector | None = None,
     ) -> None:
         self._config = config
         self._hands = hands
         self._history = history
         self._clock = clock
-        self._keeper = keeper
-        self._incidents = IncidentTracker(history, keeper)
+        self._artifacts = artifacts
+        self._incidents = IncidentTracker(history, artifacts)
         self._under_way: dict[asyncio.Task[None], Action] = {}
 
     async def run(self) -> RunOutcome:
@@ -69,8 +69,8 @@ class Coordinator:
         finally:
             await self._drop_tasks()
             await self._hands.close()
-            if self._keeper is not None:
-                await self._keeper.close()
+            if self._artifacts is not None:
+                await self._artifacts.close()
 
     def abort(self, reason: str) -> None:
         """End the run, saving what there is. Asking twice changes nothing."""
@@ -161,8 +161,8 @@ class Coordinator:
         """To its end, however it ends; a failed one is due again, and the plan counts how often."""
         started, deadline_s = self._clock(), self._hands.deadline_s(action)
         try:
-            if self._keeper is not None:
-                await self._keeper.evidence_before(action)
+            if self._artifacts is not None:
+                await self._artifacts.evidence_before(action)
             async with asyncio.timeout(deadline_s):
                 facts = await self._hands.perform(action)
         except TimeoutError:

@@ -130,6 +130,6 @@ class CoordinatorActor:
             furthest=furthest_step(self._paths.metrics, attempt),
         )
         hands = ActionExecutor(self._config, history, eyes, shares_gpu=self._shares_gpu)
-        keeper = ArtifactCollector(self._paths, pids=eyes.pids)
-        self._coordinator = Coordinator(self._config, hands, history, keeper=keeper)
+        artifacts = ArtifactCollector(self._paths, pids=eyes.pids)
+        self._coordinator = Coordinator(self._config, hands, history, artifacts=artifacts)
         return self._coordinator

@@ -1,14 +1,14 @@
-"""What was seen around an incident, kept for a person: `incidents/<n>/` beside the run's logs.
+"""The evidence of an incident, kept for a person: `incidents/<n>/` beside the run's logs.
 
     server-<i>.log.tail    the last lines of each server's log; trainer.log.tail likewise
     stacks/<name>.txt      of a hang: what each process was doing, by py-spy
     memory.json            host, cgroup, GPUs, and each process
-    batch-<id>.json        each batch that was turned away for it (actors/training/rejections.py)
+    batch-<id>.json        each batch that was rejected for it (actors/training/rejections.py)
     incident.json          what happened; written again when it has ended
 
 Everything has a bound in bytes and in seconds, and nothing here raises: evidence must never cost the run. Each file
-appears whole, and one that stands is left alone: who gathers for a Coordinator that was killed at it adds what is
-missing.
+appears complete, and one that exists is left alone: after a Coordinator that was killed meanwhile, the next one adds
+what is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_DUMPS = 16
 MOST_DUMP_BYTES = 256 * 1024
 MOST_LOG_BYTES = 64 * 1024
 MOST_FOLDERS = 200
-"""Of one run; beyond that an incident still stands in the journal, with its reason."""
+"""Of one run; an incident beyond that is in the journal only, with its reason."""
 PY_SPY = Path(sys.executable).with_name("py-spy")
 
 log = logging.getLogger("incidents")
@@ -52,7 +52,7 @@ async def collect(
 ) -> Path | None:
     """Gather what there is within DEADLINE_S. Returns the folder, None where none could be made. Never raises.
 
-    `logs` and `stacks_of` by the name that the file gets; `pids`: whose memory is said. What fails leaves a line in
+    `logs` and `stacks_of` by the name that the file gets; `pids`: whose memory is listed. What fails leaves a line in
     `missing.txt`.
     """
     try:

@@ -1,7 +1,7 @@
-"""What the events of a run tell of its incidents: their numbers, which are open, and what was done about each.
+"""The incidents of a run, rebuilt from its events: their numbers, which are open, and what was done about each.
 
-Numbers go on over attempts. Like all that a Coordinator knows, this is read from the journal, so its successor counts
-on where it was killed, and closes what it left open.
+Numbers continue over attempts. A Coordinator that replaces a killed one reads the same events, continues its numbers
+and ends what it left open.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from launcher.policy.incident_policy import OF_LEARNING, OpenIncident
 
 BEGAN, ENDED, JOINED = "incident.began", "incident.ended", "incident.joined"
 MOST_LINES = 200
-"""Kept of one incident; a repair that fails for ever is told by its first ones."""
+"""Kept of one incident: the first ones describe a repair that fails for ever."""
 NOT_OF_ONE = frozenset({"run.initializing", "run.running", "run.abort_asked", "coordinator.adopted", "run.halted"})
 
 Event = Mapping[str, object]
 
 
 class IncidentHistory:
-    """`open`, and `lines` (the events of each), by number. `left_open`: of attempts that ended without a word."""
+    """`open`, and `lines` (the events of each), by number. `left_open`: of attempts that ended without ending them."""
 
     def __init__(self) -> None:
         self.open: dict[int, OpenIncident] = {}
@@ -56,7 +56,7 @@ class IncidentHistory:
             kept.append(event)
 
     def next_attempt(self) -> None:
-        """What is open now belongs to an attempt that is no more."""
+        """What is open now belongs to an attempt that has ended."""
         self.left_open.update(self.open)
         self.open, self._reserved = {}, {}
 
@@ -64,7 +64,7 @@ class IncidentHistory:
         return self._reserved.get(subject, self._last + 1)
 
     def number_of_death(self, subject: str) -> int:
-        """For an end that is heard of before anybody could look: of the open incident, or of the one to come."""
+        """For an exit that is reported before anybody could look: of the open incident, or of the next one."""
         known = self._number_of(subject)
         return self.number_to_begin(subject) if known is None else known
 

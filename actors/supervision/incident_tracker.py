@@ -1,17 +1,17 @@
-"""The Coordinator's book of incidents: each begun once and ended once in the journal, with a folder for a person.
+"""Begins and ends the incidents of a run: each once in the journal, with a folder for a person.
 
-After each plan: what is seen ─► launcher/policy/incident_policy.py ─► incident.began, .joined, .ended ─► the keeper
+After each plan: what is seen ─► launcher/policy/incident_policy.py ─► incident.began, .joined, .ended ─► artifacts
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
+from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.incident_history import ENDED, IncidentHistory
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Rejection
-from launcher.policy.incident_policy import Ending, Trouble, close_book, keep_book, say_doing, subjects_of
+from launcher.policy.incident_policy import Ending, Trouble, end_all, incident_changes, repair_text, subjects_of
 from launcher.policy.observed import Observed, RecoveryPlan
 
 DONE = frozenset(
@@ -27,85 +27,75 @@ DONE = frozenset(
         "server.ready",
     }
 )
-"""Events that say that something was done."""
-
-
-class ArtifactSink(Protocol):
-    """Gathers what a person wants to see of an incident. Returns at once, and never raises."""
-
-    def began(self, number: int, event: Mapping[str, object]) -> None: ...
-
-    def joined(self, number: int, rejection: Rejection) -> None: ...
-
-    def ended(self, number: int, facts: Mapping[str, object]) -> None: ...
+"""Events of actions that were carried out."""
 
 
 class IncidentTracker:
-    def __init__(self, history: RunHistory, keeper: ArtifactSink | None = None) -> None:
+    """`artifacts` None: nothing is kept but the journal's lines."""
+
+    def __init__(self, history: RunHistory, artifacts: ArtifactCollector | None = None) -> None:
         self._history = history
-        self._keeper = keeper
+        self._artifacts = artifacts
 
     @property
-    def _record(self) -> IncidentHistory:
+    def _incidents(self) -> IncidentHistory:
         return self._history.incidents
 
     def begin(self) -> None:
-        """Close what earlier attempts left open, and gather again for what a killed Coordinator had begun."""
-        for ending in close_book(list(self._record.left_open.values()), "the attempt ended first"):
-            self._end(ending, None)
-        for number in self._record.open:
-            if self._keeper is not None:
-                self._keeper.began(number, self._record.lines[number][0])
+        """End what earlier attempts left open, and gather again for what a killed Coordinator had begun."""
+        self._end(end_all(list(self._incidents.left_open.values()), "the attempt ended first"), None)
+        for number in self._incidents.open:
+            if self._artifacts is not None:
+                self._artifacts.began(number, self._incidents.lines[number][0])
 
     def turn(self, seen: Observed, made: RecoveryPlan, rejections: Sequence[Rejection], now: float) -> None:
-        record = self._record
-        damaged = {step for step in self._history.damaged_checkpoints if f"checkpoint {step}" not in record.damaged}
-        change = keep_book(
-            list(record.open.values()), seen, attempts=made.attempts, rejections=rejections, damaged=damaged
+        incidents = self._incidents
+        damaged = {s for s in self._history.damaged_checkpoints if f"checkpoint {s}" not in incidents.damaged}
+        change = incident_changes(
+            list(incidents.open.values()), seen, attempts=made.attempts, rejections=rejections, damaged=damaged
         )
-        for ending in change.ends:
-            self._end(ending, now)
+        self._end(change.ends, now)
         for trouble in change.begins:
-            self._begin(trouble, say_doing(trouble, made.actions), now)
+            self._begin(trouble, repair_text(trouble, made.actions), now)
         for rejection in rejections:
             self._join(rejection)
 
     def close(self, now: float) -> None:
         """The run has ended: nothing stays open."""
-        for ending in close_book(list(self._record.open.values()), "the run was over first"):
-            self._end(ending, now)
+        self._end(end_all(list(self._incidents.open.values()), "the run was over first"), now)
 
     def _begin(self, trouble: Trouble, doing: str, now: float) -> None:
         line = self._history.incident_began(trouble, doing, now)
         number = line.get("incident")
-        if self._keeper is not None and isinstance(number, int):
-            self._keeper.began(number, line)
+        if self._artifacts is not None and isinstance(number, int):
+            self._artifacts.began(number, line)
 
     def _join(self, rejection: Rejection) -> None:
         """A rejected batch belongs to the incident of whoever spoilt it."""
-        if rejection.id in self._record.joined:
-            return
         subjects = subjects_of(rejection)
-        number = max((n for n, one in self._record.open.items() if one.subject in subjects), default=None)
-        if number is None:
+        number = max((n for n, one in self._incidents.open.items() if one.subject in subjects), default=None)
+        if number is None or rejection.id in self._incidents.joined:
             return
         self._history.incident_joined(number, rejection)
-        if self._keeper is not None:
-            self._keeper.joined(number, rejection)
+        if self._artifacts is not None:
+            self._artifacts.joined(number, rejection)
 
-    def _end(self, ending: Ending, now: float | None) -> None:
-        number = ending.incident.number
-        events = self._record.lines.get(number, [])
-        seconds = None if now is None else max(now - ending.incident.since, 0.0)
-        rejected = sum(n == number for n in self._record.joined.values())
-        actions = [_say_action(event) for event in events if event.get("event") in DONE]
-        line = self._history.incident_ended(ending, seconds=seconds, actions=actions, batches_rejected=rejected)
-        if self._keeper is not None:
-            self._keeper.ended(number, told(events, line))
-        self._record.lines.pop(number, None)
+    def _end(self, endings: Sequence[Ending], now: float | None) -> None:
+        for ending in endings:
+            number = ending.incident.number
+            events = self._incidents.lines.pop(number, [])
+            line = self._history.incident_ended(
+                ending,
+                seconds=None if now is None else max(now - ending.incident.since, 0.0),
+                actions=[_action_text(event) for event in events if event.get("event") in DONE],
+                batches_rejected=sum(n == number for n in self._incidents.joined.values()),
+            )
+            self._incidents.lines.pop(number, None)
+            if self._artifacts is not None:
+                self._artifacts.ended(number, incident_summary(events, line))
 
 
-def told(events: Sequence[Mapping[str, object]], ended: Mapping[str, object]) -> dict[str, object]:
+def incident_summary(events: Sequence[Mapping[str, object]], ended: Mapping[str, object]) -> dict[str, object]:
     """An incident from its beginning to its end, for its folder."""
     began = next((event for event in events if event.get("event") == "incident.began"), {})
     head = ("incident", "cause", "subject", "reason", "onset_step", "doing", "global_step", "time", "attempt")
@@ -118,7 +108,7 @@ def told(events: Sequence[Mapping[str, object]], ended: Mapping[str, object]) ->
     }
 
 
-def _say_action(event: Mapping[str, object]) -> str:
+def _action_text(event: Mapping[str, object]) -> str:
     seconds = event.get("seconds")
     took = f" in {seconds:.1f} s" if isinstance(seconds, float) else ""
     subject = str(event.get("subject") or "")

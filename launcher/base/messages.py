@@ -76,25 +76,13 @@ class StepReport:
     metrics: Mapping[str, float]
 
     def metrics_line(self) -> dict[str, object]:
-        head: dict[str, object] = {
-            "global_step": self.global_step,
-            "epoch": self.epoch,
-            "epoch_step": self.epoch_step,
-            "attempt": self.attempt,
-            "policy_version": self.policy_version,
-            "time": self.time,
-        }
-        return head | dict(self.metrics)
+        names = ("global_step", "epoch", "epoch_step", "attempt", "policy_version", "time")
+        return {name: getattr(self, name) for name in names} | dict(self.metrics)
 
     def ledger_line(self) -> dict[str, object]:
-        return {
-            "global_step": self.global_step,
-            "attempt": self.attempt,
-            "prompt_ids": list(self.prompt_ids),
-            "weight_versions": list(self.weight_versions),
-            "rollouts_failed": self.rollouts_failed,
-            "rollouts_retried": self.rollouts_retried,
-        }
+        lists: dict[str, object] = {"prompt_ids": list(self.prompt_ids), "weight_versions": list(self.weight_versions)}
+        counts = {"rollouts_failed": self.rollouts_failed, "rollouts_retried": self.rollouts_retried}
+        return {"global_step": self.global_step, "attempt": self.attempt} | lists | counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

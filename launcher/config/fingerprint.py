@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.config.schema import RunConfig
+from launcher.config.settings import value_of
 
 Fingerprint = Mapping[str, str | int]
 
@@ -35,14 +36,7 @@ class Difference:
 
 def config_fingerprint(config: RunConfig) -> dict[str, str | int]:
     """The fingerprint of a configuration, keyed by configuration keys."""
-    return {
-        "experiment_name": config.experiment_name,
-        "trial_name": config.trial_name,
-        "train_dataset.batch_size": config.train_dataset.batch_size,
-        "gconfig.n_samples": config.gconfig.n_samples,
-        "cluster.n_nodes": config.cluster.n_nodes,
-        "actor.path": config.actor.path,
-    }
+    return {key: value_of(config, key) for key in MEANINGS}
 
 
 def fingerprint_differences(checkpoint: Fingerprint, config: Fingerprint) -> tuple[Difference, ...]:

@@ -1,7 +1,7 @@
-"""What Hydra and OmegaConf refuse, said in one message of ours: the key, what was given, what is allowed.
+"""Rewords what Hydra and OmegaConf refuse as one message: the key, the given value, what is allowed.
 
 Their errors carry most of that as text only (a preset's errors lose the exception they came from), so the text of
-the whole chain is what is read. What no rule knows is shown as they said it.
+the whole chain is searched. What no rule matches is shown in their own words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 
 from launcher.base.errors import ConfigError
 from launcher.config.schema import RunConfig
-from launcher.config.settings import Setting, settings_of
+from launcher.config.settings import settings_of
 
 HELP = "how to write one: python -m launcher --help, and conf/conf/ for examples"
 EVERY_KEY = "Every key with its default: docs/configuration.md, or `python -m launcher conf=<preset> --cfg job`"
@@ -51,17 +51,9 @@ def nearest(key: str) -> list[str]:
     return list(dict.fromkeys([*same_name, *alike]))[:3] or difflib.get_close_matches(key, sections, n=1)
 
 
-def _no_preset(found: re.Match[str], text: str) -> ConfigError:
-    return ConfigError(
-        f"no preset named; presets: {', '.join(_options(text))}",
-        "python -m launcher conf=<preset> [key=value …]; with dry_run=true it only shows its plan",
-    )
-
-
 def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
     group, name = found.groups()
-    options = _options(text)
-    near = difflib.get_close_matches(name, options, n=1)
+    near = difflib.get_close_matches(name, options := _options(text), n=1)
     hint = f"did you mean {group}={near[0]}? " if near else ""
     return ConfigError(
         f"unknown preset {group}={name}; presets: {', '.join(options)}",
@@ -79,85 +71,82 @@ def _unknown_override(found: re.Match[str], text: str) -> ConfigError:
 
 def _unknown_in_preset(found: re.Match[str], text: str) -> ConfigError:
     file, key = found.groups()
-    if key == Path(file).parent.name:
-        return ConfigError(
-            f"the preset {file}.yaml is empty, or its first line is not `# @package _global_`",
-            "begin it with that line: a preset sets keys of the whole configuration",
-        )
-    return unknown_key(key, f"in {file}.yaml")
+    if key != Path(file).parent.name:
+        return unknown_key(key, f"in {file}.yaml")
+    return ConfigError(
+        f"the preset {file}.yaml is empty, or its first line is not `# @package _global_`",
+        "begin it with that line: a preset sets keys of the whole configuration",
+    )
 
 
 def _wrong_type(found: re.Match[str], text: str) -> ConfigError:
-    said, key = found.groups()
+    refusal, key = found.groups()
     where = re.search(r"In '([^']+)': \w+ raised while", text)
     place = f" (in {where.group(1)}.yaml)" if where else ""
-    setting = next((s for s in settings_of(RunConfig) if s.key == key), None)
-    if setting is None:
-        inside = [s.key for s in settings_of(RunConfig) if s.key.startswith(f"{key}.")]
-        return ConfigError(
-            f"{key}{place}: a section of settings, not a value", f"set one of its keys, e.g. {inside[0]}=…"
-        )
+    settings = {setting.key: setting for setting in settings_of(RunConfig)}
+    if key not in settings:
+        inside = next(name for name in settings if name.startswith(f"{key}."))
+        return ConfigError(f"{key}{place}: a section of settings, not a value", f"set one of its keys, e.g. {inside}=…")
     given = re.search(rf"Error merging override (.*?{re.escape(key)}=[^\n]*)", text)
-    shown = given.group(1) if given else key
-    return ConfigError(f"{shown}{place}: {_plainly(said)}", f"{key} is {describe(setting)}")
-
-
-def describe(setting: Setting) -> str:
-    """A setting's type, allowed values and meaning, in one line."""
+    problem = "null is not allowed" if "is not Optional" in refusal else refusal[0].lower() + refusal[1:]
+    setting = settings[key]
     allowed = f", allowed: {setting.allowed}" if setting.allowed is not None else ""
-    return f"of type {setting.type}{allowed} ({setting.meaning})"
-
-
-def _plainly(said: str) -> str:
-    if "is not Optional" in said:
-        return "null is not allowed"
-    return said[0].lower() + said[1:]
-
-
-def _malformed(found: re.Match[str], text: str) -> ConfigError:
     return ConfigError(
-        f"an argument can't be read: {_one_line(found.group(0))}",
-        "write key=value without spaces; quote lists and texts with special characters, e.g. 'key=[a,b]'",
+        f"{given.group(1) if given else key}{place}: {problem}",
+        f"{key} is of type {setting.type}{allowed} ({setting.meaning})",
     )
 
 
-def _many_values(found: re.Match[str], text: str) -> ConfigError:
-    return ConfigError(
-        f"{found.group(1)}: several values for one run",
-        "add -m to run one after the other; for a list write 'key=[a,b]'",
-    )
+def _reworded(message: str, hint: str) -> Callable[[re.Match[str], str], ConfigError]:
+    """A fixed message. In it {0} is what the pattern found, {1} its first group, {key} the key that Hydra names."""
+
+    def say(found: re.Match[str], text: str) -> ConfigError:
+        key = re.search(r"full_key: (\S+)", text)
+        names = {"key": key.group(1) if key else "a value", "options": ", ".join(_options(text))}
+        return ConfigError(message.format(_one_line(found.group(0)), *found.groups(), **names), hint)
+
+    return say
 
 
-def _deleted(found: re.Match[str], text: str) -> ConfigError:
-    return ConfigError(f"{found.group(1)}: a setting can't be deleted", "give it another value instead")
-
-
-def _below_null(found: re.Match[str], text: str) -> ConfigError:
-    return ConfigError(
-        "a key below a section that the preset sets to null can't be given", "take the null out of the preset"
-    )
-
-
-def _interpolation(found: re.Match[str], text: str) -> ConfigError:
-    key = re.search(r"full_key: (\S+)", text)
-    return ConfigError(
-        f"{key.group(1) if key else 'a value'}: {_one_line(found.group(0))}",
-        "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder",
-    )
-
+_malformed = _reworded(
+    "an argument can't be read: {0}",
+    "write key=value without spaces; quote lists and texts with special characters, e.g. 'key=[a,b]'",
+)
 
 RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
-    (r"You must specify 'conf'", _no_preset),
+    (
+        r"You must specify 'conf'",
+        _reworded(
+            "no preset named; presets: {options}",
+            "python -m launcher conf=<preset> [key=value …]; with dry_run=true it only shows its plan",
+        ),
+    ),
     (r"Could not find '(\w+)/([^']+)'", _unknown_preset),
-    (r"Error merging override (~\S+)", _deleted),
+    (
+        r"Error merging override (~\S+)",
+        _reworded("{1}: a setting can't be deleted", "give it another value instead"),
+    ),
     (r"(?:Error parsing override|mismatched input|token recognition error|LexerNoViableAlt)[^\n]*", _malformed),
     (r"no viable alternative at input '[^\n]*", _malformed),
-    (r"Ambiguous value for argument '([^']+)'", _many_values),
+    (
+        r"Ambiguous value for argument '([^']+)'",
+        _reworded("{1}: several values for one run", "add -m to run one after the other; for a list write 'key=[a,b]'"),
+    ),
     (r"Could not override '([^']+)'", _unknown_override),
     (r"In '([^']+)': \w+ raised while composing config:\s+Key '[^\n]*\s+full_key: (\S+)", _unknown_in_preset),
     (r"((?:Value |field |Invalid type |Invalid value |Cannot convert )[^\n]*)\s+full_key: (\S+)", _wrong_type),
-    (r"(?:Unsupported interpolation|Interpolation key|Interpolation to)[^\n]*", _interpolation),
-    (r"Unexpected type for root: NoneType", _below_null),
+    (
+        r"(?:Unsupported interpolation|Interpolation key|Interpolation to)[^\n]*",
+        _reworded(
+            "{key}: {0}", "${key} takes another setting's value, ${repo:path} is a path below the launcher's own folder"
+        ),
+    ),
+    (
+        r"Unexpected type for root: NoneType",
+        _reworded(
+            "a key below a section that the preset sets to null can't be given", "take the null out of the preset"
+        ),
+    ),
 )
 """First match wins."""
 

@@ -1,10 +1,10 @@
-"""The book of incidents: (open ones, what is observed) → which begin, which end. One for each failure of one subject.
+"""Which incidents begin and end: (open ones, what is observed) → changes. One for each failure of one subject.
 
-    trouble seen of a subject without an open incident ─► begins        its subject works again ─► ends, mended
-    another trouble of the same subject                ─► the same one  given up, or the run ends ─► ends, not mended
+    trouble of a subject without an open incident ─► begins        its subject works again ─► ends, mended
+    another trouble of the same subject           ─► the same one  given up, or the run ends ─► ends, not mended
 
 So a server that is killed again before it serves is one incident, and so is a batch that a known failure spoilt. What
-is known only while it happens (a server that lost its weights, a batch that was turned away) comes in as such.
+is known only while it happens (a server that lost its weights, a rejected batch) is passed in.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class IncidentChange:
     ends: tuple[Ending, ...] = ()
 
 
-def keep_book(
+def incident_changes(
     open_: Sequence[OpenIncident],
     seen: Observed,
     *,
@@ -73,10 +73,10 @@ def keep_book(
     rejections: Sequence[Rejection] = (),
     damaged: Collection[int] = (),
 ) -> IncidentChange:
-    """What changes with this look. `attempts`: repairs that its plan begins. `rejections`: batches turned away since
-    the last step. `damaged`: steps of checkpoints found damaged that had no incident yet."""
+    """What changes with this look. `attempts`: repairs that its plan begins. `rejections`: batches rejected since the
+    last step. `damaged`: steps of checkpoints found damaged that had no incident yet."""
     if seen.state in ENDS or seen.is_stopped:
-        return IncidentChange(ends=close_book(open_, "the run was over first"))
+        return IncidentChange(ends=end_all(open_, "the run was over first"))
     found = _troubles(seen, attempts, rejections, damaged, {one.subject for one in open_})
     troubled = {trouble.subject for trouble in found}
     ends = tuple(ending for one in open_ if one.subject not in troubled and (ending := _ending(one, seen)) is not None)
@@ -87,12 +87,12 @@ def keep_book(
     return IncidentChange(begins=tuple(reversed(begins.values())), ends=ends)
 
 
-def close_book(open_: Sequence[OpenIncident], reason: str) -> tuple[Ending, ...]:
+def end_all(open_: Sequence[OpenIncident], reason: str) -> tuple[Ending, ...]:
     return tuple(Ending(incident=one, reason=reason, is_mended=False) for one in open_)
 
 
 def subjects_of(rejection: Rejection) -> tuple[str, ...]:
-    """Whose failure turned a batch away."""
+    """Whose failure a batch was rejected for."""
     cause = rejection.cause
     return rejection.subjects or (BATCH if cause is None else SUBJECT_OF.get(cause, BATCH),)
 
@@ -106,30 +106,18 @@ def _troubles(
 ) -> list[Trouble]:
     """The most telling first: of one subject, the first one counts."""
     found = [*_of_servers(seen), *_of_trainer(seen)]
-    if seen.incident is not None:
-        one = seen.incident
+    if (one := seen.incident) is not None:
         found.append(
             Trouble(cause=one.cause, subject=one.subject, reason=one.reason, onset_step=one.onset_step, since=one.since)
         )
-    found += [
-        Trouble(
-            cause=Cause.CHECKPOINT_CORRUPT,
-            subject=f"checkpoint {step}",
-            reason=f"the checkpoint of step {step} can't be loaded",
-            onset_step=step,
-        )
-        for step in damaged
-    ]
-    for rejection in rejections:
-        found += [
-            Trouble(
-                cause=rejection.cause or Cause.SERVER_CORRUPT,
-                subject=subject,
-                reason=rejection.reason,
-                onset_step=rejection.global_step,
-            )
-            for subject in subjects_of(rejection)
-        ]
+    for step in damaged:
+        reason = f"the checkpoint of step {step} can't be loaded"
+        subject = f"checkpoint {step}"
+        found.append(Trouble(cause=Cause.CHECKPOINT_CORRUPT, subject=subject, reason=reason, onset_step=step))
+    for batch in rejections:
+        cause = batch.cause or Cause.SERVER_CORRUPT
+        for subject in subjects_of(batch):
+            found.append(Trouble(cause=cause, subject=subject, reason=batch.reason, onset_step=batch.global_step))
     learning = OF_LEARNING & {*known, *(trouble.subject for trouble in found)}
     if not learning and seen.state is not RunState.INITIALIZING:
         found += _of_weights(seen, attempts)
@@ -156,7 +144,7 @@ def _of_trainer(seen: Observed) -> list[Trouble]:
 
 
 def _of_weights(seen: Observed, attempts: Sequence[RepairAttempt]) -> list[Trouble]:
-    """A server that has lost its weights, though nobody restored the trainer: the pool or the publisher found it."""
+    """A server that has lost its weights although the trainer was not restored: the pool or the publisher found it."""
     names = {server.name for server in seen.servers if not is_dead(server)} - seen.newcomers
     return [
         Trouble(cause=attempt.cause, subject=attempt.subject, reason="it does not hold the trainer's weights")
@@ -166,49 +154,50 @@ def _of_weights(seen: Observed, attempts: Sequence[RepairAttempt]) -> list[Troub
 
 
 def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
-    """How it ended, None where it has not. Nobody sees any trouble with its subject."""
+    """How it ended, None where it has not. No trouble with its subject is seen."""
     trainer = seen.trainer
     for server in seen.servers:
         if server.name == one.subject:
             return _ending_of_server(one, server, trainer)
-    if _steps(trainer) and not damage_stands(seen.incident, trainer):
-        return Ending(incident=one, reason="training goes on" if not trainer.is_finished else "training is done")
+    if _is_stepping(trainer) and not damage_stands(seen.incident, trainer):
+        return Ending(incident=one, reason="training is done" if trainer.is_finished else "training continues")
     return None
 
 
 def _ending_of_server(one: OpenIncident, server: ServerFacts, trainer: TrainerFacts) -> Ending | None:
     if server.state is ServerState.FAILED:
-        return Ending(incident=one, reason="given up; the run goes on without it", is_mended=False)
+        return Ending(incident=one, reason="given up; the run continues without it", is_mended=False)
     if server.state is ServerState.READY and (trainer.is_publishing or is_current(server, trainer)):
         return Ending(incident=one, reason="it serves again")
     return None
 
 
-def _steps(trainer: TrainerFacts) -> bool:
+def _is_stepping(trainer: TrainerFacts) -> bool:
     if trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
         return False
     return trainer.is_finished or not trainer.is_paused
 
 
-def say_doing(trouble: Trouble, actions: Sequence[Action]) -> str:
+def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
     """What is being done about it, in a few words."""
     if any(isinstance(action, Halt) for action in actions):
         return "the run is being ended"
     for action in actions:
-        if isinstance(action, RestartServer) and action.name == trouble.subject:
-            return "it is being restarted"
-        if isinstance(action, LoadWeights) and action.name == trouble.subject:
-            return "its weights are sent again"
-        if isinstance(action, CondemnCheckpoints):
-            return "the trainer goes back to a checkpoint from before it"
+        match action:
+            case RestartServer(name=trouble.subject):
+                return "it is being restarted"
+            case LoadWeights(name=trouble.subject):
+                return "its weights are sent again"
+            case CondemnCheckpoints():
+                return "the trainer goes back to a checkpoint from before it"
     return _USUAL.get(trouble.cause, "it is being repaired")
 
 
 _USUAL = {
     Cause.SERVER_STALE: "its weights are sent again",
     Cause.SERVER_CORRUPT: "its weights are sent again",
-    Cause.TRAINER_CRASH: "it is restarted and goes on from its newest checkpoint",
-    Cause.TRAINER_HANG: "it is restarted and goes on from its newest checkpoint",
+    Cause.TRAINER_CRASH: "it is restarted and resumes from its newest checkpoint",
+    Cause.TRAINER_HANG: "it is restarted and resumes from its newest checkpoint",
     Cause.TRAINER_OOM: "it is restarted with less memory",
     Cause.NONFINITE: "nothing of it reaches the weights; where it stays, an earlier checkpoint is restored",
     Cause.REWARD_COLLAPSE: "the batch is dropped; where it stays, an earlier checkpoint is restored",

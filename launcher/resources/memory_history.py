@@ -1,4 +1,4 @@
-"""What a host has learnt about memory: the settings that gave way there, kept for the next attempt.
+"""Keeps for the next attempt which settings had to be lowered on this host because memory ran out.
 
 One file for each host, device, model and set of memory settings as the user wrote them: whoever changes one of these
 begins anew. To forget, delete the file, or set memory.remember=false.
@@ -17,6 +17,7 @@ from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import StorageError
 from launcher.base.messages import Overrides
 from launcher.config.schema import RunConfig
+from launcher.config.settings import value_of
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import KINDS, MemorySettings, TriedSettings
 from launcher.resources.hardware import Hardware
@@ -54,7 +55,7 @@ class MemoryHistory:
     def read(self) -> RememberedSettings | None:
         """None where there is nothing. Raises StorageError where it is damaged or can't be read."""
         try:
-            return _understood(json.loads(self.path.read_bytes()))
+            return _parse(json.loads(self.path.read_bytes()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,33 +84,22 @@ def device(hardware: Hardware) -> str:
     return f"cpu {hardware.memory / 2**30:.0f} GiB"
 
 
+SETTINGS = (
+    *("sglang.n_servers", "sglang.tp_size", "sglang.dp_size", "sglang.dtype", "sglang.device", "sglang.context_length"),
+    *("sglang.mem_fraction_static", "sglang.max_total_tokens", "sglang.memory_limit_gib"),
+    *("sglang.max_running_requests", "rollout.max_concurrent_rollouts", "gconfig.n_samples", "gconfig.max_new_tokens"),
+    *("actor.device", "actor.dp_size", "actor.dtype", "actor.mb_spec.max_tokens_per_mb"),
+    *("actor.gradient_checkpointing", "actor.kl_ctl", "train_dataset.max_length"),
+)
+"""What memory depends on."""
+
+
 def memory_settings(config: RunConfig) -> dict[str, object]:
-    """What memory depends on, as the user wrote it."""
-    return {
-        "sglang.n_servers": config.sglang.n_servers,
-        "sglang.tp_size": config.sglang.tp_size,
-        "sglang.dp_size": config.sglang.dp_size,
-        "sglang.dtype": config.sglang.dtype,
-        "sglang.device": config.sglang.device,
-        "sglang.context_length": config.sglang.context_length,
-        "sglang.mem_fraction_static": config.sglang.mem_fraction_static,
-        "sglang.max_total_tokens": config.sglang.max_total_tokens,
-        "sglang.memory_limit_gib": config.sglang.memory_limit_gib,
-        "sglang.max_running_requests": config.sglang.max_running_requests,
-        "rollout.max_concurrent_rollouts": config.rollout.max_concurrent_rollouts,
-        "gconfig.n_samples": config.gconfig.n_samples,
-        "gconfig.max_new_tokens": config.gconfig.max_new_tokens,
-        "actor.device": config.actor.device,
-        "actor.dp_size": config.actor.dp_size,
-        "actor.dtype": config.actor.dtype,
-        "actor.mb_spec.max_tokens_per_mb": config.actor.mb_spec.max_tokens_per_mb,
-        "actor.gradient_checkpointing": config.actor.gradient_checkpointing,
-        "actor.kl_ctl": config.actor.kl_ctl,
-        "train_dataset.max_length": config.train_dataset.max_length,
-    }
+    """As the user wrote them."""
+    return {key: value_of(config, key) for key in SETTINGS}
 
 
-def _understood(content: Mapping[str, object]) -> RememberedSettings:
+def _parse(content: Mapping[str, object]) -> RememberedSettings:
     """Raises ValueError, KeyError, TypeError."""
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']!r} is not {FORMAT}")

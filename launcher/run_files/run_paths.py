@@ -1,7 +1,7 @@
-"""Where everything of a run lies on disk (DESIGN.md §5), and the lock that makes the run its only writer.
+"""The paths of all files of a run (DESIGN.md §5), and the lock that makes the run their only writer.
 
 `RunPaths` only computes names: asking for a path never creates it, so that a check for something doesn't make it.
-`prepare` and `RunLock` are what a run does with them once, before anything else is started.
+`prepare` and `RunLock` are used once, before anything else is started.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ from typing import Self
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import ConfigError, StorageError
 from launcher.config.schema import RunConfig
+
+
+class _InLogs:
+    """A path below the run's `logs`, as an attribute of RunPaths."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, owner: type[RunPaths]) -> Path:
+        return paths.logs / self._name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,25 +95,21 @@ class RunPaths:
         root = hashlib.sha256(str(self.fileroot.resolve()).encode()).hexdigest()[:8]
         return f"grpo/{self.user}/{self.experiment_name}/{self.trial_name}/{root}"
 
-    @property
-    def metrics(self) -> Path:
-        return self.logs / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.logs / "events.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        return self.logs / "ledger.jsonl"
-
-    @property
-    def memory(self) -> Path:
-        return self.logs / "memory.jsonl"
-
-    @property
-    def trainer_log(self) -> Path:
-        return self.logs / "trainer.log"
+    metrics = _InLogs("metrics.jsonl")
+    events = _InLogs("events.jsonl")
+    ledger = _InLogs("ledger.jsonl")
+    memory = _InLogs("memory.jsonl")
+    trainer_log = _InLogs("trainer.log")
+    config = _InLogs("config.yaml")
+    report = _InLogs("report.html")
+    curve = _InLogs("reward_curve.png")
+    summary = _InLogs("summary.txt")
+    incidents = _InLogs("incidents")
+    lock = _InLogs(".run.lock")
+    now = _InLogs("now.json")
+    attempt_counter = _InLogs(".attempt")
+    several_machines = _InLogs(".several_machines")
+    """There once the run has been on more than one machine: what one's memory holds, others don't see."""
 
     def trainer_rank_log(self, rank: int) -> Path:
         """Of a rank beside the first, which writes the trainer's own."""
@@ -112,45 +118,8 @@ class RunPaths:
     def server_log(self, index: int) -> Path:
         return self.logs / f"llm_server-{index}.log"
 
-    @property
-    def config(self) -> Path:
-        return self.logs / "config.yaml"
-
-    @property
-    def report(self) -> Path:
-        return self.logs / "report.html"
-
-    @property
-    def curve(self) -> Path:
-        return self.logs / "reward_curve.png"
-
-    @property
-    def summary(self) -> Path:
-        return self.logs / "summary.txt"
-
-    @property
-    def incidents(self) -> Path:
-        return self.logs / "incidents"
-
     def incident(self, number: int) -> Path:
         return self.incidents / str(number)
-
-    @property
-    def lock(self) -> Path:
-        return self.logs / ".run.lock"
-
-    @property
-    def now(self) -> Path:
-        return self.logs / "now.json"
-
-    @property
-    def several_machines(self) -> Path:
-        """There once the run has been on more than one machine: what one's memory holds, others don't see."""
-        return self.logs / ".several_machines"
-
-    @property
-    def attempt_counter(self) -> Path:
-        return self.logs / ".attempt"
 
     def prepare(self) -> None:
         """Create the folders that a run writes to. Raises StorageError naming cluster.fileroot."""

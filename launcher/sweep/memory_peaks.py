@@ -1,4 +1,4 @@
-"""The most memory that each trial was seen to hold, looked at from outside while it runs.
+"""Measures the most memory that each trial holds while it runs, from outside.
 
 All processes of the run on this machine: its driver's descendants, and below the guards that write its servers' logs
 the servers themselves, which have left the driver's tree. Shared pages count by their share (PSS). Of a trial's GPUs
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from launcher.resources.hardware import memory_in_use
 from launcher.run_files.run_paths import RunPaths
 
 GUARD = "actors.processes.process_guard"
-KIB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +32,8 @@ class Peak:
     gpu: int | None = None
 
     def with_look(self, look: Peak) -> Peak:
-        return Peak(
-            all=_larger(self.all, look.all),
-            servers=_larger(self.servers, look.servers),
-            gpu=_larger(self.gpu, look.gpu),
-        )
+        mine, new = asdict(self), asdict(look)
+        return Peak(**{name: max(mine[name] or 0, new[name] or 0) or None for name in mine})
 
 
 class Peaks:
@@ -63,42 +58,25 @@ class Peaks:
 
 def look_at(driver: int, paths: RunPaths, gpus: Sequence[int]) -> Peak:
     """What the run of this driver holds now."""
-    below: defaultdict[int, list[int]] = defaultdict(list)
-    guards = []
-    for process in psutil.process_iter(["ppid", "cmdline"]):
-        below[process.info["ppid"] or 0].append(process.pid)
+    servers: dict[int, int] = {}
+    for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if GUARD in words and any(word.startswith(f"{paths.logs}/") for word in words):
-            guards.append(process.pid)
-    servers = {pid for guard in guards for pid in _tree(guard, below)}
-    everyone = servers | set(_tree(driver, below))
-    held = {pid: _pss(pid) for pid in everyone}
-    used = [memory_in_use().get(f"GPU {gpu} memory", (0.0, 0.0))[0] for gpu in gpus]
+            servers |= _memory_of_tree(process.pid)
+    in_use = memory_in_use() if gpus else {}
+    used = [in_use.get(f"GPU {gpu} memory", (0.0, 0.0))[0] for gpu in gpus]
     return Peak(
-        all=sum(held.values()) or None,
-        servers=sum(held[pid] for pid in servers) or None,
+        all=sum((_memory_of_tree(driver) | servers).values()) or None,
+        servers=sum(servers.values()) or None,
         gpu=int(max(used, default=0.0)) or None,
     )
 
 
-def _tree(root: int, below: dict[int, list[int]]) -> Iterator[int]:
-    waiting, seen = [root], set()
-    while waiting:
-        pid = waiting.pop()
-        if pid not in seen:
-            seen.add(pid)
-            yield pid
-            waiting += below.get(pid, [])
-
-
-def _pss(pid: int) -> int:
-    """Proportional set size in bytes; 0 once it has ended, or where it is another user's."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * KIB
-    return 0
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _memory_of_tree(root: int) -> dict[int, int]:
+    """Bytes of each process from `root` down, without those that have ended meanwhile or are another user's."""
+    held = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in (top := psutil.Process(root), *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                held[process.pid] = process.memory_full_info().pss
+    return held

@@ -1,4 +1,4 @@
-"""A sweep as a picture: a row for each trial, a panel for each figure; how each ended, and what is recommended."""
+"""Draws a sweep: a row for each trial, a panel for each figure, how each ended, and what is recommended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.base.errors import JournalError
 from launcher.reporting.reward_curve import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR
 from launcher.resources.memory_estimate import MIB
 from launcher.sweep.recommendation import Advice
-from launcher.sweep.sweep_report import ended, incidents
+from launcher.sweep.sweep_report import ending, incidents
 from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 BEST_COLOUR, OTHER_COLOUR = REWARD_COLOUR, "#93b4f5"
@@ -27,7 +27,7 @@ PANELS: tuple[tuple[str, str, Callable[[TrialResult], float | None]], ...] = (
 
 
 def draw(title: str, results: Sequence[TrialResult], advice: Advice, path: Path) -> None:
-    """Write the picture as PNG, whole or not at all. Raises JournalError where it can't be drawn or written."""
+    """Write the picture as PNG, completely or not at all. Raises JournalError where it can't be drawn or written."""
     try:
         from matplotlib.figure import Figure  # takes half a second
 
@@ -43,8 +43,7 @@ def draw(title: str, results: Sequence[TrialResult], advice: Advice, path: Path)
 
 def _draw(figure: Any, title: str, results: Sequence[TrialResult], advice: Advice) -> None:
     best = advice.best.trial.name if advice.best is not None else ""
-    recommended = f"recommended: {advice.best.trial}" if advice.best is not None else "no setting can be recommended"
-    figure.suptitle(f"{title}\n{recommended}", fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
+    figure.suptitle(f"{title}\n{advice.lines()[0]}", fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
     axes = figure.subplots(1, len(PANELS) + 1, sharey=True)
     for axis, (name, form, value) in zip(axes, PANELS, strict=False):
         _bars(axis, name, form, [value(result) for result in results], [r.trial.name == best for r in results])
@@ -52,7 +51,7 @@ def _draw(figure: Any, title: str, results: Sequence[TrialResult], advice: Advic
     axes[0].set_yticks(range(len(results)), [_label(result) for result in results], fontsize=8, parse_math=False)
     axes[0].set_ylim(len(results) - 0.4, -0.6)  # the first trial on top
     for label, result in zip(axes[0].get_yticklabels(), results, strict=True):
-        label.set_color(INK if result.word is TrialStatus.FINISHED else TROUBLE_COLOUR)
+        label.set_color(INK if result.status is TrialStatus.FINISHED else TROUBLE_COLOUR)
         label.set_fontweight("bold" if result.trial.name == best else "normal")
 
 
@@ -67,14 +66,14 @@ def _bars(axis: Any, name: str, form: str, values: Sequence[float | None], is_be
 
 
 def _incidents(axis: Any, results: Sequence[TrialResult]) -> None:
-    """In words: counts of several causes stacked as bars can't be read at this size."""
+    """As text: stacked bars for the counts of several causes can't be read at this size."""
     _frame(axis, "incidents and end")
     axis.set_xlim(0, 1)
     for row, result in enumerate(results):
-        said = [incidents(result)] if result.incidents else []
-        said += [ended(result)] if result.word is not TrialStatus.FINISHED else []
-        colour = TROUBLE_COLOUR if said else FAINT_INK
-        axis.text(0.02, row, "\n".join(said) or "none", va="center", fontsize=8, color=colour)
+        lines = [incidents(result)] if result.incidents else []
+        lines += [ending(result)] if result.status is not TrialStatus.FINISHED else []
+        colour = TROUBLE_COLOUR if lines else FAINT_INK
+        axis.text(0.02, row, "\n".join(lines) or "none", va="center", fontsize=8, color=colour)
 
 
 def _frame(axis: Any, name: str) -> None:

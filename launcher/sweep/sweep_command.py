@@ -1,7 +1,7 @@
-"""`python -m launcher -m …`: combinations of overrides → trials → results, table, CSV, picture, advice; the exit code.
+"""Runs a sweep (`python -m launcher -m …`) and writes its table, CSV, picture and recommendation.
 
-0 where a trial FINISHED (its setting can be recommended or not, and others may have run out of memory: that is what a
-sweep is for), else the code of the first that did not; 130 where it was ended by the user.
+The exit code is 0 where a trial FINISHED: others may have run out of memory, which is what a sweep is for. Else it is
+the code of the first that did not finish; 130 where the user ended it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
 from launcher.base.messages import EXIT_CODES, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.resources.hardware import Hardware, find_hardware
+from launcher.resources.hardware import find_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
 from launcher.run_files.run_paths import login_name
 from launcher.sweep.recommendation import Advice, advise
 from launcher.sweep.sweep_chart import draw
-from launcher.sweep.sweep_report import advice_lines, as_csv, show
+from launcher.sweep.sweep_report import as_csv, show
 from launcher.sweep.sweep_run import SweepRun, TrialCandidate
 from launcher.sweep.sweep_trials import Sweep, plan_sweep
-from launcher.sweep.trial_capacity import TrialCapacity, make_room
+from launcher.sweep.trial_capacity import find_capacity
 from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 ReadTrial = Callable[[Sequence[str]], RunConfig]
@@ -51,18 +51,22 @@ def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: S
     sweep, candidates = candidates_of(combinations, read)
     configs = [candidate.config for candidate in candidates if candidate.config is not None]
     if not configs:
-        return _refuse_all(candidates)
+        for candidate in candidates:
+            print(f"error: {candidate.trial}: {candidate.refusal}", file=sys.stderr)
+        return CODES[TrialStatus.REFUSED]
     hardware = find_hardware()
-    room = _room(configs, hardware)
+    capacity = find_capacity(configs, [make_plan(one, hardware, find_shape(one)) for one in configs], hardware)
     folder = sweep_folder(configs[0], sweep)
     with _only_sweep(folder):
-        _say(f"sweep of {len(candidates)} trials, {len(room.slots)} at a time ({room.reason}), in {folder}")
+        _say(f"sweep of {len(candidates)} trials, {len(capacity.slots)} at a time ({capacity.reason}), in {folder}")
         if sweep.is_over_memory:
             _say("memory settings are swept: a trial that runs out of memory ends; nothing gives way, nothing is kept")
-        run = SweepRun(candidates, command, folder, room, _say, retry=configs[0].sweep.retry)
+        run = SweepRun(candidates, command, folder, capacity, _say, retry=configs[0].sweep.retry)
         results = run.run()
-        advice = advise(results, host_bytes=hardware.memory, gpu_bytes=_gpu_bytes(hardware))
-        show(results, advice, _console())
+        gpu_bytes = min((gpu.memory for gpu in hardware.gpus), default=None)
+        advice = advise(results, host_bytes=hardware.memory, gpu_bytes=gpu_bytes)
+        console = Console()
+        show(results, advice, console if console.is_terminal else Console(width=FILE_WIDTH))
         _keep(configs[0], sweep, results, advice, folder)
     return EXIT_CODES[TerminalStatus.ABORTED] if run.was_interrupted else exit_code(results)
 
@@ -84,31 +88,16 @@ def sweep_folder(config: RunConfig, sweep: Sweep) -> Path:
 
 
 def exit_code(results: Sequence[TrialResult]) -> int:
-    """Of a sweep that went to its end."""
-    codes = [CODES[result.word] for result in results]
+    """Of a sweep that was not interrupted."""
+    codes = [CODES[result.status] for result in results]
     return 0 if 0 in codes else codes[0]
 
 
-def _room(configs: Sequence[RunConfig], hardware: Hardware) -> TrialCapacity:
-    plans = [make_plan(config, hardware, find_shape(config)) for config in configs]
-    return make_room(configs, plans, hardware)
-
-
-def _gpu_bytes(hardware: Hardware) -> int | None:
-    return min((gpu.memory for gpu in hardware.gpus), default=None)
-
-
-def _refuse_all(candidates: Sequence[TrialCandidate]) -> int:
-    for candidate in candidates:
-        print(f"error: {candidate.trial}: {candidate.refusal}", file=sys.stderr)
-    return CODES[TrialStatus.REFUSED]
-
-
 def _keep(config: RunConfig, sweep: Sweep, results: Sequence[TrialResult], advice: Advice, folder: Path) -> None:
-    """The figures again as files. One that can't be written is said: the trials have their results all the same."""
+    """The figures again as files. One that can't be written is reported: the trials have their results all the same."""
     try:
         replace_file(folder / "sweep.csv", as_csv(results))
-        replace_file(folder / "advice.txt", ("\n".join(advice_lines(advice)) + "\n").encode())
+        replace_file(folder / "advice.txt", ("\n".join(advice.lines()) + "\n").encode())
         draw(f"{config.experiment_name}: {sweep.name}", results, advice, folder / "sweep.png")
     except (OSError, JournalError) as error:
         _say(f"not everything of the sweep was written: {error}")
@@ -133,11 +122,6 @@ def _only_sweep(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def _say(line: str) -> None:

@@ -1,10 +1,11 @@
-"""What a sweep says at its end: a table for the terminal, the same as CSV, and which setting to take."""
+"""Shows the results of a sweep: a table for the terminal and the same figures as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,44 +17,60 @@ from launcher.sweep.recommendation import Advice
 from launcher.sweep.trial_results import TrialResult, TrialStatus
 
 NONE = "–"
-FIGURES = ("steps", "reward", "tokens/s", "step s", "peak MiB", "servers MiB", "GPU MiB")
 STYLES = {TrialStatus.FINISHED: "green", TrialStatus.ERRORED: "red", TrialStatus.REFUSED: "red"}
 
 
+class Figure(NamedTuple):
+    """One figure of a trial: its column in sweep.csv and in the table, and how the table writes it."""
+
+    column: str
+    title: str
+    form: str
+    value: Callable[[TrialResult], float | None]
+    unit: int = 1
+
+
+FIGURES = (
+    Figure("steps", "steps", "d", lambda result: result.steps),
+    Figure("reward", "reward", ".3f", lambda result: result.reward),
+    Figure("tokens_per_s", "tokens/s", ",.0f", lambda result: result.tokens_per_s),
+    Figure("step_s", "step s", ".2f", lambda result: result.step_s),
+    Figure("peak_bytes", "peak MiB", ",.0f", lambda result: result.peak.all, MIB),
+    Figure("peak_servers_bytes", "servers MiB", ",.0f", lambda result: result.peak.servers, MIB),
+    Figure("peak_gpu_bytes", "GPU MiB", ",.0f", lambda result: result.peak.gpu, MIB),
+)
+
+
 def show(results: Sequence[TrialResult], advice: Advice, console: Console) -> None:
-    """Print the table and the advice; the recommended trial is marked."""
-    console.print(_table(results, advice))
-    for line in advice_lines(advice):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def advice_lines(advice: Advice) -> list[str]:
-    head = f"recommended: {advice.best.trial}" if advice.best is not None else "no setting can be recommended"
-    return [head, f"  because: {advice.reason}", *(f"  not explored: {line}" for line in advice.unexplored)]
-
-
-def _table(results: Sequence[TrialResult], advice: Advice) -> Table:
-    shown = _shown_figures(results)
+    """Print the table and the advice; the recommended trial is marked. A figure that no trial has gets no column."""
+    shown = [figure for figure in FIGURES if any(figure.value(result) is not None for result in results)]
     table = Table("", *(key.rpartition(".")[2] for key in results[0].trial.settings), "ended", box=SIMPLE_HEAD)
-    for name in shown:
-        table.add_column(name, justify="right")
+    for figure in shown:
+        table.add_column(figure.title, justify="right")
     table.add_column("incidents")
     for result in results:
         is_best = advice.best is not None and advice.best.trial.name == result.trial.name
         table.add_row(
             "→" if is_best else "",
             *map(Text, result.trial.settings.values()),
-            Text(ended(result), style=STYLES.get(result.word, "yellow")),
-            *(_figures(result)[name] for name in shown),
+            Text(ending(result), style=STYLES.get(result.status, "yellow")),
+            *(_text(figure, result) for figure in shown),
             incidents(result) or NONE,
             style="bold" if is_best else "",
         )
-    return table
+    console.print(table)
+    for line in advice.lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def ended(result: TrialResult) -> str:
-    """Its word, and of a halt the cause."""
-    return f"{result.word} {result.cause}" if result.cause is not None else str(result.word)
+def _text(figure: Figure, result: TrialResult) -> str:
+    value = figure.value(result)
+    return NONE if value is None else format(value / figure.unit if figure.unit > 1 else value, figure.form)
+
+
+def ending(result: TrialResult) -> str:
+    """Its status, and where it halted the cause."""
+    return f"{result.status} {result.cause}" if result.cause is not None else str(result.status)
 
 
 def incidents(result: TrialResult) -> str:
@@ -61,47 +78,15 @@ def incidents(result: TrialResult) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in sorted(result.incidents.items()))
 
 
-def _shown_figures(results: Sequence[TrialResult]) -> list[str]:
-    """All but those that no trial has, as the GPU's memory where there is none."""
-    return [name for name in FIGURES if any(_figures(result)[name] != NONE for result in results)]
-
-
-def _figures(result: TrialResult) -> dict[str, str]:
-    peak = result.peak
-    return {
-        "steps": str(result.steps),
-        "reward": _number(result.reward, ".3f"),
-        "tokens/s": _number(result.tokens_per_s, ",.0f"),
-        "step s": _number(result.step_s, ".2f"),
-        "peak MiB": _mib(peak.all),
-        "servers MiB": _mib(peak.servers),
-        "GPU MiB": _mib(peak.gpu),
-    }
-
-
-def _number(value: float | None, form: str) -> str:
-    return NONE if value is None else format(value, form)
-
-
-def _mib(size: int | None) -> str:
-    return NONE if size is None else f"{size / MIB:,.0f}"
-
-
 def as_csv(results: Sequence[TrialResult]) -> bytes:
     """A line for each trial; empty where there is no figure. Sizes in bytes, times in seconds."""
     keys = list(results[0].trial.settings)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            *("trial_name", *keys, "ended", "cause", "steps", "reward", "tokens_per_s", "step_s"),
-            *("peak_bytes", "peak_servers_bytes", "peak_gpu_bytes", "incidents", "reason"),
-        ]
-    )
+    columns = [figure.column for figure in FIGURES]
+    writer.writerow(["trial_name", *keys, "ended", "cause", *columns, "incidents", "reason"])
     for one in results:
-        figures = (one.steps, one.reward, one.tokens_per_s, one.step_s, one.peak.all, one.peak.servers, one.peak.gpu)
-        values = [one.trial.settings[key] for key in keys]
-        ending = (one.word, one.cause)
-        row = [one.trial.name, *values, *ending, *figures, incidents(one), " ".join(one.reason.split())]
+        head = [one.trial.name, *(one.trial.settings[key] for key in keys), one.status, one.cause]
+        row = [*head, *(figure.value(one) for figure in FIGURES), incidents(one), " ".join(one.reason.split())]
         writer.writerow(["" if value is None else value for value in row])
     return text.getvalue().encode()

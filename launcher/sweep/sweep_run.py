@@ -1,8 +1,8 @@
-"""A sweep: starts each trial that has no word yet when there is room for it, and waits until all have one.
+"""Runs the trials of a sweep: starts each one that has not ended before, as many at a time as there is room for.
 
-    trial with a word ─► its result
-    wrong settings    ─► REFUSED, found before anything was started
-    all others        ─► a process each, as many at a time as there are slots ─► its word, or CUT OFF
+    ended before   ─► its result
+    wrong settings ─► REFUSED, found before anything was started
+    all others     ─► a process each, as many at a time as there are slots ─► its status, or CUT OFF
 
 A trial's end is never the sweep's. It has one thread and no Ray: what a trial's run does to its process, its cluster or
 its memory stays there.
@@ -38,16 +38,20 @@ END_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialCandidate:
-    """A trial and its settings, or why they can't be."""
+    """A trial and its settings, or why they can't be used."""
 
     trial: SweepTrial
     config: RunConfig | None
     refusal: LauncherError | None = None
 
     @property
-    def paths(self) -> RunPaths:
+    def settings(self) -> RunConfig:
         assert self.config is not None
-        return RunPaths.of(self.config)
+        return self.config
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths.of(self.settings)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +70,7 @@ class SweepRun:
         candidates: Sequence[TrialCandidate],
         command: Sequence[str],
         folder: Path,
-        room: TrialCapacity,
+        capacity: TrialCapacity,
         say: Callable[[str], None],
         *,
         retry: bool,
@@ -74,7 +78,7 @@ class SweepRun:
         self._candidates = list(candidates)
         self._command = tuple(command)
         self._folder = folder
-        self._room = room
+        self._capacity = capacity
         self._say = say
         self._retry = retry
         self._interrupts = Interrupts()
@@ -92,7 +96,7 @@ class SweepRun:
     def run(self) -> list[TrialResult]:
         """Every trial's result, in their order."""
         for candidate in self._candidates:
-            self._take_stock(candidate)
+            self._take_earlier(candidate)
         with self._interrupts:
             try:
                 self._until_all_ended()
@@ -102,15 +106,16 @@ class SweepRun:
                 for one in self._running:  # only where the sweep itself broke: nobody is left to end them
                     one.process.interrupt()
         for candidate in self._waiting:
-            self._results[candidate.trial.name] = TrialResult(trial=candidate.trial, word=TrialStatus.NOT_RUN)
+            self._results[candidate.trial.name] = TrialResult(trial=candidate.trial, status=TrialStatus.NOT_RUN)
         return [self._results[candidate.trial.name] for candidate in self._candidates]
 
-    def _take_stock(self, candidate: TrialCandidate) -> None:
+    def _take_earlier(self, candidate: TrialCandidate) -> None:
         trial = candidate.trial
         if candidate.config is None:
-            self._end(TrialResult(trial=trial, word=TrialStatus.REFUSED, reason=_one_line(candidate.refusal)))
+            reason = " ".join(candidate.refusal.message.split()) if candidate.refusal is not None else ""
+            self._end(candidate, TrialResult(trial=trial, status=TrialStatus.REFUSED, reason=reason))
         elif not is_held(candidate.paths) and settled(trial, candidate.config, candidate.paths, retry=self._retry):
-            self._end(result_of(trial, candidate.paths, self._peaks.of(trial.name)), was="already ")
+            self._end(candidate, result_of(trial, candidate.paths, self._peaks.of(trial.name)), was="already ")
         else:
             self._waiting.append(candidate)
 
@@ -129,7 +134,7 @@ class SweepRun:
             time.sleep(POLL_S)
 
     def _start_next(self) -> None:
-        free = sorted(set(range(len(self._room.slots))) - {one.slot for one in self._running})
+        free = sorted(set(range(len(self._capacity.slots))) - {one.slot for one in self._running})
         ready = [candidate for candidate in self._waiting if self._is_free(candidate)]
         if not free or not ready:
             return
@@ -150,7 +155,7 @@ class SweepRun:
         return False
 
     def _environment(self, slot: int) -> Mapping[str, str]:
-        gpus = visible_gpus(self._room.slots[slot])
+        gpus = visible_gpus(self._capacity.slots[slot])
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
     def _take_ended(self) -> None:
@@ -158,23 +163,22 @@ class SweepRun:
             code = one.process.exit_code()
             if code is not None:
                 self._running.remove(one)
-                self._end(self._result(one, code), f" after {time.monotonic() - one.began:.0f} s")
+                self._end(one.candidate, self._result(one, code), f" after {time.monotonic() - one.began:.0f} s")
 
     def _result(self, one: Running, code: int) -> TrialResult:
         trial, paths = one.candidate.trial, one.candidate.paths
-        if code == EXIT_CODES[TerminalStatus.FINISHED] or settled(trial, _config(one.candidate), paths, retry=False):
+        if code == EXIT_CODES[TerminalStatus.FINISHED] or settled(trial, one.candidate.settings, paths, retry=False):
             return result_of(trial, paths, self._peaks.of(trial.name))
         if code == UsageError.exit_code:
-            return TrialResult(trial=trial, word=TrialStatus.REFUSED, reason=one.process.refusal())
-        said = f"exit code {code}: {one.process.last_lines()}"
-        return result_of(trial, paths, self._peaks.of(trial.name), said=said)
+            return TrialResult(trial=trial, status=TrialStatus.REFUSED, reason=one.process.refusal())
+        output = f"exit code {code}: {one.process.last_lines()}"
+        return result_of(trial, paths, self._peaks.of(trial.name), output=output)
 
-    def _end(self, result: TrialResult, after: str = "", was: str = "") -> None:
+    def _end(self, candidate: TrialCandidate, result: TrialResult, after: str = "", was: str = "") -> None:
         self._results[result.trial.name] = result
         figure = f", {result.step_s:.2f} s a step" if result.step_s is not None else ""
-        why = f": {result.reason}" if result.word is not TrialStatus.FINISHED else ""
-        number = next(n for n, c in enumerate(self._candidates, 1) if c.trial.name == result.trial.name)
-        self._say(f"[{number}/{len(self._candidates)}] {result.trial}: {was}{result.word}{after}{figure}{why}")
+        why = f": {result.reason}" if result.status is not TrialStatus.FINISHED else ""
+        self._say(f"{self._number(candidate)} {result.trial}: {was}{result.status}{after}{figure}{why}")
 
     def _number(self, candidate: TrialCandidate) -> str:
         return f"[{self._candidates.index(candidate) + 1}/{len(self._candidates)}]"
@@ -184,10 +188,10 @@ class SweepRun:
             return
         self._looked_at = time.monotonic()
         for one in self._running:
-            if _config(one.candidate).cluster.address == "local":
-                gpus = [int(gpu) for gpu in visible_gpus(self._room.slots[one.slot]) if gpu.isdigit()]
+            if one.candidate.settings.cluster.address == "local":
+                gpus = [int(gpu) for gpu in visible_gpus(self._capacity.slots[one.slot]) if gpu.isdigit()]
                 look = look_at(one.process.pid, one.candidate.paths, gpus)
-                with contextlib.suppress(OSError):  # a full disk ends a trial, which says so; not the sweep
+                with contextlib.suppress(OSError):  # a full disk ends a trial, which reports it; not the sweep
                     self._peaks.add(one.candidate.trial.name, look)
 
     def _end_at_once(self) -> None:
@@ -222,12 +226,3 @@ def visible_gpus(slot: Sequence[int]) -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = chosen.split(",") if chosen else []
     return [names[gpu].strip() if gpu < len(names) else str(gpu) for gpu in slot]
-
-
-def _config(candidate: TrialCandidate) -> RunConfig:
-    assert candidate.config is not None
-    return candidate.config
-
-
-def _one_line(error: LauncherError | None) -> str:
-    return " ".join(error.message.split()) if error is not None else ""

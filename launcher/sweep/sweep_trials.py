@@ -1,4 +1,4 @@
-"""From the overrides of a sweep to its trials: who they are, and what each run is told. Pure.
+"""Makes the trials of a sweep from its overrides: the name and the arguments of each run. Pure.
 
 A trial's name follows from its overrides alone, so that a sweep started again finds the runs that it has made, and one
 with more values keeps those that it had.
@@ -12,16 +12,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.config.schema import RunConfig
 from launcher.policy.memory_backoff import KINDS
-from launcher.resources.memory_history import memory_settings
+from launcher.resources.memory_history import SETTINGS
 
 Overrides = Sequence[str]
 
 NOT_OF_A_TRIAL = ("trial_name", "dry_run", "cluster.fileroot", "cluster.address", "sweep.", "stats_logger.", "alerts.")
 """Overrides that change where a trial runs or who is told, and not what it is."""
 
-MEMORY_KEYS = frozenset({*memory_settings(RunConfig()), *KINDS})
+MEMORY_KEYS = frozenset({*SETTINGS, *KINDS})
 KEEP_MEMORY = {"memory.give_way": "false", "memory.remember": "false"}
 """In a sweep over memory settings the ladder would change what is being swept, and what one trial has learnt would
 change the next."""

@@ -1,4 +1,4 @@
-"""How many trials run side by side, and on which GPUs each. Pure: the machine and the trials' plans are handed in."""
+"""Decides how many trials run side by side, and on which GPUs each. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrialCapacity:
     reason: str
 
 
-def make_room(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: Hardware) -> TrialCapacity:
+def find_capacity(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: Hardware) -> TrialCapacity:
     """By the trial that needs most of each. `sweep.parallel` is taken as it is; GPUs bound it all the same."""
     gpus = max(plan.gpus_needed for plan in plans)
     wanted = configs[0].sweep.parallel
@@ -30,8 +30,7 @@ def make_room(configs: Sequence[RunConfig], plans: Sequence[RunPlan], hardware: 
         by_gpus = len(hardware.gpus) // gpus if gpus and is_here else wanted
         most, reason = (wanted, f"sweep.parallel={wanted}") if wanted <= by_gpus else (by_gpus, f"{gpus} GPUs each")
     count = max(1, min(most, len(configs)))
-    if not is_here:
-        return TrialCapacity(slots=((),) * count, reason=reason)
+    gpus = gpus if is_here else 0
     return TrialCapacity(
         slots=tuple(tuple(range(slot * gpus, (slot + 1) * gpus)) for slot in range(count)), reason=reason
     )

@@ -1,8 +1,7 @@
-"""One trial's run as a child process: the ordinary command of a single run, in a session of its own.
+"""Starts one trial as a child process: the ordinary command of a single run, in a session of its own.
 
-In a session of its own because a terminal's Ctrl-C goes to every process in the foreground: the sweep alone hears it,
-and passes it on once, which is what a run saves and ends at. If the sweep itself is killed the kernel sends the same
-signal, so that no trial goes on unseen.
+A terminal's Ctrl-C goes to every process in the foreground: only the sweep gets it, and passes it on once, on which a
+run saves and ends. If the sweep itself is killed the kernel sends the same signal, so that no trial runs on unseen.
 """
 
 from __future__ import annotations
@@ -51,19 +50,18 @@ class TrialProcess:
         self._process.kill()
         self._process.wait()
 
+    def _output(self) -> str:
+        with self._log.open("rb") as log:
+            log.seek(self._begins_at)
+            return log.read().decode(errors="replace").strip()
+
     def last_lines(self) -> str:
         """What it printed last, in one line."""
-        with self._log.open("rb") as said:
-            said.seek(self._begins_at)
-            lines = said.read().decode(errors="replace").strip().splitlines()
-        return " ".join(" ".join(lines[-LAST_LINES:]).split())
+        return " ".join(" ".join(self._output().splitlines()[-LAST_LINES:]).split())
 
     def refusal(self) -> str:
         """Its one message where it was refused, without the hint."""
-        with self._log.open("rb") as said:
-            said.seek(self._begins_at)
-            text = said.read().decode(errors="replace")
-        _, found, message = text.rpartition("error: ")
+        _, found, message = self._output().rpartition("error: ")
         return " ".join(message.partition("\n  → ")[0].split()) if found else self.last_lines()
 
 

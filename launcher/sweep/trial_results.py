@@ -1,4 +1,4 @@
-"""What a trial came to, from what its run wrote: its word and cause, and the figures that trials are compared by."""
+"""Reads the result of a trial from the files of its run: its status and cause, and the figures to compare."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CAUSES = re.compile("|".join(rf"\b{cause}\b" for cause in Cause))
 
 
 class TrialStatus(enum.StrEnum):
-    """How a trial stands. FINISHED and ERRORED are its run's own words, and stay when the sweep is started again."""
+    """How a trial ended. FINISHED and ERRORED are its run's own, and stay when the sweep is started again."""
 
     FINISHED = "FINISHED"
     ERRORED = "ERRORED"
     REFUSED = "REFUSED"
     """Its settings or this machine are wrong: nothing was started."""
     CUT_OFF = "CUT OFF"
-    """It was ended, or ended without a word; the next sweep goes on with it."""
+    """It was ended, or ended without a status; the next sweep resumes it."""
     NOT_RUN = "NOT RUN"
 
 
@@ -40,7 +40,7 @@ class TrialResult:
     """Figures are None where there is nothing to take them from. `cause`: of the end, where it is a known one."""
 
     trial: SweepTrial
-    word: TrialStatus
+    status: TrialStatus
     reason: str = ""
     cause: Cause | None = None
     steps: int = 0
@@ -56,40 +56,38 @@ class TrialResult:
 
 
 def settled(trial: SweepTrial, config: RunConfig, paths: RunPaths, *, retry: bool) -> bool:
-    """Has this trial its word already? `retry`: a halt is none, unless memory ran out: that would again."""
+    """Need this trial not be run again? `retry`: one that halted is, unless memory ran out: it would again."""
     if already_finished(config, paths):
         return True
-    word, reason = last_word(paths)
-    return word == "run.errored" and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
+    event, reason = last_event(paths)
+    return event == "run.errored" and not (retry and cause_in(reason) not in OUT_OF_MEMORY)
 
 
-def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, said: str = "") -> TrialResult:
-    """The result of a trial that was run, now or by an earlier sweep. `said`: its last lines, where it has no word."""
-    event, reason = last_word(paths)
-    word = {"run.finished": TrialStatus.FINISHED, "run.errored": TrialStatus.ERRORED}.get(event, TrialStatus.CUT_OFF)
-    records = read_records(paths)
+def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "") -> TrialResult:
+    """The result of a trial that was run, now or earlier. `output`: its last lines, for one that has no status."""
+    event, reason = last_event(paths)
+    status = {"run.finished": TrialStatus.FINISHED, "run.errored": TrialStatus.ERRORED}.get(event, TrialStatus.CUT_OFF)
     outcome = RunOutcome(word=TerminalStatus.ABORTED, reason=reason)
-    summary = summarize(records, outcome, CheckpointStore(paths.default_checkpoints))
-    incidents = Counter(incident.cause for incident in summary.incidents)
+    summary = summarize(read_records(paths), outcome, CheckpointStore(paths.default_checkpoints))
     return TrialResult(
         trial=trial,
-        word=word,
-        reason=said if event in ("", "run.started") else reason,
-        cause=cause_in(reason) if word is TrialStatus.ERRORED else None,
+        status=status,
+        reason=output if event in ("", "run.started") else reason,
+        cause=cause_in(reason) if status is TrialStatus.ERRORED else None,
         steps=summary.steps,
         step_s=summary.step_s,
         tokens_per_s=summary.tokens_per_s,
         reward=summary.reward_last,
-        incidents=incidents,
+        incidents=Counter(incident.cause for incident in summary.incidents),
         peak=peak,
     )
 
 
-def last_word(paths: RunPaths) -> tuple[str, str]:
-    """The newest of a run's first and last words, and its reason; empty where it was never started."""
+def last_event(paths: RunPaths) -> tuple[str, str]:
+    """The newest start or end of the run, and its reason; empty where it was never started."""
     names = {"run.started", "run.finished", "run.errored", "run.aborted"}
-    spoken = [line for line in read_lines(paths.events) if line.get("event") in names]
-    return (str(spoken[-1]["event"]), str(spoken[-1].get("reason", ""))) if spoken else ("", "")
+    found = [line for line in read_lines(paths.events) if line.get("event") in names]
+    return (str(found[-1]["event"]), str(found[-1].get("reason", ""))) if found else ("", "")
 
 
 def cause_in(reason: str) -> Cause | None:

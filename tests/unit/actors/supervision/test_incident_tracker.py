@@ -150,12 +150,12 @@ def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_th
     began = {"incident": 3, "cause": "server_hang", "subject": "server-0", "reason": "stopped"}
 
     async def scenario(pid):
-        keeper = ArtifactCollector(paths, pids=lambda: {"server-0": pid})
-        keeper.began(3, began)
-        await keeper.evidence_before(RestartServer(name="server-0", reason=""))
-        keeper.joined(3, kept.since_step[0])
-        keeper.ended(3, began | {"is_mended": True, "seconds": 2.5})
-        await keeper.close()
+        artifacts = ArtifactCollector(paths, pids=lambda: {"server-0": pid})
+        artifacts.began(3, began)
+        await artifacts.evidence_before(RestartServer(name="server-0", reason=""))
+        artifacts.joined(3, kept.since_step[0])
+        artifacts.ended(3, began | {"is_mended": True, "seconds": 2.5})
+        await artifacts.close()
 
     with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
@@ -180,10 +180,10 @@ def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_o
         started = psutil.Process(process.pid).create_time()
 
         async def scenario(number, time):
-            keeper = ArtifactCollector(paths, pids=lambda: {"server-0": process.pid})
-            keeper.began(number, {"cause": "server_hang", "subject": "server-0", "time": time})
-            await keeper.evidence_before(RestartServer(name="server-0", reason=""))
-            await keeper.close()
+            artifacts = ArtifactCollector(paths, pids=lambda: {"server-0": process.pid})
+            artifacts.began(number, {"cause": "server_hang", "subject": "server-0", "time": time})
+            await artifacts.evidence_before(RestartServer(name="server-0", reason=""))
+            await artifacts.close()
 
         asyncio.run(scenario(3, started - 1.0))
         asyncio.run(scenario(4, started + 1.0))
@@ -201,11 +201,11 @@ def test_where_nothing_can_be_written_nothing_is_hurt(paths):
     assert kept.since_step[0].file == ""
 
     async def scenario():
-        keeper = ArtifactCollector(paths, pids=dict)
-        keeper.began(1, {"cause": "server_hang", "subject": "server-0"})
-        keeper.joined(1, kept.since_step[0])
-        keeper.ended(1, {})
-        await keeper.close()
+        artifacts = ArtifactCollector(paths, pids=dict)
+        artifacts.began(1, {"cause": "server_hang", "subject": "server-0"})
+        artifacts.joined(1, kept.since_step[0])
+        artifacts.ended(1, {})
+        await artifacts.close()
 
     asyncio.run(scenario())
     assert paths.incidents.read_text() == "a file in its place"

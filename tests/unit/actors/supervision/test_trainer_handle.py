@@ -162,7 +162,7 @@ def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch):
 
 
 def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
-    """Else its incident would be over, with "training goes on", while it is still loading its model."""
+    """Else its incident would be over, with "training continues", while it is still loading its model."""
     world = World(view=dataclasses.replace(LOADED, is_allowed=True, is_running=True), run=never)
 
     async def scenario(link):

@@ -99,7 +99,7 @@ def test_steps_after_a_batch_that_was_turned_away_are_sound():
     event(data, "incident.began", 61, **told, subject="policy", onset_step=3, at=61.0)
     assert facts(data).losses.bad_steps == 2, "nobody knows yet"
     event(data, "incident.joined", 61, **told, subject="batch")
-    event(data, "incident.ended", 62, **told, is_mended=True, reason="training goes on", batches_rejected=1)
+    event(data, "incident.ended", 62, **told, is_mended=True, reason="training continues", batches_rejected=1)
     event(data, "run.finished", 100, reason="done")
     losses = facts(data).losses
     assert losses.bad_steps == 0

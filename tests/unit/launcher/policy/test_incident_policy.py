@@ -1,4 +1,4 @@
-"""Which incidents begin and end with a look: tables over the pure book, and the record that numbers them."""
+"""Which incidents begin and end with a look: tables over the pure policy, and the history that numbers them."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 from actors.supervision.incident_history import IncidentHistory
 from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, Verdict
 from launcher.policy.actions import LoadWeights, PauseTrainer, RestartServer
-from launcher.policy.incident_policy import OpenIncident, Trouble, keep_book, say_doing
+from launcher.policy.incident_policy import OpenIncident, Trouble, incident_changes, repair_text
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
@@ -66,7 +66,7 @@ def ended(change):
     ],
 )
 def test_what_begins_where_nothing_is_open(seen, expected):
-    assert begun(keep_book([], seen)) == expected
+    assert begun(incident_changes([], seen)) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_begins_where_nothing_is_open(seen, expected):
     ],
 )
 def test_when_one_ends(one, seen, expected):
-    change = keep_book([one], seen)
+    change = incident_changes([one], seen)
     assert ended(change) == expected
     assert not change.begins, "another trouble of the same subject is the same incident"
 
@@ -115,26 +115,26 @@ def rejection(cause, *subjects):
     ],
 )
 def test_a_rejected_batch_is_an_incident_until_a_step_is_committed(turned_away, subject):
-    (begun,) = keep_book([], look(), rejections=[turned_away]).begins
+    (begun,) = incident_changes([], look(), rejections=[turned_away]).begins
     assert begun.subject == subject
     one = OpenIncident(number=1, cause=begun.cause, subject=subject, since=0.0)
-    assert keep_book([one], look(), rejections=[turned_away]).ends == ()
-    assert ended(keep_book([one], look())) == [(1, True)]
+    assert incident_changes([one], look(), rejections=[turned_away]).ends == ()
+    assert ended(incident_changes([one], look())) == [(1, True)]
 
 
 def test_a_server_that_lost_its_weights_is_stale_but_not_after_a_restore_or_at_the_start():
     tried = [RepairAttempt(at=1.0, cause=Cause.SERVER_STALE, subject="server-0", rung=Rung.RETRY)]
-    assert begun(keep_book([], look(STALE), attempts=tried)) == [(Cause.SERVER_STALE, "server-0")]
-    assert not keep_book([TRAINER], look(STALE, trainer=PAUSED), attempts=tried).begins
-    assert not keep_book([], look(STALE, state=RunState.INITIALIZING), attempts=tried).begins
+    assert begun(incident_changes([], look(STALE), attempts=tried)) == [(Cause.SERVER_STALE, "server-0")]
+    assert not incident_changes([TRAINER], look(STALE, trainer=PAUSED), attempts=tried).begins
+    assert not incident_changes([], look(STALE, state=RunState.INITIALIZING), attempts=tried).begins
 
 
 def test_a_damaged_checkpoint_is_one_and_ends_when_another_one_is_loaded():
-    (trouble,) = keep_book([], look(trainer=EMPTY), damaged={4}).begins
+    (trouble,) = incident_changes([], look(trainer=EMPTY), damaged={4}).begins
     assert (trouble.cause, trouble.subject) == (Cause.CHECKPOINT_CORRUPT, "checkpoint 4")
     one = OpenIncident(number=1, cause=trouble.cause, subject=trouble.subject, since=0.0)
-    assert keep_book([one], look(trainer=EMPTY)).ends == ()
-    assert ended(keep_book([one], look())) == [(1, True)]
+    assert incident_changes([one], look(trainer=EMPTY)).ends == ()
+    assert ended(incident_changes([one], look())) == [(1, True)]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_one_and_ends_when_another_one_is_loaded():
     ],
 )
 def test_what_is_done_is_said(actions, doing):
-    assert say_doing(Trouble(cause=Cause.SERVER_CRASH, subject="server-0", reason=""), actions) == doing
+    assert repair_text(Trouble(cause=Cause.SERVER_CRASH, subject="server-0", reason=""), actions) == doing
 
 
 # ── numbers ──

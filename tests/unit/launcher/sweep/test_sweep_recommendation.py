@@ -16,15 +16,15 @@ from launcher.sweep.trial_results import TrialResult, TrialStatus
 GIB = 2**30
 
 
-def trial(value: object, *, word=TrialStatus.FINISHED, step_s=1.0, **more) -> TrialResult:
+def trial(value: object, *, status=TrialStatus.FINISHED, step_s=1.0, **more) -> TrialResult:
     name = f"t-{value}"
     return TrialResult(
-        trial=SweepTrial(name=name, settings={"a.b": str(value)}, overrides=()), word=word, step_s=step_s, **more
+        trial=SweepTrial(name=name, settings={"a.b": str(value)}, overrides=()), status=status, step_s=step_s, **more
     )
 
 
 def oom(value: object, **more) -> TrialResult:
-    return trial(value, word=TrialStatus.ERRORED, step_s=None, cause=Cause.SERVER_OOM, **more)
+    return trial(value, status=TrialStatus.ERRORED, step_s=None, cause=Cause.SERVER_OOM, **more)
 
 
 def best(*results: TrialResult, host: int | None = None, gpu: int | None = None) -> str | None:
@@ -39,7 +39,7 @@ def best(*results: TrialResult, host: int | None = None, gpu: int | None = None)
         ([trial(1, step_s=2.0), trial(2, step_s=1.0, incidents={"server_oom": 1})], "1"),
         ([trial(1, step_s=2.0), trial(2, step_s=1.0, incidents={"server_crash": 1})], "2"),
         ([trial(1, step_s=2.0), oom(2)], "1"),
-        ([trial(1, step_s=2.0), trial(2, word=TrialStatus.CUT_OFF, step_s=1.0)], "1"),
+        ([trial(1, step_s=2.0), trial(2, status=TrialStatus.CUT_OFF, step_s=1.0)], "1"),
         ([oom(1), oom(2)], None),
     ],
 )
@@ -68,8 +68,8 @@ def test_the_reason_says_by_how_much_and_what_the_figures_can_not_tell():
 
 
 def test_what_was_not_explored():
-    results = [trial(1, step_s=3.0), trial(2), trial(3, step_s=2.0), trial(5, word=TrialStatus.NOT_RUN, step_s=None)]
-    results.append(trial(6, word=TrialStatus.ERRORED, step_s=None, cause=Cause.REWARD_COLLAPSE))
+    results = [trial(1, step_s=3.0), trial(2), trial(3, step_s=2.0), trial(5, status=TrialStatus.NOT_RUN, step_s=None)]
+    results.append(trial(6, status=TrialStatus.ERRORED, step_s=None, cause=Cause.REWARD_COLLAPSE))
     assert advise(results, host_bytes=None, gpu_bytes=None).unexplored == (
         "no answer from a.b=5 (NOT RUN)",
         "halted for another reason than memory: a.b=6",
@@ -79,7 +79,7 @@ def test_what_was_not_explored():
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("statuses", "code"),
     [
         ([TrialStatus.ERRORED, TrialStatus.FINISHED, TrialStatus.REFUSED], 0),
         ([TrialStatus.ERRORED, TrialStatus.REFUSED], 3),
@@ -87,8 +87,8 @@ def test_what_was_not_explored():
         ([TrialStatus.CUT_OFF], 1),
     ],
 )
-def test_exit_codes(words, code):
-    assert exit_code([trial(index, word=word) for index, word in enumerate(words)]) == code
+def test_exit_codes(statuses, code):
+    assert exit_code([trial(index, status=status) for index, status in enumerate(statuses)]) == code
 
 
 def test_the_csv_holds_what_is_known_and_nothing_else():

@@ -17,7 +17,7 @@ from launcher.run_files.run_paths import RunLock, RunPaths
 from launcher.sweep.memory_peaks import Peak, Peaks, look_at
 from launcher.sweep.sweep_run import is_held, visible_gpus
 from launcher.sweep.sweep_trials import SweepTrial, plan_sweep
-from launcher.sweep.trial_capacity import make_room
+from launcher.sweep.trial_capacity import find_capacity
 from launcher.sweep.trial_results import TrialStatus, result_of, settled
 
 GIB = 2**30
@@ -79,7 +79,7 @@ def test_what_is_swept_gives_no_way(swept, more, kept):
 
 def room(hardware, *overrides, trials=6):
     configs = [compose([PRESET, *overrides])] * trials
-    return make_room(configs, [make_plan(config, hardware, find_shape(config)) for config in configs], hardware)
+    return find_capacity(configs, [make_plan(config, hardware, find_shape(config)) for config in configs], hardware)
 
 
 def test_side_by_side_as_the_machine_allows():
@@ -136,8 +136,8 @@ def test_a_trial_that_ended_without_a_word_has_its_last_lines(tmp_path, event):
     _, paths = run_paths(tmp_path)
     if event:
         Journal(paths.events, 1).record(event, reason="fresh")
-    result = result_of(TRIAL, paths, Peak(), said="exit code 1: no module")
-    assert (result.word, result.reason, result.step_s) == (TrialStatus.CUT_OFF, "exit code 1: no module", None)
+    result = result_of(TRIAL, paths, Peak(), output="exit code 1: no module")
+    assert (result.status, result.reason, result.step_s) == (TrialStatus.CUT_OFF, "exit code 1: no module", None)
 
 
 def test_a_run_that_lives_is_seen_without_a_trace(tmp_path):
