@@ -22,8 +22,9 @@ from scripts.checkpoints.choosing import Wanted
 from scripts.checkpoints.command import Command, recorded_command
 from scripts.checkpoints.display import say_damage
 from scripts.checkpoints.resume_source import ResumeSource, differences_of, find_source
+from scripts.checkpoints.trial_lock import held
 from scripts.ending import DONE, WRONG, ended
-from scripts.setup_recovery import held, set_up
+from scripts.setup_recovery import set_up
 
 NAME = "resume_training"
 EXAMPLES = {

@@ -1,4 +1,4 @@
-"""Which run a command is about: by the folder of its logs, or by its names. What is wrong names what exists instead."""
+"""Finds the run that a command is about, by the folder of its logs or by its names; or says what exists instead."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 from pathlib import Path
 
 from launcher.base.errors import UsageError
-from launcher.checkpoints.trial_folders import folders_in, some_of
-from launcher.run_files.run_paths import RunPaths, login_name
-from scripts.checkpoints.arguments import typed_name
+from launcher.checkpoints.trial_folders import first_missing, folders_in, some_of
+from launcher.run_files.run_paths import RunPaths
+from scripts.checkpoints.arguments import add_names
 from scripts.faults.find import live_runs
-
-DEFAULT_FILEROOT = Path("outputs/grpo")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +21,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the run's folder of logs (default: the only run, or the only live one)",
     )
-    parser.add_argument("--experiment-name", type=typed_name, help="experiment_name of the run")
-    parser.add_argument(
-        "--trial-name", type=typed_name, help="trial_name of the run; needed where the experiment has several"
-    )
-    parser.add_argument(
-        "--fileroot", type=Path, default=DEFAULT_FILEROOT, help=f"cluster.fileroot (default {DEFAULT_FILEROOT})"
-    )
-    parser.add_argument("--user", default=login_name(), help="who started the run (default: you)")
+    add_names(parser, trial_help="trial_name of the run; needed where the experiment has several")
 
 
 def chosen_run(given: argparse.Namespace) -> RunPaths:
@@ -48,7 +39,7 @@ def _of_folder(folder: Path) -> RunPaths:
     if folder.is_file():
         raise UsageError(f"{folder} is a file", f"give the folder that it lies in: {folder.parent}")
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", _beside(folder.parent))
+        raise UsageError(f"there is no folder {folder}", f"{folder.parent} holds {some_of(folders_in(folder.parent))}")
     paths = RunPaths.of_logs(folder)
     if paths is None:
         below = sorted({file.parent for depth in range(1, 6) for file in folder.glob("*/" * depth + "events.jsonl")})
@@ -66,18 +57,17 @@ def _of_names(given: argparse.Namespace) -> RunPaths:
     logs = fileroot / "logs"
     if not logs.is_dir():
         raise UsageError(f"--fileroot {given.fileroot}: {logs} is not there", "give the cluster.fileroot of the run")
-    if not (logs / given.user).is_dir():
-        raise UsageError(f"--user {given.user} has no runs below {logs}", _beside(logs))
-    mine = logs / given.user
     if not given.experiment_name and not given.trial_name and (live := _only_live(fileroot, given.user)):
         return live
-    experiment = given.experiment_name or _only(mine, "--experiment-name")
-    if not (mine / experiment).is_dir():
-        raise UsageError(f"--experiment-name {experiment} is not below {mine}", _beside(mine))
-    trial = given.trial_name or _only(mine / experiment, "--trial-name")
-    if not (mine / experiment / trial).is_dir():
-        raise UsageError(f"--trial-name {trial} is not below {mine / experiment}", _beside(mine / experiment))
-    return RunPaths(fileroot=fileroot, user=given.user, experiment_name=experiment, trial_name=trial)
+    names = {"--user": given.user}
+    for flag, name in (("--experiment-name", given.experiment_name), ("--trial-name", given.trial_name)):
+        if missing := first_missing(logs, names):
+            raise UsageError(missing, "give the names of a run that is there")
+        names[flag] = name or _only(logs.joinpath(*names.values()), flag)
+    if missing := first_missing(logs, names):
+        raise UsageError(missing, "give the names of a run that is there")
+    user, experiment, trial = names.values()
+    return RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)
 
 
 def _only_live(fileroot: Path, user: str) -> RunPaths | None:
@@ -90,11 +80,4 @@ def _only(folder: Path, flag: str) -> str:
     names = folders_in(folder)
     if len(names) == 1:
         return names[0]
-    raise UsageError(f"{flag} is needed: {folder} has {len(names)}", _beside(folder))
-
-
-def _beside(folder: Path) -> str:
-    names = folders_in(folder)
-    if not names:
-        return f"{folder} is empty" if folder.is_dir() else f"{folder} is not there either"
-    return f"there: {some_of(names)}"
+    raise UsageError(f"{flag} is needed: {folder} has {len(names)}", f"there: {some_of(names)}")

@@ -7,7 +7,6 @@ own resume loads. The checkpoints themselves stay as they are; --undo takes the 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,14 +14,12 @@ from pathlib import Path
 from launcher.base.errors import UsageError
 from launcher.checkpoints import pending_restore
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
-from launcher.checkpoints.trial_folders import TrialFolder
-from launcher.run_files.run_paths import RunLock
 from scripts.checkpoints import areal_setup
-from scripts.checkpoints.areal_lock import areal_held
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Chosen, Wanted, choose
 from scripts.checkpoints.command import next_command
 from scripts.checkpoints.display import say_damage
+from scripts.checkpoints.trial_lock import held
 from scripts.ending import DONE, ended, print_json
 
 NAME = "setup_recovery"
@@ -94,21 +91,6 @@ def _stays(catalog: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
         f"  {trial.areal_checkpoint}",
         f"continue with: {command}",
     ]
-
-
-@contextlib.contextmanager
-def held(trial: TrialFolder, tool: str) -> Iterator[None]:
-    """Nobody runs this trial meanwhile, as far as that can be known: AReaL has no lock. Nor does another tool work on
-    it. Raises UsageError.
-    """
-    if not trial.is_ours:
-        with areal_held(trial):
-            yield
-    elif trial.paths.logs.is_dir():
-        with RunLock(trial.paths, tool=tool):
-            yield
-    else:
-        yield
 
 
 def _made(catalog: CheckpointCatalog, chosen: Chosen) -> dict[str, object]:

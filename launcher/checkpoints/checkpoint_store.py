@@ -27,11 +27,12 @@ from launcher.checkpoints.checkpoint_folder import (
     Checkpoint,
     CheckpointName,
     CheckpointState,
+    Listing,
     check_checkpoint_sizes,
+    list_folder,
     read_checkpoint,
     verify_checkpoint,
 )
-from launcher.checkpoints.checkpoint_listing import Listing, list_folder
 from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, Manifest, record_files
 from launcher.config.fingerprint import Fingerprint
 

@@ -199,17 +199,14 @@ class InMemoryCheckpoints:
         staged.write_bytes(encode(manifest))
         staged.rename(folder / MANIFEST_NAME)
 
-    def drop_after(self, global_step: int) -> tuple[int, ...]:
-        """States of later steps count no more; which they were."""
-        return self._drop([state for state in self._all() if state.global_step > global_step])
+    def drop_after(self, global_step: int) -> None:
+        """States of later steps count no more."""
+        for state in self._all():
+            if state.global_step > global_step:
+                self.drop(state)
 
     def drop(self, state: InMemoryCheckpoint) -> None:
-        self._drop([state])
-
-    def _drop(self, states: list[InMemoryCheckpoint]) -> tuple[int, ...]:
-        for state in states:
-            (state.path / MANIFEST_NAME).unlink(missing_ok=True)
-        return tuple(state.global_step for state in states)
+        (state.path / MANIFEST_NAME).unlink(missing_ok=True)
 
     def remove(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Where a trial lies below a fileroot, ours or AReaL's; and where it doesn't, which name is wrong and what there is.
+"""Finds the folders of a trial below a fileroot, ours or AReaL's; or says which name is wrong, and what there is.
 
     {fileroot}/checkpoints/{user}/{experiment}/{trial}/      ours, and AReaL's
     {fileroot}/checkpoints/{experiment}/{trial}/             a fork of AReaL, and its older layout
@@ -10,7 +10,7 @@ Looking creates nothing; AReaL's own look for its recover folder makes it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -109,15 +109,23 @@ def _not_found(paths: RunPaths) -> UsageError:
         name for name in _trials(paths.fileroot) if name.endswith(f"{paths.experiment_name}/{paths.trial_name}")
     ]
     hint = f"it is there as {elsewhere[0]}" if elsewhere else f"in all there are {some_of(_trials(paths.fileroot))}"
-    for folder, flag, name in (
-        (top, "--user", paths.user),
-        (top / paths.user, "--experiment-name", paths.experiment_name),
-        (top / paths.user / paths.experiment_name, "--trial-name", paths.trial_name),
-    ):
+    names = {"--user": paths.user, "--experiment-name": paths.experiment_name, "--trial-name": paths.trial_name}
+    return UsageError(first_missing(top, names), hint)
+
+
+def first_missing(top: Path, names: Mapping[str, str]) -> str:
+    """Of folders one within another, by the flags that name them: the first that is not there, and what there is
+    instead; "" where all are there.
+    """
+    folder = top
+    for flag, name in names.items():
         if not (folder / name).is_dir():
-            there = _near(name, folders_in(folder))
-            return UsageError(f"{flag} {name}: there is no such folder in {folder}, which holds {some_of(there)}", hint)
-    raise AssertionError("all of it is there")
+            there = folders_in(folder)
+            close = difflib.get_close_matches(name, there, n=3, cutoff=0.5)
+            near = [*close, *(other for other in there if other not in close)]
+            return f"{flag} {name}: there is no such folder in {folder}, which holds {some_of(near)}"
+        folder /= name
+    return ""
 
 
 def _trials(root: Path) -> list[str]:
@@ -148,11 +156,6 @@ def folders_in(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError:
         return []
-
-
-def _near(name: str, names: Sequence[str]) -> list[str]:
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return [*close, *(other for other in names if other not in close)]
 
 
 def some_of(names: Sequence[str]) -> str:

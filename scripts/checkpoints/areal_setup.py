@@ -1,4 +1,4 @@
-"""An older export of AReaL's made what its resume (1.0.4) loads: recover_info/ and default/recover_checkpoint/.
+"""Makes of an older AReaL export what AReaL's resume (1.0.4) loads: recover_info/ and default/recover_checkpoint/.
 
     .{trial}.recovery-<id>/   recovery.json {phase: staging → ready → undoing}
         recover_info/ recover_checkpoint/   what is to be put in place
@@ -40,6 +40,7 @@ FORMAT = "grpo-areal-recovery/1"
 INFO, CHECKPOINT, BEFORE = "recover_info", "recover_checkpoint", "before"
 STAGING, READY, UNDOING = "staging", "ready", "undoing"
 NO_OPTIMIZER = "recover.no_load_optim=true"
+BEGIN_AT_WEIGHTS = "begin at these weights instead: actor.path=<the export>, and another trial_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,9 @@ def prepare(catalog: CheckpointCatalog, entry: CatalogEntry, *, forced: str = ""
         made = read_recover_info(folder / INFO, folder / CHECKPOINT)
         if made.problems or made.name != entry.checkpoint.name:
             raise CheckpointError(f"what was made could not be resumed from: {'; '.join(made.problems)}")
-        _take_earlier_back(trial)
+        for earlier, one in _records(trial):  # what AReaL itself wrote comes back first: it is what an undo gives back
+            if one.phase == READY and _step_in_place(one) == one.global_step:
+                _take_back(earlier, one)
         record = dataclasses.replace(record, phase=READY)
         _write(folder, record)  # from here on it is carried through, by this call or by the next
     except OSError as error:
@@ -94,7 +97,7 @@ def prepare(catalog: CheckpointCatalog, entry: CatalogEntry, *, forced: str = ""
     finally:
         if (there := read_areal_record(folder)) is None or there.phase == STAGING:
             shutil.rmtree(folder, ignore_errors=True)
-    _put_in_place(folder, record)
+    _carry_through(folder, record)
     return record
 
 
@@ -110,12 +113,12 @@ def _refuse_other_forms(trial: TrialFolder) -> None:
     if (trial.areal_checkpoint / "config.json").exists() and not (trial.areal_checkpoint / METADATA).exists():
         raise CheckpointError(
             f"{trial.areal_checkpoint} is a Hugging Face folder, as AReaL before 1.0 recovers from; only 1.0's is made",
-            "begin at these weights instead: actor.path=<the export>, and another trial_name",
+            BEGIN_AT_WEIGHTS,
         )
     if (mark := trial.areal_checkpoint / "common.pt").exists():
         raise CheckpointError(
             f"{mark}: this run's recover folder is Megatron's, whose form only Megatron can write",
-            "begin at these weights instead: actor.path=<the export>, and another trial_name",
+            BEGIN_AT_WEIGHTS,
         )
 
 
@@ -124,12 +127,12 @@ def _data_file(catalog: CheckpointCatalog) -> Path:
     if folder is None:
         raise CheckpointError(
             f"{catalog.trial.root} has no recover_info: AReaL can't resume without {DATA_FILE}, and none can be made",
-            "begin at these weights instead: actor.path=<the export>, and another trial_name",
+            BEGIN_AT_WEIGHTS,
         )
     if problems := pickle_problems(folder / DATA_FILE):
         raise CheckpointError(
             f"AReaL could not resume: {problems[0]}; nothing can make another",
-            "begin at these weights instead: actor.path=<the export>, and another trial_name",
+            BEGIN_AT_WEIGHTS,
         )
     return folder / DATA_FILE
 
@@ -154,22 +157,17 @@ def _steps_per_epoch(catalog: CheckpointCatalog, entry: CatalogEntry) -> int:
     for name in names:  # global_step = epoch * steps_per_epoch + epoch_step
         if name.epoch > 0:
             return (name.global_step - name.epoch_step) // name.epoch
-    told = read_steps_per_epoch(catalog.trial.logs)
-    if told is None:
+    found = read_steps_per_epoch(catalog.trial.logs)
+    if found is None:
         raise CheckpointError(
-            f"how many steps an epoch has is not known: neither {catalog.trial.logs} nor a later epoch tells",
+            f"how many steps an epoch has is not known: neither {catalog.trial.logs} nor a later epoch says it",
             "put the trainer.log there, or begin at these weights: actor.path=<the export>, another trial_name",
         )
-    return told
+    return found
 
 
 def _write_info(folder: Path, name: CheckpointName, steps_per_epoch: int, data: Path) -> None:
-    step = {
-        "epoch": name.epoch,
-        "epoch_step": name.epoch_step,
-        "global_step": name.global_step,
-        "steps_per_epoch": steps_per_epoch,
-    }
+    step = dataclasses.asdict(name) | {"steps_per_epoch": steps_per_epoch}
     epochs = name.epoch + (name.epoch_step == steps_per_epoch - 1)
     for file in FREQUENCY_FILES:
         try:
@@ -208,33 +206,38 @@ def finish(trial: TrialFolder) -> None:
         record = read_areal_record(folder)
         if record is None or record.phase == STAGING:
             shutil.rmtree(folder)
-        elif record.phase == UNDOING:
-            _take_back(folder, record)
-        elif (folder / INFO).exists():
-            _put_in_place(folder, record)
+        else:
+            _carry_through(folder, record)
 
 
-def _put_in_place(folder: Path, record: ArealRecord) -> None:
-    """Each rename is done or not; what lies where says how far it is."""
-    info, checkpoint = Path(record.info), Path(record.checkpoint)
-    before = folder / BEFORE
+def _carry_through(folder: Path, record: ArealRecord) -> None:
+    """Into its place, or back. Each rename is done or not; what lies where says how far it is."""
+    info, checkpoint, before = Path(record.info), Path(record.checkpoint), folder / BEFORE
     try:
-        if (folder / CHECKPOINT).exists():
-            _move(info, before / INFO)
-            _move(checkpoint, before / CHECKPOINT)
-            _move(folder / CHECKPOINT, checkpoint)
-        _move(folder / INFO, info)
+        if record.phase == READY:
+            if (folder / CHECKPOINT).exists():
+                _move(info, before / INFO)
+                _move(checkpoint, before / CHECKPOINT)
+                _move(folder / CHECKPOINT, checkpoint)
+            _move(folder / INFO, info)
+            return
+        if not (folder / "done").exists():
+            _move(info, folder / INFO)
+            _move(checkpoint, folder / CHECKPOINT)
+            (folder / "done").touch()
+        _move(before / CHECKPOINT, checkpoint)
+        _move(before / INFO, info)
+        shutil.rmtree(folder)
     except OSError as error:
         raise CheckpointError(
-            f"{folder} is half in its place: {error}", "the same command again carries it through, --undo takes it back"
+            f"{folder} is half done: {error}", "the same command again carries it through, --undo takes it back"
         ) from error
 
 
-def _take_earlier_back(trial: TrialFolder) -> None:
-    """What was set up before and not gone on from makes way for what AReaL itself wrote, which an undo gives back."""
-    for folder, record in _records(trial):
-        if record.phase == READY and _step_in_place(record) == record.global_step:
-            _begin_taking_back(folder, record)
+def _take_back(folder: Path, record: ArealRecord) -> None:
+    record = dataclasses.replace(record, phase=UNDOING)
+    _write(folder, record)
+    _carry_through(folder, record)
 
 
 def undo(trial: TrialFolder) -> str:
@@ -251,33 +254,13 @@ def undo(trial: TrialFolder) -> str:
             f"{record.info} is of {now} by now: AReaL has gone on from step {record.global_step}",
             f"what was there before lies in {folder / BEFORE}",
         )
-    _begin_taking_back(folder, record)
+    _take_back(folder, record)
     return f"{record.info} and {record.checkpoint} are as they were before"
 
 
 def _step_in_place(record: ArealRecord) -> int | None:
     name = read_recover_info(Path(record.info), Path(record.checkpoint)).name
     return None if name is None else name.global_step
-
-
-def _begin_taking_back(folder: Path, record: ArealRecord) -> None:
-    record = dataclasses.replace(record, phase=UNDOING)
-    _write(folder, record)
-    _take_back(folder, record)
-
-
-def _take_back(folder: Path, record: ArealRecord) -> None:
-    info, checkpoint, before = Path(record.info), Path(record.checkpoint), folder / BEFORE
-    try:
-        if not (folder / "done").exists():
-            _move(info, folder / INFO)
-            _move(checkpoint, folder / CHECKPOINT)
-            (folder / "done").touch()
-        _move(before / CHECKPOINT, checkpoint)
-        _move(before / INFO, info)
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder} is half taken back: {error}", "--undo again carries it through") from error
 
 
 def _move(source: Path, target: Path) -> None:

@@ -10,6 +10,7 @@ from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.run_files.run_paths import login_name
 
 NOTHING_FITS = 1
+DEFAULT_FILEROOT = Path("outputs/grpo")
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,17 +26,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_trial(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("which trial")
-    group.add_argument("--experiment-name", type=typed_name, metavar="NAME", help="experiment_name of the run")
-    group.add_argument("--trial-name", type=typed_name, metavar="NAME", help="trial_name of the run")
-    group.add_argument(
+    add_names(parser.add_argument_group("which trial"), trial_help="trial_name of the run")
+
+
+def add_names(parser: argparse._ActionsContainer, *, trial_help: str) -> None:
+    parser.add_argument("--experiment-name", type=typed_name, metavar="NAME", help="experiment_name of the run")
+    parser.add_argument("--trial-name", type=typed_name, metavar="NAME", help=trial_help)
+    parser.add_argument(
         "--fileroot",
         type=Path,
-        default=Path("outputs/grpo"),
+        default=DEFAULT_FILEROOT,
         metavar="FOLDER",
         help="cluster.fileroot of the run, with checkpoints/ and logs/ in it (default: %(default)s)",
     )
-    group.add_argument("--user", default=login_name(), metavar="NAME", help="who ran it (default: %(default)s)")
+    parser.add_argument("--user", default=login_name(), metavar="NAME", help="who ran it (default: %(default)s)")
 
 
 def typed_name(text: str) -> str:

@@ -31,7 +31,7 @@ def copy_facts(copy: RemoteCheckpoint, now: float) -> dict[str, object]:
 
 
 def copy_line(copy: RemoteCheckpoint, now: float) -> str:
-    facts = copy_facts(copy, now)
-    minutes, megabytes = int((now - copy.manifest.created_at) // 60), copy.manifest.total_bytes / 2**20
-    reward = "" if copy.manifest.reward_mean is None else f"{copy.manifest.reward_mean:.3f}"
-    return f"{facts['global_step']:>6}  {minutes:>6} min  {megabytes:>10,.1f} MB  {reward:>6}  {'kept' * copy.keep}"
+    manifest = copy.manifest
+    minutes, megabytes = int((now - manifest.created_at) // 60), manifest.total_bytes / 2**20
+    reward = "" if manifest.reward_mean is None else f"{manifest.reward_mean:.3f}"
+    return f"{manifest.global_step:>6}  {minutes:>6} min  {megabytes:>10,.1f} MB  {reward:>6}  {'kept' * copy.keep}"

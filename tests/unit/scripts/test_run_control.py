@@ -156,7 +156,7 @@ def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, 
     where = ["--fileroot", str(paths.fileroot), "--user", "me"]
     assert run_control.main(["status", "--experiment-name", "other", *where]) == 2
     said = capsys.readouterr().err
-    assert "--experiment-name other is not below" in said and "there: e" in said
+    assert "--experiment-name other: there is no such folder in" in said and "which holds e" in said
     assert control(paths, "status", "--json") == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["state"], said["servers"]) == ("FINISHED", []), "none of them serves any more"

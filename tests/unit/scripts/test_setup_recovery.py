@@ -14,7 +14,7 @@ from launcher.checkpoints.pending_restore import read_record
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.run_files.run_paths import RunLock, names_of
 from scripts.checkpoints import areal_setup
-from scripts.checkpoints.areal_lock import areal_held
+from scripts.checkpoints.trial_lock import areal_held
 from scripts.setup_recovery import main
 from tests.support.checkpoint_makers import (
     EXPERIMENT,

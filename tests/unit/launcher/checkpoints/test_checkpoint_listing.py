@@ -7,8 +7,8 @@ import time
 import pytest
 
 from launcher.base.errors import CheckpointError
-from launcher.checkpoints import checkpoint_listing
-from launcher.checkpoints.checkpoint_listing import SETTLED_S, Listing
+from launcher.checkpoints import checkpoint_folder
+from launcher.checkpoints.checkpoint_folder import SETTLED_S, Listing
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointState, CheckpointStore
 from launcher.checkpoints.manifest import KEEP_MARK, MANIFEST_NAME
 
@@ -36,13 +36,13 @@ class Looks:
 
     def __init__(self, root, monkeypatch):
         self._root, self._listing, self.read = root, Listing(), 0
-        once = checkpoint_listing.read_checkpoint
+        once = checkpoint_folder.read_checkpoint
 
         def counted(path, name):
             self.read += 1
             return once(path, name)
 
-        monkeypatch.setattr(checkpoint_listing, "read_checkpoint", counted)
+        monkeypatch.setattr(checkpoint_folder, "read_checkpoint", counted)
 
     def look(self, *, long_after=True):
         self.read = 0
@@ -110,6 +110,6 @@ def test_an_error_in_the_middle_is_not_an_empty_folder_either(store, monkeypatch
     def stale(path, name):
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(checkpoint_listing, "read_checkpoint", stale)
+    monkeypatch.setattr(checkpoint_folder, "read_checkpoint", stale)
     with pytest.raises(CheckpointError, match="Stale file handle"):
         store.list()

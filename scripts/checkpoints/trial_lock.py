@@ -1,7 +1,7 @@
-"""One tool at a time on a trial of AReaL's, which has no lock of its own.
+"""Holds a trial while a tool works on it: no run of it may start meanwhile, and no other tool.
 
-Beside the trial's folder, since AReaL looks at all that is within; and gone afterwards, since the folder is another
-program's.
+AReaL has no lock of its own. Ours lies beside the trial's folder, since AReaL looks at all that is within; and it is
+gone afterwards, since the folder is another program's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,18 @@ from pathlib import Path
 
 from launcher.base.errors import StorageError
 from launcher.checkpoints.trial_folders import TrialFolder
+from launcher.run_files.run_paths import RunLock
+
+
+@contextlib.contextmanager
+def held(trial: TrialFolder, tool: str) -> Iterator[None]:
+    """Raises StorageError where the run is running, as far as that can be known, or another tool works on it."""
+    with contextlib.ExitStack() as stack:
+        if not trial.is_ours:
+            stack.enter_context(areal_held(trial))
+        elif trial.paths.logs.is_dir():
+            stack.enter_context(RunLock(trial.paths, tool=tool))
+        yield
 
 
 @contextlib.contextmanager
