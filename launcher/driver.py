@@ -92,10 +92,10 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
         outcome = RunLaunch(config, paths, attempt, journal, screen, server_entry, unattended).run()
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
             screen.line(problem)
-        if outcome.word is TerminalStatus.FINISHED:
+        if outcome.status is TerminalStatus.FINISHED:
             InMemoryCheckpoints(paths).remove()  # its trainer may have been killed just before it would have
         screen.close(outcome)
-        return EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code
+        return EXIT_CODES[outcome.status] if outcome.exit_code is None else outcome.exit_code
 
 
 class RunLaunch:
@@ -135,19 +135,19 @@ class RunLaunch:
             try:
                 outcome = self._supervised()
             except KeyboardInterrupt:
-                outcome = RunOutcome(word=TerminalStatus.ABORTED, reason="ended by the user, at once")
+                outcome = RunOutcome(status=TerminalStatus.ABORTED, reason="ended by the user, at once")
             except LauncherError as error:
-                outcome = RunOutcome(word=TerminalStatus.ERRORED, reason=str(error), exit_code=error.exit_code)
+                outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=str(error), exit_code=error.exit_code)
             except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
-                outcome = RunOutcome(word=TerminalStatus.ERRORED, reason=repr(error))
-        if outcome.word is not TerminalStatus.FINISHED:
+                outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=repr(error))
+        if outcome.status is not TerminalStatus.FINISHED:
             outcome = dataclasses.replace(outcome, next_command=same_command(self._unattended))
         self._journal.record(
-            f"run.{outcome.word.lower()}",
+            f"run.{outcome.status.lower()}",
             reason=outcome.reason,
             global_step=outcome.last_step,
-            exit_code=EXIT_CODES[outcome.word] if outcome.exit_code is None else outcome.exit_code,
+            exit_code=EXIT_CODES[outcome.status] if outcome.exit_code is None else outcome.exit_code,
             total_train_steps=self._config.total_train_steps,
             total_train_epochs=self._config.total_train_epochs,
         )

@@ -197,7 +197,7 @@ class Coordinator:
     def _outcome(self, look: Observation) -> RunOutcome:
         last_step = look.trainer.next_step - 1
         return RunOutcome(
-            word=TerminalStatus(self._history.state),
+            status=TerminalStatus(self._history.state),
             reason=self._history.ending_reason,
             last_step=last_step if last_step >= 0 else None,
             evals=look.evals,

@@ -233,12 +233,12 @@ EXIT_CODES: Mapping[TerminalStatus, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The last word of a run, its reason, and what the user may do next.
+    """How a run ended, the reason, and the next command for the user.
 
-    `last_step` is the last one committed, None where there was none. `exit_code` only where it isn't the word's own.
+    `last_step` is the last one committed, None where there was none. `exit_code` only where it isn't the status's own.
     """
 
-    word: TerminalStatus
+    status: TerminalStatus
     reason: str
     next_command: str = ""
     last_step: int | None = None

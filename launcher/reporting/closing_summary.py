@@ -66,7 +66,7 @@ def summarize(records: RunRecords, outcome: RunOutcome, store: CheckpointStore) 
     seconds = _column(records.steps, STEP_SECONDS)
     checkpoints = [checkpoint for checkpoint in store.list() if checkpoint.state is CheckpointState.COMMITTED]
     return Summary(
-        word=outcome.word,
+        word=outcome.status,
         reason=outcome.reason,
         steps=len(records.steps),
         steps_taken_back=len(records.taken_back),
@@ -228,7 +228,7 @@ def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:
         records = read_records(paths)
         summary = summarize(records, outcome, CheckpointStore(paths.default_checkpoints))
     except LauncherError as error:
-        return f"{_head(outcome.word, paths, outcome.reason)}\n\n  {error.message}\n  {outcome.next_command}".rstrip()
+        return f"{_head(outcome.status, paths, outcome.reason)}\n\n  {error.message}\n  {outcome.next_command}".rstrip()
     missing = ""
     try:
         draw_curve(curve_of(records, title=_title(paths), subtitle=_subtitle(summary)), paths.curve)

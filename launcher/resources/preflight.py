@@ -1,22 +1,40 @@
-"""What this machine and these files lack, found before anything is started and said in one message.
+"""Finds what a run lacks on this machine before anything is started, and reports all of it in one message.
 
 Each check yields what is missing instead of raising at the first: whoever moves a run to a new machine wants the
-whole list. Nothing is created by looking (an existence check that creates what it looks for is a known trap).
-The records of a data set, and the checkpoint to resume from, are looked at by the driver.
+full list. Looking creates nothing (an existence check that creates what it looks for is a known trap).
+The records of a data set, and the checkpoint to resume from, are checked by the driver.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from launcher.base.errors import UsageError
+from launcher.base.errors import RewardImportError, UsageError
 from launcher.checkpoints.uploads import remote_of
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import missing_data, missing_models
 from launcher.resources.missing_machine import missing_gpus, missing_login, missing_memory, missing_ports, missing_room
-from launcher.resources.reward_import import missing_reward
 from launcher.resources.run_plan import RunPlan
+
+IMPORT_WITHIN_S = 120.0
+
+PROBE = """
+import json, sys
+from actors.reward.reward_import import load_reward_fn
+from launcher.base.errors import RewardImportError
+answer = None
+try:
+    load_reward_fn(sys.argv[1])
+except RewardImportError as error:
+    answer = [error.message, error.hint]
+print(json.dumps(answer))
+"""
 
 
 def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan) -> None:
@@ -25,7 +43,8 @@ def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan) -> None:
     if len(missing) == 1:
         raise missing[0]
     if missing:
-        listed = "\n".join(f"{number}. {_indented(error)}" for number, error in enumerate(missing, 1))
+        items = [str(error).replace("\n", "\n   ") for error in missing]
+        listed = "\n".join(f"{number}. {item}" for number, item in enumerate(items, 1))
         raise UsageError(
             f"{len(missing)} things are missing before this run can start:\n{listed}",
             "nothing was started; the same command with dry_run=true shows the plan",
@@ -41,7 +60,7 @@ def find_missing(config: RunConfig, hardware: Hardware, plan: RunPlan) -> list[U
         *(missing_memory(plan) if known else ()),
         *missing_models(config, plan.shape),
         *missing_data(config),
-        *missing_reward(config),
+        *_missing_reward(config),
         *missing_room(config, plan),
         *(missing_ports(config) if here else ()),
         *missing_login(config),
@@ -49,13 +68,39 @@ def find_missing(config: RunConfig, hardware: Hardware, plan: RunPlan) -> list[U
     ]
 
 
+def _missing_reward(config: RunConfig) -> Iterator[UsageError]:
+    """The reward function: importable, and with the keyword arguments it will be given. It is not called.
+
+    Another process imports it: a user's module may import torch, take long, or end the process that imports it.
+    """
+    path = config.reward.fn
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, path],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"its import did not end within {IMPORT_WITHIN_S:g} s"
+        yield RewardImportError(f"reward.fn={path}: {reason}", "move what takes long into the function")
+        return
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])  # after whatever the module printed
+    except (IndexError, ValueError):
+        reason = f"its import ended the process with exit code {done.returncode}"
+        yield RewardImportError(f"reward.fn={path}: {reason}", f"its output: {done.stderr.strip()[-200:]}")
+        return
+    if answer is not None:
+        yield RewardImportError(*answer)
+
+
 def _missing_protocol(config: RunConfig) -> Iterator[UsageError]:
-    """What recover.url needs to be spoken to; whether it may be written is asked when the run begins."""
+    """The package that recover.url needs; whether it may be written to is checked when the run begins."""
     try:
         remote_of(config)
     except UsageError as error:
         yield error
-
-
-def _indented(error: UsageError) -> str:
-    return str(error).replace("\n", "\n   ")

@@ -67,7 +67,7 @@ def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "
     """The result of a trial that was run, now or earlier. `output`: its last lines, for one that has no status."""
     event, reason = last_event(paths)
     status = {"run.finished": TrialStatus.FINISHED, "run.errored": TrialStatus.ERRORED}.get(event, TrialStatus.CUT_OFF)
-    outcome = RunOutcome(word=TerminalStatus.ABORTED, reason=reason)
+    outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=reason)
     summary = summarize(read_records(paths), outcome, CheckpointStore(paths.default_checkpoints))
     return TrialResult(
         trial=trial,

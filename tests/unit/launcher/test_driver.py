@@ -1,4 +1,4 @@
-"""Whatever happens to a launch, it ends in a word with its reason, and the journal has it (P9)."""
+"""Whatever happens to a launch, it ends with a status and its reason, and the journal has it (P9)."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("happens", "word", "exit_code", "reason"),
+    ("happens", "status", "exit_code", "reason"),
     [
         (RuntimeError("the unforeseen"), TerminalStatus.ERRORED, None, "the unforeseen"),
         (RolloutError("no server", "look there"), TerminalStatus.ERRORED, 3, "no server"),
@@ -30,8 +30,8 @@ class Silent:
         (KeyboardInterrupt(), TerminalStatus.ABORTED, None, "ended by the user"),
     ],
 )
-def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_code, reason):
-    config = RunConfig(experiment_name="word", train_dataset=DatasetConfig(path="none"))
+def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status, exit_code, reason):
+    config = RunConfig(experiment_name="status", train_dataset=DatasetConfig(path="none"))
     config.cluster.fileroot = str(tmp_path)
     paths = RunPaths.of(config)
     paths.prepare()
@@ -43,12 +43,12 @@ def test_every_launch_ends_in_a_word(tmp_path, monkeypatch, happens, word, exit_
 
     monkeypatch.setattr(driver, "ray_cluster", breaks)
     outcome = RunLaunch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run()
-    assert outcome.word is word
+    assert outcome.status is status
     assert outcome.exit_code == exit_code
     assert reason in outcome.reason
     assert outcome.next_command.startswith("python -m launcher")
     last = list(read_lines(paths.events))[-1]
-    assert last["event"] == f"run.{word.lower()}"
+    assert last["event"] == f"run.{status.lower()}"
     assert last["reason"] == outcome.reason
 
 

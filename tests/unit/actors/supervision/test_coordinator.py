@@ -231,7 +231,7 @@ def test_the_loop_itself_runs_to_the_end_and_returns_the_word(tmp_path):
         return await running
 
     outcome = play(scenario)
-    assert (outcome.word, outcome.last_step, outcome.reason) == (TerminalStatus.FINISHED, 4, "all steps are done")
+    assert (outcome.status, outcome.last_step, outcome.reason) == (TerminalStatus.FINISHED, 4, "all steps are done")
 
 
 # ── a Coordinator that is killed ──

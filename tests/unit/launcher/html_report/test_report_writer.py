@@ -104,7 +104,7 @@ def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_whe
         journal = Journal(paths.events, 1)
         journal.record("run.started", reason="fresh")
         journal.record(f"run.{word.lower()}", reason="so it is")
-        screen.close(RunOutcome(word=word, reason="so it is"))
+        screen.close(RunOutcome(status=word, reason="so it is"))
     assert (
         f'<span class="word {"good" if word is TerminalStatus.FINISHED else "bad"}">{word}</span>'
         in paths.report.read_text()

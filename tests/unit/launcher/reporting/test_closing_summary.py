@@ -21,7 +21,7 @@ from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-FINISHED = RunOutcome(word=TerminalStatus.FINISHED, reason="all 30 steps")
+FINISHED = RunOutcome(status=TerminalStatus.FINISHED, reason="all 30 steps")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_the_text_a_person_reads(paths):
 
 def test_a_run_that_did_not_get_to_a_step_says_what_to_do_next(paths):
     outcome = RunOutcome(
-        word=TerminalStatus.ERRORED, reason="server 0 did not start", next_command="python -m launcher conf=x"
+        status=TerminalStatus.ERRORED, reason="server 0 did not start", next_command="python -m launcher conf=x"
     )
     text = write_summary(paths, outcome)
     assert text.startswith("ERRORED  exp / t0: server 0 did not start\n")
@@ -196,7 +196,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
 def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):
     paths.metrics.mkdir()
     text = write_summary(
-        paths, RunOutcome(word=TerminalStatus.ABORTED, reason="by the user", next_command="python -m launcher")
+        paths, RunOutcome(status=TerminalStatus.ABORTED, reason="by the user", next_command="python -m launcher")
     )
     assert text.startswith("ABORTED  exp / t0: by the user\n")
     assert "metrics.jsonl can't be read" in text and text.endswith("python -m launcher")

@@ -1,0 +1,234 @@
+"""A model that is missing, damaged or does not fit the settings is named before anything is started."""
+
+import json
+import os
+import shutil
+import socket
+import struct
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from huggingface_hub import constants
+
+from launcher.base.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+)
+from launcher.resources import hub
+from tests.support.preflight_parts import missing, the_one
+
+# ── the model ──
+
+
+def test_no_model_folder(config, tmp_path):
+    config.actor.path = config.sglang.model_path = config.tokenizer_path = str(tmp_path / "nowhere")
+    assert f"actor.path and sglang.model_path={tmp_path / 'nowhere'} does not exist" in the_one(config, ModelError)
+
+
+def test_a_model_that_is_a_file(config, model):
+    config.actor.path = str(model / "config.json")
+    assert "config.json is a file" in the_one(config, ModelError)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{not json", "config.json is not valid JSON"),
+        ("[]", "config.json holds a list"),
+        ('{"model_type": "gpt2"}', "model_type='gpt2'"),
+        ('{"hidden_size": 1}', "supported: llama, qwen2, qwen3"),
+        ('{"model_type": "qwen2"}', "'num_attention_heads' is missing"),
+    ],
+)
+def test_a_bad_config_json(config, model, text, said):
+    (model / "config.json").write_text(text)
+    assert said in the_one(config, ModelError)
+
+
+def test_no_config_json(config, model):
+    (model / "config.json").unlink()
+    assert "config.json is missing" in the_one(config, ModelError)
+
+
+def test_no_weights(config, model):
+    (model / "model.safetensors").unlink()
+    assert "has no model.safetensors" in the_one(config, ModelError)
+    (model / "pytorch_model.bin").touch()
+    assert "pytorch_model.bin: a pickle, which can run code" in the_one(config, ModelError)
+
+
+def test_truncated_weights(config, model):
+    file = model / "model.safetensors"
+    whole = file.stat().st_size
+    os.truncate(file, whole - 1)
+    message = the_one(config, ModelError)
+    assert f"{file} is truncated: {whole - 1} bytes instead of the {whole}" in message
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x01", b"not a safetensors file", struct.pack("<Q", 5) + b"{}}}}", b"\xff" * 64]
+)
+def test_weights_that_are_none(config, model, content):
+    (model / "model.safetensors").write_bytes(content)
+    assert "model.safetensors is not a complete safetensors file" in the_one(config, ModelError)
+
+
+def test_missing_tensors(config, model):
+    facts = json.loads((model / "config.json").read_text())
+    facts["num_hidden_layers"] += 1
+    (model / "config.json").write_text(json.dumps(facts))
+    assert f"model.layers.{facts['num_hidden_layers'] - 1}.input_layernorm.weight" in the_one(config, ModelError)
+
+
+def test_missing_shards(config, model):
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "1 of 2 shards are missing: model-00002-of-00002.safetensors" in the_one(config, ModelError)
+
+
+def test_whole_shards_are_sound(config, model):
+    (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert missing(config) == []
+
+
+def test_no_tokenizer(config, model):
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in the_one(config, ModelError)
+
+
+def test_no_chat_template(config, model):
+    (model / "chat_template.jinja").unlink()
+    message = the_one(config, ModelError)
+    assert "no chat template" in message
+    assert "tokenizer_path" in message
+
+
+def test_a_chat_template_in_the_tokenizers_settings_is_one(config, model):
+    (model / "chat_template.jinja").unlink()
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "{{ messages }}"}))
+    assert missing(config) == []
+
+
+def test_a_tokenizer_of_another_family(config, model):
+    facts = json.loads((model / "tokenizer.json").read_text())
+    facts["added_tokens"].append(facts["added_tokens"][-1] | {"id": 5000, "content": "<new>"})
+    (model / "tokenizer.json").write_text(json.dumps(facts))
+    assert "has a token 5000, and the model only" in the_one(config, ModelError)
+
+
+def test_a_tokenizer_without_a_vocabulary(config, model):
+    (model / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json holds no vocabulary" in the_one(config, ModelError)
+
+
+def test_a_server_that_starts_from_another_model(config, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    config.sglang.model_path = str(other)
+    assert missing(config) == []
+    facts = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(facts | {"intermediate_size": 1}))
+    assert f"sglang.model_path={other} is of another shape than actor.path={model}" in the_one(config, ConfigError)
+
+
+def test_a_reference_is_looked_at_only_where_it_is_used(config, tmp_path):
+    config.ref.path = str(tmp_path / "reference")
+    assert missing(config) == []
+    config.actor.kl_ctl = 0.1
+    assert "ref.path" in the_one(config, ModelError)
+
+
+def test_sequences_longer_than_the_model_knows(config, model):
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 128}))
+    config.sglang.context_length = 256
+    assert "sglang.context_length: sequences of 256 tokens" in the_one(config, ConfigError)
+
+
+def test_heads_that_tp_size_does_not_divide(config):
+    config.sglang.tp_size = 3
+    assert "sglang.tp_size=3 does not divide the 4 heads" in the_one(config, ConfigError)
+
+
+# ── the hub ──
+
+
+def test_hub_names_and_paths():
+    assert all(map(hub.is_hub_name, ["gpt2", "Qwen/Qwen2.5-1.5B-Instruct", "openai/gsm8k"]))
+    assert not any(
+        map(hub.is_hub_name, ["/a/b", "./a", "../a", "~/a", "a/b/c", "data.jsonl", "a/train.parquet", "", "a/"])
+    )
+
+
+def test_not_in_the_cache_and_offline(config, empty_cache):
+    config.actor.path = config.sglang.model_path = config.tokenizer_path = "some/model"
+    config.train_dataset.path = config.valid_dataset.path = "openai/gsm8k"
+    model, data = missing(config)
+    assert "actor.path and sglang.model_path=some/model is not on this machine" in str(model)
+    assert "hf download some/model" in model.hint
+    assert "train_dataset.path and valid_dataset.path=openai/gsm8k is not on this machine" in str(data)
+    assert (type(model), type(data)) == (ModelError, DataError)
+
+
+def test_what_is_in_the_cache_is_there(config, model, empty_cache):
+    repository = empty_cache / "hub/models--some--model"
+    snapshot = repository / "snapshots/abc"
+    shutil.copytree(model, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc")
+    (empty_cache / "datasets/openai___gsm8k/main").mkdir(parents=True)
+    config.actor.path = config.sglang.model_path = config.tokenizer_path = "some/model"
+    config.train_dataset.path = "openai/gsm8k"
+    assert missing(config) == []
+    (snapshot / "model.safetensors").unlink()
+    assert "has no model.safetensors" in the_one(config, ModelError)
+
+
+@contextmanager
+def hub_that_answers(status: int):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b'{"id": "some/model", "modelId": "some/model"}'
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("status", "said"), [(200, ""), (404, "the hub refuses"), (503, "the hub refuses")])
+def test_the_hub_is_asked_once_for_its_answer_alone(empty_cache, monkeypatch, status, said):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with hub_that_answers(status) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        answer = hub.why_unavailable("some/model", kind="model")
+    assert answer.startswith(said)
+    assert bool(answer) == bool(said)
+    assert not empty_cache.exists()
+
+
+def test_a_hub_that_never_answers_does_not_hold_up(empty_cache, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "ANSWER_WITHIN_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        answer = hub.why_unavailable("some/model", kind="model")
+    assert "did not answer within" in answer or "can't be reached" in answer
