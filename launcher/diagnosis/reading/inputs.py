@@ -6,7 +6,6 @@ of steps the one with the most counts, except logs that follow one another in ti
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,20 +28,6 @@ from launcher.diagnosis.reading.log_records import (
 from launcher.diagnosis.reading.own_run import read_events, read_metrics
 from launcher.diagnosis.reading.wandb_files import MAGIC, read_csv, read_offline
 
-
-class Format(enum.StrEnum):
-    """In the order in which files are read and listed."""
-
-    METRICS = "metrics.jsonl"
-    EVENTS = "events.jsonl"
-    LOG = "log"
-    CSV = "csv"
-    WANDB = "wandb"
-    NONE = "none"
-    """In a folder that was given: packed, or no text."""
-
-
-ORDER = tuple(Format)
 STARTS = (Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 """A run's own events have these better than its servers' logs."""
 PACKED = {b"\x1f\x8b": "gunzip", b"(\xb5/\xfd": "unzstd", b"PK\x03\x04": "unzip", b"\xfd7zXZ": "unxz"}
@@ -50,68 +35,45 @@ PACKED = {b"\x1f\x8b": "gunzip", b"(\xb5/\xfd": "unzstd", b"PK\x03\x04": "unzip"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A file to read. `bytes`: its length now. `is_named`: by the operator, so that it must be of use.
-    `problem`: why it can't be read, "" where it can."""
+    """A file to read. `bytes`: its length now. `is_named`: by the operator, so that it must be of use."""
 
     path: Path
-    format: Format
     bytes: int
-    is_named: bool = True
-    problem: str = ""
+    is_named: bool
 
 
 # ── finding ──
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Input]:
-    """The files to read, each once. Raises UsageError, naming what is not there, empty, or holds nothing to read."""
+    """The files to read, each once. Raises UsageError, naming what is not there, empty, or holds no log."""
     found: dict[Path, Input] = {}
     for path in paths:
         try:
-            for file in _files_in(path) if path.is_dir() else [_input(path)]:
-                found.setdefault(file.path.resolve(), file)
+            files = _files_in(path) if path.is_dir() else [_named(path)]
+            for file in files:
+                one = Input(path=file, bytes=file.stat().st_size, is_named=not path.is_dir())
+                found.setdefault(file.resolve(), one)
         except OSError as error:
-            raise StorageError(f"{path} can't be read: {error.strerror or error}", "check its permissions") from error
-    return sorted(found.values(), key=lambda one: (ORDER.index(one.format), str(one.path)))
+            raise _unreadable(path, error) from error
+    return list(found.values())
 
 
-def _input(path: Path) -> Input:
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path} can't be read: {error.strerror or error}", "check its permissions")
+
+
+def _named(path: Path) -> Path:
     if not path.exists():
         parent = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
         names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in parent.iterdir())
         raise StorageError(f"{path} does not exist", f"{parent} exists and holds {_some(names, 'nothing')}")
-    if not (size := path.stat().st_size):
+    if not path.stat().st_size:
         raise DataError(f"{path} is empty", "give a file with something in it, or the folder that it lies in")
-    return Input(path=path, format=_format_of(path), bytes=size)
+    return path
 
 
-def _input_of_a_folder(path: Path) -> Input:
-    """One file of another kind in a folder does not keep the others from being read."""
-    size = path.stat().st_size
-    try:
-        return Input(path=path, format=_format_of(path), bytes=size, is_named=False)
-    except DataError as error:
-        return Input(path=path, format=Format.NONE, bytes=size, is_named=False, problem=error.message)
-
-
-def _format_of(path: Path) -> Format:
-    with path.open("rb") as file:
-        head = file.read(65536)
-    for magic, command in PACKED.items():
-        if head.startswith(magic):
-            raise DataError(f"{path} is packed", f"unpack it first: {command} {path}")
-    if head.startswith(MAGIC) or path.suffix == ".wandb":
-        return Format.WANDB
-    if path.suffix == ".csv":
-        return Format.CSV
-    if path.suffix == ".jsonl" or head.lstrip()[:1] == b"{":
-        return Format.EVENTS if b'"event"' in head else Format.METRICS
-    if head.count(b"\0") > len(head) // 1000:
-        raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), or a .wandb file")
-    return Format.LOG
-
-
-def _files_in(folder: Path) -> list[Input]:
+def _files_in(folder: Path) -> list[Path]:
     own = [path for path in (folder / "metrics.jsonl", folder / "events.jsonl") if path.is_file()]
     logs = sorted(path for path in folder.glob("*.log*") if path.is_file() and path.suffix != ".tail")
     merged = [path for path in logs if path.name == "merged.log"]
@@ -119,14 +81,11 @@ def _files_in(folder: Path) -> list[Input]:
     files = [*own, *logs, *sorted(folder.glob("*.csv")), *sorted(folder.glob("*.wandb"))]
     if not own and not any(path.stat().st_size for path in logs):
         files += sorted(folder.glob("**/offline-run-*/*.wandb")) + sorted(folder.glob("files/*.wandb"))
-    inputs = [_input_of_a_folder(path) for path in files if path.stat().st_size]
-    if any(one.format is not Format.NONE for one in inputs):
-        return inputs
-    if inputs:
-        _format_of(inputs[0].path)  # raises: says what it is instead
-    if files:
-        raise DataError(f"every log in {folder} is empty", "the run wrote nothing; look at its launcher's own output")
-    raise DataError(f"{folder} holds no log", _runs_below(folder))
+    if not files:
+        raise DataError(f"{folder} holds no log", _runs_below(folder))
+    if filled := [path for path in files if path.stat().st_size]:
+        return filled
+    raise DataError(f"every log in {folder} is empty", "the run wrote nothing; look at its launcher's own output")
 
 
 def _runs_below(folder: Path) -> str:
@@ -152,7 +111,9 @@ def read_inputs(
     refused: list[DataError] = []
     for one in inputs:
         try:
-            read.append(_read(one, names, metric, lambda done, before=before: on_progress(before + done)))  # type: ignore[misc]
+            read.append(_read(one.path, names, metric, lambda done, before=before: on_progress(before + done)))  # type: ignore[misc]
+        except OSError as error:
+            raise _unreadable(one.path, error) from error
         except DataError as error:
             if one.is_named:
                 raise
@@ -167,7 +128,7 @@ def read_inputs(
     rewards = [key for key in contents.keys if "reward" in key] or contents.keys
     if metric and not any(is_metric(key, metric) for key in contents.keys):
         raise DataError(f"--metric {metric} is in none of the files", f"keys: {_some(rewards)}")
-    only_tables = all(one.format in (Format.CSV, Format.WANDB) for one in inputs)
+    only_tables = all(source.what.startswith("WandB") for source in contents.sources)
     if only_tables and not np.isfinite(contents.steps.column(REWARD)).any():
         raise DataError(
             f"no step in {', '.join(str(one.path) for one in inputs[:3])} has a reward that is known as one",
@@ -176,20 +137,22 @@ def read_inputs(
     return contents
 
 
-def _read(one: Input, names: FigureNames, metric: str, on_progress: Callable[[int], None]) -> Contents:
-    match one.format:
-        case Format.NONE:
-            raise DataError(one.problem)
-        case Format.METRICS:
-            return read_metrics(one.path, names)
-        case Format.EVENTS:
-            return read_events(one.path)
-        case Format.CSV:
-            return read_csv(one.path, names, metric)
-        case Format.WANDB:
-            return read_offline(one.path, names)
-        case Format.LOG:
-            return read_log(one.path, names, on_progress)
+def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[int], None]) -> Contents:
+    """By its first bytes and its name. Raises DataError where it is nothing that can be read here."""
+    with path.open("rb") as file:
+        head = file.read(65536)
+    for magic, command in PACKED.items():
+        if head.startswith(magic):
+            raise DataError(f"{path} is packed", f"unpack it first: {command} {path}")
+    if head.startswith(MAGIC) or path.suffix == ".wandb":
+        return read_offline(path, names)
+    if path.suffix == ".csv":
+        return read_csv(path, names, metric)
+    if path.suffix == ".jsonl" or head.lstrip()[:1] == b"{":
+        return read_events(path) if b'"event"' in head else read_metrics(path, names)
+    if head.count(b"\0") > len(head) // 1000:
+        raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), or a .wandb file")
+    return read_log(path, names, on_progress)
 
 
 # ── joining ──

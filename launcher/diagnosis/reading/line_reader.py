@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from launcher.base.errors import StorageError
-
 BLOCK_BYTES = 8 * 2**20
 LONGEST_CARRY = 4 * BLOCK_BYTES
 """A line, or a table, that is longer is cut: it would take its size in memory."""
@@ -60,17 +58,14 @@ def read_blocks(path: Path, pattern: str, hold: Hold) -> Iterator[tuple[LineBloc
     """The blocks of a file in order, each with how many bytes are read so far. While one is looked at, the next is read
     and searched: Arrow and the disk need no interpreter.
 
-    Raises StorageError where the file can't be read. What is appended meanwhile is left: a live log has no end.
+    What is appended meanwhile is not read: a live log has no end.
     """
-    try:
-        with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "read-ahead") as ahead:
-            blocks = _blocks(file, path.stat().st_size, pattern, hold)
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "read-ahead") as ahead:
+        blocks = _blocks(file, path.stat().st_size, pattern, hold)
+        coming = ahead.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
             coming = ahead.submit(next, blocks, None)
-            while (block := coming.result()) is not None:
-                coming = ahead.submit(next, blocks, None)
-                yield block
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}", "check its permissions") from error
+            yield block
 
 
 def _blocks(file: IO[bytes], size: int, pattern: str, hold: Hold) -> Iterator[tuple[LineBlock, int]]:

@@ -62,7 +62,6 @@ class LogFile:
         self._pauses = ServerPauses(path.name)
         self._first_time: float | None = None
         self._last_time: float | None = None
-        self._step: int | None = None
         self.known_lines = 0
         self.total_steps = 0
 
@@ -70,15 +69,15 @@ class LogFile:
         """Collect from a block; no step's tables continue beyond it."""
         steps = block.matching(block.picked, STEP)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
-        befores = [self._step]
+        befores = [self._steps.last_step]
         for index, number in enumerate(steps):
             table = read_step(block.data, bounds[index], bounds[index + 1])
             if table is not None:
                 self._add_step(block, int(number), table.global_step, table.values)
                 self.total_steps = max(self.total_steps, table.total_steps)
-            befores.append(self._step)
+            befores.append(self._steps.last_step)
         rest = np.setdiff1d(block.picked, steps, assume_unique=True)
-        self._add_happenings(block, rest, steps, befores)
+        self._add_log_events(block, rest, steps, befores)
         self._look_at_times(block)
         self.known_lines += len(block.picked)
 
@@ -87,11 +86,10 @@ class LogFile:
         if len(self._keys) < 1000:
             self._keys.update(values)
         self._steps.append(global_step, time, self._names.pick(values))
-        self._step = global_step
         if self._role is Role.UNKNOWN:
             self._role = Role.TRAINER
 
-    def _add_happenings(self, block: LineBlock, rest: Ints, steps: Ints, befores: list[int | None]) -> None:
+    def _add_log_events(self, block: LineBlock, rest: Ints, steps: Ints, befores: list[int | None]) -> None:
         for kind, numbers in _by_kind(block, rest).items():
             places, firsts, counts = np.unique(np.searchsorted(steps, numbers), return_index=True, return_counts=True)
             for place, first, count in zip(places, firsts, counts, strict=True):

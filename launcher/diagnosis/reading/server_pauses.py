@@ -24,7 +24,6 @@ MOST_KEPT = 200
 NEAR = (512, SAMPLE_BYTES)
 """Bytes before a place in which the last date is looked for, near first."""
 
-Pause = tuple[float, float]
 Dated = tuple[int, float]
 """A place in the data, and its date."""
 Look = Callable[[bytes, int, int], Dated | None]
@@ -36,7 +35,8 @@ class ServerPauses:
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: dict[Kind, float] = {}
-        self._kept: dict[Kind, list[tuple[float, Pause]]] = {Kind.SILENCE: [], Kind.NO_TOKENS: []}
+        self._longest: dict[Kind, list[tuple[float, float]]] = {Kind.SILENCE: [], Kind.NO_TOKENS: []}
+        """(seconds, begin) of each pause, a heap."""
 
     @property
     def makes_tokens(self) -> bool:
@@ -63,36 +63,34 @@ class ServerPauses:
         self._alive_at(kind, until[1])
 
     def _alive_at(self, kind: Kind, time: float) -> None:
-        last = self._last.get(kind)
-        if last is not None and time - last >= SHORTEST_S:
-            heapq.heappush(self._kept[kind], (time - last, (last, time)))
-            if len(self._kept[kind]) > MOST_KEPT:
-                heapq.heappop(self._kept[kind])
-        if last is None or time > last:
-            self._last[kind] = time
+        last = self._last.get(kind, time)
+        if time - last >= SHORTEST_S:
+            heapq.heappush(self._longest[kind], (time - last, last))
+            if len(self._longest[kind]) > MOST_KEPT:
+                heapq.heappop(self._longest[kind])
+        self._last[kind] = max(last, time)
 
     def found(self, end: float | None) -> list[LogEvent]:
         """The longest pauses, in order; and since when there was none to the end, with the fact `is_last`."""
-        log_events = [
-            self._log_event(kind, pause, is_last=False)
-            for kind, kept in self._kept.items()
-            for _, pause in sorted(kept, key=lambda item: item[1][0])
+        events = [
+            self._pause(kind, begin, seconds, is_last=False)
+            for kind, pauses in self._longest.items()
+            for seconds, begin in sorted(pauses, key=lambda pause: pause[1])
         ]
         if (last := self._last.get(Kind.NO_TOKENS)) is not None:
-            until = last if end is None else max(end, last)
-            log_events.append(self._log_event(Kind.NO_TOKENS, (last, until), is_last=True))
-        return log_events
+            seconds = 0.0 if end is None else max(end - last, 0.0)
+            events.append(self._pause(Kind.NO_TOKENS, last, seconds, is_last=True))
+        return events
 
-    def _log_event(self, kind: Kind, pause: Pause, *, is_last: bool) -> LogEvent:
-        begin, end = pause
+    def _pause(self, kind: Kind, begin: float, seconds: float, *, is_last: bool) -> LogEvent:
         return LogEvent(
             kind=kind,
             role=Role.SERVER,
             time=begin,
-            last_time=end,
-            text=f"no {'line' if kind is Kind.SILENCE else 'batch'} for {say_duration(end - begin)}",
+            last_time=begin + seconds,
+            text=f"no {'line' if kind is Kind.SILENCE else 'batch'} for {say_duration(seconds)}",
             where=self._name,
-            facts={"seconds": end - begin, "is_last": is_last},
+            facts={"seconds": seconds, "is_last": is_last},
         )
 
 
