@@ -39,7 +39,7 @@ from launcher.policy.actions import (
     ResumeTrainer,
 )
 from launcher.policy.canary_policy import is_sound
-from launcher.policy.reconcile_trainer import damage_stands
+from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S = 30.0
@@ -295,7 +295,7 @@ class ActionExecutor:
     async def _save(self) -> None:
         view = self._trainer.view
         incident = self._eyes.incident(time.monotonic())
-        damaged = damage_stands(incident, self._trainer.facts())
+        damaged = holds_damage(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)
         if damaged and incident is not None and (first := first_damaged(incident)) is not None:

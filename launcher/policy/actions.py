@@ -19,7 +19,7 @@ class PauseTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeTrainer:
-    """The step loop goes on."""
+    """The step loop continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class RestartServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonServer:
-    """Mark it FAILED: the run goes on with the others."""
+    """Mark it FAILED: the run continues with the others."""
 
     name: str
     reason: str
@@ -70,14 +70,14 @@ class AbandonServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinServer:
-    """Take a server into the fleet that was asked to join: from then on it is started and mended as the others."""
+    """Take a server into the fleet that was asked to join: from then on it is started and repaired as the others."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveServer:
-    """Take a server out of traffic, let what it is at end or move, stop it, and forget it."""
+    """Take a server out of traffic, let its requests finish or migrate, stop it, and forget it."""
 
     name: str
     reason: str
@@ -107,7 +107,7 @@ class AdmitServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """End the run: stop everything in reverse order. After ERRORED what is sound is saved and the way on is said."""
+    """End the run: stop everything in reverse order. After ERRORED what is sound is saved first."""
 
     reason: str
     word: TerminalStatus = TerminalStatus.ERRORED

@@ -16,7 +16,7 @@ from launcher.base.messages import Cause, Health, Rejection, ServerState
 from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, RestartServer
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead
-from launcher.policy.reconcile_trainer import TRAINER, damage_stands
+from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 
@@ -159,7 +159,7 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
     for server in seen.servers:
         if server.name == one.subject:
             return _ending_of_server(one, server, trainer)
-    if _is_stepping(trainer) and not damage_stands(seen.incident, trainer):
+    if _is_stepping(trainer) and not holds_damage(seen.incident, trainer):
         return Ending(incident=one, reason="training is done" if trainer.is_finished else "training continues")
     return None
 

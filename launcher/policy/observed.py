@@ -1,7 +1,7 @@
-"""What the plan of recovery is made from, and what it is made of.
+"""The input and the output of a recovery plan.
 
-Everything is what is seen now, of living processes and of the disk; nothing is the memory of an event. So a
-Coordinator that was killed knows after one look what its predecessor knew.
+The input is only what is seen now, of living processes and of the disk, never the memory of an event. So a Coordinator
+that replaces a killed one knows after one look what its predecessor knew.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from launcher.policy.run_state import RunState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """One server slot.
+    """One server of the fleet.
 
     `lineage`: how many restores lay behind the trainer's weights when it got its own. After a restore the same
     version numbers are used again for other weights, so a server that slept through one could pass for current.
     `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
     never completed before, with tokens of this server. `is_loading`: the trainer sends it weights by itself, within a
-    deadline: behind meanwhile, it is nobody's to mend. `homeless_since`: since when no node has had room for it; None
-    where it has a place.
+    deadline: while it is behind, nobody has to repair it. `homeless_since`: since when no node has had room for it,
+    None where it has a place.
     """
 
     name: str
@@ -46,7 +46,7 @@ class TrainerFacts:
     """The trainer.
 
     `is_loaded`: its weights are those of a checkpoint, or the first ones, by order; a fresh process is not.
-    `is_paused`: the loop stands and has said so. `is_publishing`: from the optimizer step until every server has
+    `is_paused`: the loop has stopped and confirmed it. `is_publishing`: from the optimizer step until every server has
     confirmed the new version or has been given up; meanwhile versions differ by right.
     `homeless_since`: as of a server.
     """
@@ -71,7 +71,7 @@ class Observed:
     (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers). `under_way`: actions ordered and
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.
-    `ending`: the word with which the run is being shut down. `is_stopped`: nothing of it is left running.
+    `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
     `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `joining`, `leaving`: servers that were
     asked to join, and those that were asked to leave and have not left, with the reason. `newcomers`: those that joined
     and have not served yet; that one of them has no weights is no incident.

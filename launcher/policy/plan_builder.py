@@ -1,4 +1,4 @@
-"""A plan while it is being made: what is ordered so far, and what it must not order again."""
+"""Builds a plan: what is ordered so far, and what must not be ordered again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = "and nothing may give way (memory.give_way=false)"
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """`halt_reason`, once set, is the whole plan. `restore_reason`: why servers need the trainer to go back."""
+    """Once `halt_reason` is set, the plan is to halt. `restore_reason`: why servers need the trainer to go back."""
 
     seen: Observed
     history: Sequence[RepairAttempt]
@@ -59,6 +59,16 @@ class PlanBuilder:
             return False
         return True
 
+    def wait_for_node(self, name: str, since: float, end: str) -> None:
+        """`name` ended with its node, and no other has had room for it `since`: no restart makes any. `end`: its
+        reason to halt, once cluster.node_wait_s is over."""
+        give_up_at = since + self.config.cluster.node_wait_s
+        if self.now < give_up_at:
+            self.reasons.append(f"{name} waits for a node with room for it")
+            self.wake_at.append(give_up_at)
+        else:
+            self.halt(f"{end} for {self.now - since:.0f} s (cluster.node_wait_s)")
+
     def next_repair(
         self, cause: Cause, subject: str, *, progress_at: float | None, without: frozenset[Rung] = frozenset()
     ) -> Repair:
@@ -77,7 +87,7 @@ class PlanBuilder:
         return ran_out is not None and not self.config.memory.give_way
 
     def give_way(self, ran_out: RanOut | None) -> tuple[Overrides, str]:
-        """The settings of the next rung of the memory ladder; none where memory did not run out, or no rung is left."""
+        """The next rung of the memory ladder, and why; none where memory did not run out, or no rung is left."""
         if ran_out is None:
             return NO_OVERRIDES, ""
         rung = next_rung(ran_out, self.seen.memory, self.seen.tried, self.config.memory)

@@ -1,7 +1,7 @@
-"""The fleet's part of a plan: whoever was asked to join joins, whoever was asked to leave leaves.
+"""The fleet's part of a plan: servers that were asked to join or to leave do so.
 
-A server leaves only while another one serves: its work has to go somewhere. It is neither restarted nor sent weights
-any more, and no failure of it counts against anybody.
+A server leaves only while another one serves: its requests need a place. From the order on it is neither restarted nor
+sent weights, and no failure of it is counted.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def change_to(servers: int, staying: Sequence[str], *, without: Collection[str] 
     return FleetChange(joins=max(0, servers - len(kept)), leaves=leaves)
 
 
-def mend_fleet(draft: PlanBuilder) -> None:
-    seen = draft.seen
+def reconcile_fleet(builder: PlanBuilder) -> None:
+    seen = builder.seen
     known = {server.name: server for server in seen.servers}
     for name in seen.joining:
         if name not in known and name not in seen.leaving:
-            draft.order(JoinServer(name=name), reason=f"{name} joins")
+            builder.order(JoinServer(name=name), reason=f"{name} joins")
     for name, reason in seen.leaving.items():
         server = known.get(name)
-        if server is None or is_dead(server) or _another_serves(draft):
-            draft.order(LeaveServer(name=name, reason=reason))
+        if server is None or is_dead(server) or _another_serves(builder):
+            builder.order(LeaveServer(name=name, reason=reason))
         else:
-            draft.reasons.append(f"{name} leaves when another one serves")
+            builder.reasons.append(f"{name} leaves when another one serves")
 
 
-def _another_serves(draft: PlanBuilder) -> bool:
-    seen = draft.seen
+def _another_serves(builder: PlanBuilder) -> bool:
+    seen = builder.seen
     return any(
         server.state is ServerState.READY
         and not is_dead(server)

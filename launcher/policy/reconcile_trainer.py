@@ -15,108 +15,100 @@ TRAINER = "trainer"
 NOT_OF_THE_TRAINER = frozenset({Rung.RETRY, Rung.SERVER, Rung.FLEET})
 
 
-def damage_stands(incident: Incident | None, trainer: TrainerFacts) -> bool:
+def holds_damage(incident: Incident | None, trainer: TrainerFacts) -> bool:
     """Are the trainer's weights from after the damage began? After a restore to before it, no longer."""
     damaged = first_damaged(incident) if incident is not None else None
     return damaged is not None and trainer.is_loaded and trainer.next_step - 1 >= damaged
 
 
-def mend_trainer(draft: PlanBuilder) -> None:
+def reconcile_trainer(builder: PlanBuilder) -> None:
     """Orders what the trainer needs first, if anything."""
-    seen, trainer = draft.seen, draft.seen.trainer
-    if draft.does(RestartTrainer) or draft.does(RestoreTrainer):
+    seen, trainer = builder.seen, builder.seen.trainer
+    if builder.does(RestartTrainer) or builder.does(RestoreTrainer):
         return
     if trainer.verdict.health is Health.DEAD and trainer.homeless_since is not None:
-        _wait_for_a_node(draft, trainer.homeless_since)
+        end = f"{trainer.verdict.reason}; no node has had room for the trainer"
+        builder.wait_for_node("the trainer", trainer.homeless_since, end)
     elif trainer.verdict.health is Health.DEAD:
-        _restart(draft)
+        _restart(builder)
     elif not trainer.is_loaded:
-        _load(draft)
-    elif damage_stands(seen.incident, trainer):
-        _pause_then_restore(draft)
+        _load(builder)
+    elif holds_damage(seen.incident, trainer):
+        _pause_then_restore(builder)
     elif seen.incident is not None and seen.incident.cause is Cause.VERIFIER_BROKEN:
-        _wait_for_the_verifier(draft, seen.incident)
+        _wait_for_the_verifier(builder, seen.incident)
 
 
-def _wait_for_a_node(draft: PlanBuilder, since: float) -> None:
-    """It ended with its node, and no other has room for it: no restart makes any."""
-    give_up_at = since + draft.config.cluster.node_wait_s
-    if draft.now < give_up_at:
-        draft.reasons.append("the trainer waits for a node with room for it")
-        draft.wake_at.append(give_up_at)
-    else:
-        waited = f"for {draft.now - since:.0f} s (cluster.node_wait_s)"
-        draft.halt(f"{draft.seen.trainer.verdict.reason}; no node has had room for the trainer {waited}")
-
-
-def _restart(draft: PlanBuilder) -> None:
-    trainer = draft.seen.trainer
+def _restart(builder: PlanBuilder) -> None:
+    trainer = builder.seen.trainer
     cause = trainer.verdict.cause or Cause.TRAINER_CRASH
-    if draft.must_keep_its_settings(trainer.ran_out):
-        draft.halt(f"{cause} ({trainer.ran_out}), {KEPT}; {trainer.verdict.reason}")
+    if builder.must_keep_its_settings(trainer.ran_out):
+        builder.halt(f"{cause} ({trainer.ran_out}), {KEPT}; {trainer.verdict.reason}")
         return
-    overrides, rung_reason = draft.give_way(trainer.ran_out)
-    repair = draft.next_repair(cause, TRAINER, progress_at=draft.seen.progress_at, without=NOT_OF_THE_TRAINER)
+    overrides, rung_reason = builder.give_way(trainer.ran_out)
+    repair = builder.next_repair(cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER)
     # Each rung of the memory ladder is another repair, and the ladder ends: the budget is for the same one again.
     if repair.rung is Rung.HALT and not overrides:
-        draft.halt("; ".join(filter(None, [repair.reason, trainer.verdict.reason, rung_reason])))
-    elif overrides or draft.is_due(repair):
+        builder.halt("; ".join(filter(None, [repair.reason, trainer.verdict.reason, rung_reason])))
+    elif overrides or builder.is_due(repair):
         reason = "; ".join(filter(None, [trainer.verdict.reason, rung_reason or repair.reason]))
-        draft.order(
-            RestartTrainer(reason=reason, overrides=overrides), attempt=draft.attempt(cause, TRAINER, Rung.RESTORE)
+        builder.order(
+            RestartTrainer(reason=reason, overrides=overrides), attempt=builder.attempt(cause, TRAINER, Rung.RESTORE)
         )
         if AT_ITS_START & overrides.keys():  # a server holds what it took until it is started anew
-            for server in draft.seen.servers:
-                draft.order(RestartServer(name=server.name, reason=f"it makes room for the trainer: {rung_reason}"))
+            for server in builder.seen.servers:
+                builder.order(RestartServer(name=server.name, reason=f"it makes room for the trainer: {rung_reason}"))
 
 
-def _load(draft: PlanBuilder) -> None:
+def _load(builder: PlanBuilder) -> None:
     """A fresh trainer: the newest checkpoint, or where there is damage the one from before it."""
-    incident = draft.seen.incident
-    if draft.seen.trainer.verdict.health is not Health.HEALTHY:
+    incident = builder.seen.incident
+    if builder.seen.trainer.verdict.health is not Health.HEALTHY:
         return
     if incident is not None and first_damaged(incident) is not None:
-        restore(draft, incident)
+        restore(builder, incident)
         return
-    repair = draft.next_repair(Cause.CHECKPOINT_CORRUPT, TRAINER, progress_at=draft.seen.progress_at)
-    choice = choose(draft.seen.checkpoints, None, draft.history, draft.config.restore)
+    repair = builder.next_repair(Cause.CHECKPOINT_CORRUPT, TRAINER, progress_at=builder.seen.progress_at)
+    choice = choose(builder.seen.checkpoints, None, builder.history, builder.config.restore)
     if repair.rung is Rung.HALT or choice.global_step is None:
-        draft.halt(f"{repair.reason}; {choice.reason}")
-    elif not draft.is_due(repair):
+        builder.halt(f"{repair.reason}; {choice.reason}")
+    elif not builder.is_due(repair):
         return
     elif repair.rung is Rung.RETRY:
-        attempt = draft.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RETRY, restored_step=choice.global_step)
-        draft.order(RestoreTrainer(global_step=choice.global_step, reason=choice.reason), attempt=attempt)
+        attempt = builder.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RETRY, restored_step=choice.global_step)
+        builder.order(RestoreTrainer(global_step=choice.global_step, reason=choice.reason), attempt=attempt)
     else:
-        attempt = draft.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RESTORE)
-        draft.order(RestartTrainer(reason=repair.reason), attempt=attempt)
+        attempt = builder.attempt(Cause.CHECKPOINT_CORRUPT, TRAINER, Rung.RESTORE)
+        builder.order(RestartTrainer(reason=repair.reason), attempt=attempt)
 
 
-def _pause_then_restore(draft: PlanBuilder) -> None:
-    incident = draft.seen.incident
+def _pause_then_restore(builder: PlanBuilder) -> None:
+    incident = builder.seen.incident
     if incident is None:
         return
-    if not draft.seen.trainer.is_paused:
-        draft.order(PauseTrainer(reason=incident.reason))
+    if not builder.seen.trainer.is_paused:
+        builder.order(PauseTrainer(reason=incident.reason))
     else:
-        restore(draft, incident)
+        restore(builder, incident)
 
 
-def restore(draft: PlanBuilder, incident: Incident) -> None:
+def restore(builder: PlanBuilder, incident: Incident) -> None:
     """Go back to before `incident`, and condemn what came after. Halts where that can't help."""
-    choice = choose(draft.seen.checkpoints, incident, draft.history, draft.config.restore)
-    repair = draft.next_repair(incident.cause, TRAINER, progress_at=draft.seen.progress_at, without=NOT_OF_THE_TRAINER)
+    choice = choose(builder.seen.checkpoints, incident, builder.history, builder.config.restore)
+    repair = builder.next_repair(
+        incident.cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER
+    )
     if choice.global_step is None or repair.rung is Rung.HALT:
-        draft.halt("; ".join([incident.reason, choice.reason if choice.global_step is None else repair.reason]))
-    elif draft.is_due(repair):
-        _condemn(draft, incident)
-        draft.order(
+        builder.halt("; ".join([incident.reason, choice.reason if choice.global_step is None else repair.reason]))
+    elif builder.is_due(repair):
+        _condemn(builder, incident)
+        builder.order(
             RestoreTrainer(
                 global_step=choice.global_step,
                 reason=f"{incident.reason}; {choice.reason}",
                 onset_step=incident.onset_step,
             ),
-            attempt=draft.attempt(
+            attempt=builder.attempt(
                 incident.cause,
                 TRAINER,
                 Rung.RESTORE,
@@ -126,20 +118,20 @@ def restore(draft: PlanBuilder, incident: Incident) -> None:
         )
 
 
-def _condemn(draft: PlanBuilder, incident: Incident) -> None:
+def _condemn(builder: PlanBuilder, incident: Incident) -> None:
     damaged = first_damaged(incident)
     if damaged is None:
         return
-    if any(checkpoint.global_step >= damaged for checkpoint in newest_first(draft.seen.checkpoints)):
-        draft.order(CondemnCheckpoints(after_step=damaged - 1, reason=incident.reason))
+    if any(checkpoint.global_step >= damaged for checkpoint in newest_first(builder.seen.checkpoints)):
+        builder.order(CondemnCheckpoints(after_step=damaged - 1, reason=incident.reason))
 
 
-def _wait_for_the_verifier(draft: PlanBuilder, incident: Incident) -> None:
-    """No restart mends a reward function; a person may, while nothing is lost. After the patience the run says so."""
-    give_up_at = incident.since + draft.config.reward_health.verifier_patience_s
-    if not draft.seen.trainer.is_paused:
-        draft.order(PauseTrainer(reason=incident.reason))
-    elif draft.now >= give_up_at:
-        draft.halt(f"the reward function is broken: {incident.reason}")
+def _wait_for_the_verifier(builder: PlanBuilder, incident: Incident) -> None:
+    """No restart repairs a reward function; a person may, while nothing is lost. After the patience the run halts."""
+    give_up_at = incident.since + builder.config.reward_health.verifier_patience_s
+    if not builder.seen.trainer.is_paused:
+        builder.order(PauseTrainer(reason=incident.reason))
+    elif builder.now >= give_up_at:
+        builder.halt(f"the reward function is broken: {incident.reason}")
     else:
-        draft.wake_at.append(give_up_at)
+        builder.wake_at.append(give_up_at)

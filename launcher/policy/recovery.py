@@ -20,9 +20,9 @@ from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
-from launcher.policy.reconcile_fleet import mend_fleet
-from launcher.policy.reconcile_servers import is_current, is_dead, is_homeless, mend_servers
-from launcher.policy.reconcile_trainer import damage_stands, mend_trainer
+from launcher.policy.reconcile_fleet import reconcile_fleet
+from launcher.policy.reconcile_servers import is_current, is_dead, is_homeless, reconcile_servers
+from launcher.policy.reconcile_trainer import holds_damage, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
 
@@ -39,19 +39,19 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         return _end(seen, Halt(reason=reason, word=word))
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         return _end(seen, Halt(reason=_no_monitor(seen.monitor_silent_s)))
-    draft = PlanBuilder(seen=seen, history=history, config=config, now=now)
-    mend_trainer(draft)
-    mend_servers(draft)
-    mend_fleet(draft)
-    _hold_or_resume(draft)
-    if draft.halt_reason:
-        return _end(seen, Halt(reason=draft.halt_reason))
+    builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
+    reconcile_trainer(builder)
+    reconcile_servers(builder)
+    reconcile_fleet(builder)
+    _hold_or_resume(builder)
+    if builder.halt_reason:
+        return _end(seen, Halt(reason=builder.halt_reason))
     return RecoveryPlan(
-        actions=tuple(draft.actions),
-        state=transition(seen.state, _next_state(draft)),
-        reason="; ".join(draft.reasons) or seen.hold_reason or "nothing to do",
-        attempts=tuple(draft.attempts),
-        wake_at=min(draft.wake_at, default=None),
+        actions=tuple(builder.actions),
+        state=transition(seen.state, _next_state(builder)),
+        reason="; ".join(builder.reasons) or seen.hold_reason or "nothing to do",
+        attempts=tuple(builder.attempts),
+        wake_at=min(builder.wake_at, default=None),
     )
 
 
@@ -61,7 +61,7 @@ def _end(seen: Observed, halt: Halt) -> RecoveryPlan:
 
 
 def _no_monitor(silent_s: float) -> str:
-    """No step is taken without its word, and Ray has started it again each time: this would go on for ever."""
+    """No step is taken without its answer, and Ray has restarted it each time: this would never end."""
     return (
         f"the HealthMonitor has answered nobody for {silent_s:.0f} s, more than health.monitor_silence_s; "
         "ray.log in the run's logs says why"
@@ -69,7 +69,7 @@ def _no_monitor(silent_s: float) -> str:
 
 
 def _shut_down(seen: Observed) -> RecoveryPlan:
-    """Go on with it, also where whoever began it was killed; its word stands."""
+    """Continue it, also where the Coordinator that began it was killed; the status that it chose stays."""
     word = seen.ending or TerminalStatus.ERRORED
     if seen.is_stopped:
         shutting_down = transition(seen.state, RunState.SHUTTING_DOWN)
@@ -81,51 +81,51 @@ def _shut_down(seen: Observed) -> RecoveryPlan:
     return RecoveryPlan(actions=() if under_way else (halt,), state=RunState.SHUTTING_DOWN, reason=halt.reason)
 
 
-def _hold_or_resume(draft: PlanBuilder) -> None:
-    trainer, hold = draft.seen.trainer, draft.seen.hold_reason
-    if trainer.verdict.health is Health.DEAD or not trainer.is_loaded or _is_restoring(draft):
+def _hold_or_resume(builder: PlanBuilder) -> None:
+    trainer, hold = builder.seen.trainer, builder.seen.hold_reason
+    if trainer.verdict.health is Health.DEAD or not trainer.is_loaded or _is_restoring(builder):
         return
     if hold and not trainer.is_paused:
-        draft.order(PauseTrainer(reason=hold))
-    if trainer.is_paused and not _why_paused(draft) and _can_serve(draft):
-        draft.order(ResumeTrainer(), reason="the trainer can go on")
+        builder.order(PauseTrainer(reason=hold))
+    if trainer.is_paused and not _why_paused(builder) and _can_serve(builder):
+        builder.order(ResumeTrainer(), reason="the trainer can resume")
 
 
-def _why_paused(draft: PlanBuilder) -> str:
+def _why_paused(builder: PlanBuilder) -> str:
     """Why the trainer must not step now, beyond the want of a server; "" if it may."""
-    incident = draft.seen.incident
-    if draft.seen.hold_reason:
-        return draft.seen.hold_reason
+    incident = builder.seen.incident
+    if builder.seen.hold_reason:
+        return builder.seen.hold_reason
     if incident is not None and (
-        incident.cause is Cause.VERIFIER_BROKEN or damage_stands(incident, draft.seen.trainer)
+        incident.cause is Cause.VERIFIER_BROKEN or holds_damage(incident, builder.seen.trainer)
     ):
         return incident.reason
-    return draft.restore_reason
+    return builder.restore_reason
 
 
-def _can_serve(draft: PlanBuilder) -> bool:
+def _can_serve(builder: PlanBuilder) -> bool:
     return any(
-        server.state is ServerState.READY and not is_dead(server) and is_current(server, draft.seen.trainer)
-        for server in draft.seen.servers
+        server.state is ServerState.READY and not is_dead(server) and is_current(server, builder.seen.trainer)
+        for server in builder.seen.servers
     )
 
 
-def _is_restoring(draft: PlanBuilder) -> bool:
-    return draft.does(RestartTrainer) or draft.does(RestoreTrainer)
+def _is_restoring(builder: PlanBuilder) -> bool:
+    return builder.does(RestartTrainer) or builder.does(RestoreTrainer)
 
 
-def _next_state(draft: PlanBuilder) -> RunState:
+def _next_state(builder: PlanBuilder) -> RunState:
     """The state that says what is being done; until the trainer steps, or is held where it could, INITIALIZING."""
-    seen, trainer = draft.seen, draft.seen.trainer
+    seen, trainer = builder.seen, builder.seen.trainer
     steps = trainer.is_loaded and not trainer.is_paused and trainer.verdict.health is not Health.DEAD
-    if seen.state is RunState.INITIALIZING and not (steps and _can_serve(draft)):
-        is_held = trainer.is_loaded and trainer.is_paused and bool(seen.hold_reason) and _can_serve(draft)
+    if seen.state is RunState.INITIALIZING and not (steps and _can_serve(builder)):
+        is_held = trainer.is_loaded and trainer.is_paused and bool(seen.hold_reason) and _can_serve(builder)
         return RunState.PAUSED if is_held and trainer.verdict.health is not Health.DEAD else RunState.INITIALIZING
-    if _is_restoring(draft) or trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
+    if _is_restoring(builder) or trainer.verdict.health is Health.DEAD or not trainer.is_loaded:
         state = RunState.RESTORING
-    elif _why_paused(draft):
+    elif _why_paused(builder):
         state = RunState.PAUSED
-    elif _is_repairing(draft):
+    elif _is_repairing(builder):
         state = RunState.REPAIRING
     elif trainer.is_paused:
         state = seen.state if seen.state is not RunState.RUNNING else RunState.PAUSED
@@ -135,10 +135,10 @@ def _next_state(draft: PlanBuilder) -> RunState:
     return RunState.INITIALIZING if seen.state is RunState.INITIALIZING and state is not RunState.RUNNING else state
 
 
-def _is_repairing(draft: PlanBuilder) -> bool:
+def _is_repairing(builder: PlanBuilder) -> bool:
     settled = {ServerState.READY, ServerState.SUSPECT, ServerState.STOPPED, ServerState.FAILED}
-    return draft.does(RestartServer) or any(
+    return builder.does(RestartServer) or any(
         server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)
-        for server in draft.seen.servers
+        for server in builder.seen.servers
         if not is_homeless(server)
     )

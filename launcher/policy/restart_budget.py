@@ -13,6 +13,7 @@ import enum
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from launcher.base.messages import Cause
 from launcher.config.supervision import RestartConfig
@@ -60,7 +61,7 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.CHECKPOINT_CORRUPT: (Rung.RETRY, *OF_THE_TRAINER),
     Cause.VERIFIER_BROKEN: OF_THE_TRAINER,
 }
-"""From the smallest repair that can help to the last word."""
+"""From the smallest repair that can help to the end of the run."""
 
 SHARED_RUNGS = frozenset({Rung.FLEET, Rung.RESTORE})
 
@@ -109,13 +110,19 @@ def next_repair(
 
 def budget_of(rung: Rung, settings: RestartConfig) -> int:
     """How often a rung is tried before the next."""
-    budgets = {
-        Rung.RETRY: settings.retry,
-        Rung.SERVER: settings.server,
-        Rung.FLEET: settings.fleet,
-        Rung.RESTORE: settings.restore,
-    }
-    return budgets.get(rung, 0)
+    match rung:
+        case Rung.RETRY:
+            return settings.retry
+        case Rung.SERVER:
+            return settings.server
+        case Rung.FLEET:
+            return settings.fleet
+        case Rung.RESTORE:
+            return settings.restore
+        case Rung.HALT:
+            return 0
+        case _:
+            assert_never(rung)
 
 
 def _since_quiet(

@@ -5,8 +5,8 @@
          └──────────────┴──────────────┴──────────────┴────────────┴──► SHUTTING_DOWN ──► FINISHED | ERRORED | ABORTED
 
 INITIALIZING lasts until the trainer steps for the first time, or could and is held: a pause that was asked for before
-the first step leads to PAUSED. Every run ends in a word (P9), and only through SHUTTING_DOWN, so that nothing is left
-running when it has been said.
+the first step leads to PAUSED. Every run ends with a status (P9), and only through SHUTTING_DOWN, so that nothing is
+left running when it is reported.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from launcher.policy.actions import (
 )
 from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.policy.observed import Observed, RecoveryPlan
-from launcher.policy.reconcile_trainer import damage_stands
+from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS
 
@@ -36,7 +36,7 @@ def check_plan(world: World, seen: Observed, made: RecoveryPlan) -> None:
 
 
 def _check_action(world: World, action: Action, seen: Observed, made: RecoveryPlan) -> None:
-    damage = damage_stands(seen.incident, seen.trainer)
+    damage = holds_damage(seen.incident, seen.trainer)
     match action:
         case RestartServer(name=name):
             of_all = any(attempt.rung in (Rung.FLEET, Rung.RESTORE) for attempt in made.attempts)

@@ -131,8 +131,8 @@ def test_the_trainer_is_never_resumed_on_damage_or_a_broken_verifier():
 
 
 def test_without_the_look_at_the_damage_it_would_be_resumed(monkeypatch):
-    monkeypatch.setattr("launcher.policy.reconcile_trainer.damage_stands", lambda incident, trainer: False)
-    monkeypatch.setattr(recovery, "damage_stands", lambda incident, trainer: False)
+    monkeypatch.setattr("launcher.policy.reconcile_trainer.holds_damage", lambda incident, trainer: False)
+    monkeypatch.setattr(recovery, "holds_damage", lambda incident, trainer: False)
     made = decide(observed(incident=COLLAPSE, trainer=PAUSED, state=RunState.PAUSED))
     assert kinds(made) == [ResumeTrainer]
 
