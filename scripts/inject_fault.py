@@ -18,12 +18,11 @@ from launcher.run_files.run_paths import RunPaths, login_name
 from scripts.checkpoints.arguments import seconds
 from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules
-from scripts.faults.find import RunProcesses, find_driver, live_runs, look, title
-from scripts.faults.following import Following
+from scripts.faults.catalog import describe
+from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.interposer import SETTINGS, interpose
-from scripts.faults.kinds import describe
-from scripts.faults.lacking import lacking
-from scripts.faults.place import FaultPlace
+from scripts.faults.run_processes import RunProcesses, find_driver, find_run, live_runs, title
+from scripts.faults.run_progress import RunProgress
 from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm
 
 FIRED, NOT_ALL_FIRED = 0, 1
@@ -73,16 +72,16 @@ def _parser() -> argparse.ArgumentParser:
 def _inject(given: argparse.Namespace) -> int:
     faults = _faults(given)
     paths = _paths(given)
-    found = look(paths)
+    found = find_run(paths)
     for fault in faults:
-        lacking(fault.kind.id, paths, found)
+        fault.kind.check(paths, found)
     rules = Rules(seed=given.seed, within_s=given.within, keep_one=given.keep_one, even_the_last=given.even_the_last)
     campaign = Campaign(paths, rules, say=lambda line: print(line, flush=True))
     if given.dry_run:
         _show(paths, found, faults, campaign)
         return FIRED
     ends = campaign.run(faults)
-    print(f"{ends[FaultChoice.FIRE]} of {len(faults)} fired; see {FaultPlace.of(paths).record}")
+    print(f"{ends[FaultChoice.FIRE]} of {len(faults)} fired; see {FaultPaths.of(paths).record}")
     if ends[FaultChoice.FIRE] == len(faults):
         return FIRED
     return WRONG if ends[FaultChoice.REFUSE] == len(faults) else NOT_ALL_FIRED
@@ -131,12 +130,12 @@ def _interpose(given: argparse.Namespace) -> int:
 
 
 def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[ScheduledFault], campaign: Campaign) -> None:
-    following = Following(paths)
-    following.look()
-    print(f"run      {paths.experiment_name}/{paths.trial_name}, last committed step {following.step}")
+    progress = RunProgress(paths)
+    progress.refresh()
+    print(f"run      {paths.experiment_name}/{paths.trial_name}, last committed step {progress.step}")
     print(f"driver   pid {found.driver.pid}")
     for server in found.servers:
-        ready = "READY" if following.is_ready(server.name, server.http.pid) else "not READY"
+        ready = "READY" if progress.is_ready(server.name, server.http.pid) else "not READY"
         parts = ", ".join(f"{process.pid} {title(process)[:24]}" for process in server.tree)
         print(f"{server.name} {ready} at {server.url}: {parts}")
     print(f"trainer  {'none' if found.trainer is None else f'pid {found.trainer.pid}'}")
@@ -145,7 +144,7 @@ def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[ScheduledFault]
     for fault in in_order(faults):
         against = campaign.last_copy(fault, found)
         print(f"{fault}: {fault.kind.what}" + (f" — now it would be refused: {against}" if against else ""))
-    print(f"nothing was done; it would be written to {FaultPlace.of(paths).record}")
+    print(f"nothing was done; it would be written to {FaultPaths.of(paths).record}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from launcher.html_report.report_writer import write_report
 from launcher.reporting.run_facts import RunFacts
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import DONE, ended, print_json
-from scripts.faults.find import NotLive, find_driver
+from scripts.faults.run_processes import NotLive, find_driver
 from scripts.run_choice import add_run_arguments, chosen_run
 
 

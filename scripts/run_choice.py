@@ -10,7 +10,7 @@ from launcher.base.errors import UsageError
 from launcher.checkpoints.trial_folders import first_missing, folders_in, some_of
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import add_names
-from scripts.faults.find import live_runs
+from scripts.faults.run_processes import live_runs
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

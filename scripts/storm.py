@@ -28,8 +28,8 @@ from launcher.run_files.journal import read_lines, standing_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
+from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.outcome import FaultOutcome, outcomes
-from scripts.faults.place import FaultPlace
 from scripts.faults.schedule import ScheduledFault, storm
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
@@ -133,7 +133,7 @@ def _break(paths: RunPaths, faults: Sequence[ScheduledFault], seed: int) -> None
 
 
 def read(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
-    record, events = list(read_lines(FaultPlace.of(paths).record)), list(read_lines(paths.events))
+    record, events = list(read_lines(FaultPaths.of(paths).record)), list(read_lines(paths.events))
     metrics, ledger = list(read_lines(paths.metrics)), list(read_lines(paths.ledger))
     started = [event for event in events if event.get("event") == "trainer.started"]
     prompts = started[0].get("prompts") if started else None

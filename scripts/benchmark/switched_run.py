@@ -35,7 +35,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.find import look
+from scripts.faults.run_processes import find_run
 
 SCHEDULE = "GRPO_BENCHMARK_SUPERVISION"
 DONE = "supervision.jsonl"
@@ -113,7 +113,7 @@ class Switch:
         self._is_on, self._gate_s = is_on, 0.0
 
     def _find(self) -> dict[str, psutil.Process]:
-        found = look(self._paths)
+        found = find_run(self._paths)
         pids = {name: process.pid for name, process in found.supervisors.items()}
         pids |= {"trainer": os.getpid(), "driver": found.driver.pid}
         for server in found.servers:

@@ -11,18 +11,25 @@ from dataclasses import dataclass
 from launcher.base.durable import make_folder
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.case import Case, Figures
-from scripts.faults.copies import ENDS_SERVER, ENDS_TRAINER, Copies, last_copy
-from scripts.faults.files import whole_checkpoints
-from scripts.faults.find import NotLive, RunProcesses, look
-from scripts.faults.following import Following
-from scripts.faults.hands import HANDS
-from scripts.faults.place import FaultPlace
-from scripts.faults.schedule import FaultChoice, FaultMoment, ScheduledFault, decide, in_order, is_due
+from scripts.faults.disk_faults import complete_checkpoints
+from scripts.faults.fault_paths import FaultPaths
+from scripts.faults.kinds import FaultContext
+from scripts.faults.run_processes import NotLive, RunProcesses, find_run
+from scripts.faults.run_progress import RunProgress
+from scripts.faults.schedule import (
+    COPIES_COUNT,
+    Copies,
+    FaultChoice,
+    FaultMoment,
+    ScheduledFault,
+    decide,
+    in_order,
+    is_due,
+    last_copy,
+)
 from scripts.faults.signals import Missed
 
 LOOK_S = 0.1
-COUNTED = ENDS_SERVER | ENDS_TRAINER | {"T4", "T5", "C7"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +53,8 @@ class Campaign:
         self._say = say
         self._sleep = sleep
         self._draw = random.Random(rules.seed)
-        self._following = Following(paths)
-        self._record = FaultPlace.of(paths).record
+        self._progress = RunProgress(paths)
+        self._record = FaultPaths.of(paths).record
         self._last_fault_at = 0.0
         self._began = time.monotonic()
 
@@ -61,14 +68,15 @@ class Campaign:
         return ends
 
     def _bring_about(self, number: int, fault: ScheduledFault) -> FaultChoice:
-        choice, reason, case = self._wait(fault)
-        if case is None:
+        choice, reason, context = self._wait(fault)
+        if context is None:
             self._write(number, fault, choice.value + "d" if choice is FaultChoice.REFUSE else "missed", reason=reason)
             return choice
         began = {"began_at": time.time(), "began_monotonic": time.monotonic()}
         self._write(number, fault, "begun", reason=reason, **began)
         try:
-            figures: Figures = HANDS[fault.kind.id](case)
+            assert fault.kind.inject is not None  # parse_fault refuses what is out of reach
+            figures = fault.kind.inject(context)
         except Missed as missed:
             self._write(number, fault, "missed", reason=str(missed), **began)
             return FaultChoice.MISS
@@ -77,8 +85,8 @@ class Campaign:
         self._write(number, fault, "fired", reason=reason, **began, **figures)
         return FaultChoice.FIRE
 
-    def _wait(self, fault: ScheduledFault) -> tuple[FaultChoice, str, Case | None]:
-        """Until it is to be brought about, or never. The case is there if and only if it is."""
+    def _wait(self, fault: ScheduledFault) -> tuple[FaultChoice, str, FaultContext | None]:
+        """Until it is to be brought about, or never. The context is there if and only if it is."""
         due_since: float | None = None
         told = ""
         while True:
@@ -88,7 +96,7 @@ class Campaign:
             due_for_s = 0.0 if due_since is None else time.monotonic() - due_since
             choice, reason = decide(fault, moment, due_for_s=due_for_s, within_s=self._rules.within_s)
             if choice is FaultChoice.FIRE and found is not None:
-                return choice, reason, self._case(fault, found)
+                return choice, reason, self._context(fault, found)
             if choice is not FaultChoice.WAIT:
                 return choice, reason, None
             if is_due(fault, moment) and reason != told:
@@ -97,37 +105,37 @@ class Campaign:
             self._sleep(LOOK_S)
 
     def _look(self, fault: ScheduledFault) -> tuple[FaultMoment, RunProcesses | None]:
-        self._following.look()
-        elapsed_s, step = time.monotonic() - self._began, self._following.step
+        self._progress.refresh()
+        elapsed_s, step = time.monotonic() - self._began, self._progress.step
         try:
-            found = look(self._paths)
+            found = find_run(self._paths)
         except NotLive:
             return FaultMoment(elapsed_s=elapsed_s, step=step, run_is_live=False), None
-        recovering = self._following.recovering(fault.kind.role, found, since=self._last_fault_at)
+        recovering = self._progress.recovering(fault.kind.role, found, since=self._last_fault_at)
         moment = FaultMoment(elapsed_s=elapsed_s, step=step, recovering=recovering)
-        if is_due(fault, moment) and not recovering:  # proving checkpoints whole costs their hashes
+        if is_due(fault, moment) and not recovering:  # verifying checkpoints costs their hashes
             moment = FaultMoment(elapsed_s=elapsed_s, step=step, last_copy=self.last_copy(fault, found))
         return moment, found
 
     def last_copy(self, fault: ScheduledFault, found: RunProcesses) -> str:
         """Why it would end a last good copy; empty with --even-the-last."""
         kind = fault.kind.id
-        if self._rules.even_the_last or kind not in COUNTED:
+        if self._rules.even_the_last or kind not in COPIES_COUNT:
             return ""
         needed = 2 if kind == "T4" else 0 if kind in {"C1", "C2", "C3", "C7"} else 1
         copies = Copies(
-            whole_checkpoints=len(whole_checkpoints(self._paths, enough=needed)) if needed else 0,
-            live_servers=len(self._following.ready_servers(found)),
+            complete_checkpoints=len(complete_checkpoints(self._paths, enough=needed)) if needed else 0,
+            live_servers=len(self._progress.ready_servers(found)),
             raylets=len(found.raylets),
         )
         return last_copy(kind, copies, keep_one=self._rules.keep_one)
 
-    def _case(self, fault: ScheduledFault, found: RunProcesses) -> Case:
-        return Case(
+    def _context(self, fault: ScheduledFault, found: RunProcesses) -> FaultContext:
+        return FaultContext(
             paths=self._paths,
             found=found,
             options=fault.options,
-            ready=self._following.ready_servers(found),
+            ready=self._progress.ready_servers(found),
             draw=self._draw,
             within_s=self._rules.within_s,
             sleep=self._sleep,
@@ -142,9 +150,9 @@ class Campaign:
             "what": what,
             "asked": str(fault),
             "seed": self._rules.seed,
-            "step": self._following.step,
+            "step": self._progress.step,
             "reason": reason,
         }
         append_line(self._record, head | figures, durable=True)
         shown = " ".join(f"{key}={value}" for key, value in figures.items() if not key.startswith("began"))
-        self._say(f"{fault}: {what} after step {self._following.step} {shown or reason}")
+        self._say(f"{fault}: {what} after step {self._progress.step} {shown or reason}")

@@ -1,9 +1,9 @@
-"""Stands between a run and its servers, for the faults on the way (C8, X-load, X-busy).
+"""Faults between a run and its servers (C8, X-load, X-busy): a proxy for each server that spoils what passes.
 
 The run is started with `sglang.host=127.0.0.2 +sglang.extra_args.hos=127.0.0.1`: it asks its servers at 127.0.0.2,
-they listen at 127.0.0.1, and at 127.0.0.2 listens this, on the same port, for each life of each server. Everything
-passes unchanged unless `proxy.json` says otherwise. (`hos` is what SGLang's own parser takes for `--host`; the launcher
-keeps the full name for itself, and has no setting for an address that differs from the one it asks.)
+they listen at 127.0.0.1, and at 127.0.0.2 listens this, on the same port, for each incarnation of each server.
+Everything passes unchanged unless `proxy.json` says otherwise. (`hos` is what SGLang's own parser takes for `--host`;
+the launcher keeps the full name for itself, and has no setting for an address that differs from the one it asks.)
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
-
-import yaml
 
 from actors.processes.process_tree import Process
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
+from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.fault_proxy import FaultProxy, Spoil
-from scripts.faults.find import Server, find_servers
-from scripts.faults.place import FaultPlace
+from scripts.faults.kinds import SO_LONG, FaultContext, Figures, Option, fault, seconds, setting
+from scripts.faults.run_processes import RunProcesses, ServerProcesses, find_servers
 
 RUN_ASKS, SERVER_LISTENS = "127.0.0.2", "127.0.0.1"
 SETTINGS = f"sglang.host={RUN_ASKS} +sglang.extra_args.hos={SERVER_LISTENS}"
+HOW_TO = f"start `python -m scripts.inject_fault --interpose …` and then the run, with {SETTINGS}"
 LOOK_S = 0.2
 
 
 async def interpose(paths: RunPaths, seed: int) -> None:
-    """Follow the lives of the run's servers until cancelled. Raises UsageError where another one does already."""
-    place = FaultPlace.of(paths)
+    """Follow the run's servers as they come and go. Raises UsageError where another interposer does already."""
+    place = FaultPaths.of(paths)
     make_folder(place.root)
-    with _alone(place.proxy_lock):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(place.proxy_lock))
+        except BlockingIOError as error:
+            raise UsageError("another interposer follows this run", "one is enough; end one of them") from error
         place.proxy.unlink(missing_ok=True)
         async with Interposer(paths, place, seed) as interposer:
             while True:
@@ -51,7 +55,7 @@ async def interpose(paths: RunPaths, seed: int) -> None:
 class Interposer:
     """One proxy for each living server, of the same port."""
 
-    def __init__(self, paths: RunPaths, place: FaultPlace, seed: int) -> None:
+    def __init__(self, paths: RunPaths, place: FaultPaths, seed: int) -> None:
         self._paths = paths
         self._place = place
         self._seed = seed
@@ -80,7 +84,7 @@ class Interposer:
             replace_file(self._place.proxy_fired, json.dumps(counts).encode())
             self._told = counts
 
-    async def _enter(self, server: Server) -> None:
+    async def _enter(self, server: ServerProcesses) -> None:
         port = int(server.url.rpartition(":")[2])
         seed = self._seed + server.index
         target = f"http://{SERVER_LISTENS}:{port}"  # its own arguments name both addresses
@@ -104,7 +108,7 @@ def read_spoil(path: Path) -> Spoil:
 
 
 @contextlib.contextmanager
-def spoiling(place: FaultPlace, spoil: Spoil, seconds: float) -> Iterator[None]:
+def spoiling(place: FaultPaths, spoil: Spoil, seconds: float) -> Iterator[None]:
     """The interposer does that within the block, and at most for so long."""
     said = {"spoil": asdict(spoil), "until": time.monotonic() + seconds}
     replace_file(place.proxy, json.dumps(said).encode())
@@ -114,7 +118,7 @@ def spoiling(place: FaultPlace, spoil: Spoil, seconds: float) -> Iterator[None]:
         place.proxy.unlink(missing_ok=True)
 
 
-def fired(place: FaultPlace) -> int:
+def fired(place: FaultPaths) -> int:
     """How many requests were spoiled or delayed so far."""
     try:
         return sum(json.loads(place.proxy_fired.read_text()).values())
@@ -122,36 +126,60 @@ def fired(place: FaultPlace) -> int:
         return 0
 
 
-def check_interposed(paths: RunPaths) -> None:
+def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
     """Raises UsageError where no interposer lives, or the run doesn't go through it."""
-    how_to = f"start `python -m scripts.inject_fault --interpose …` and then the run, with {SETTINGS}"
-    try:
-        fd = os.open(FaultPlace.of(paths).proxy_lock, os.O_RDWR)
-    except FileNotFoundError as error:
-        raise UsageError("nothing stands between this run and its servers", how_to) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass  # it lives
-    else:
-        raise UsageError("the interposer of this run has ended", how_to)
-    finally:
-        os.close(fd)
-    try:
-        host = yaml.safe_load(paths.config.read_text())["sglang"]["host"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UsageError(f"{paths.config} can't be read: {error}", "it is written when the run starts") from error
-    if host != RUN_ASKS:
-        raise UsageError(f"this run asks its servers directly: sglang.host is {host}", how_to)
+    lock = FaultPaths.of(paths).proxy_lock
+    if not lock.exists():
+        raise UsageError("nothing stands between this run and its servers", HOW_TO)
+    with contextlib.suppress(BlockingIOError), _locked(lock):
+        raise UsageError("the interposer of this run has ended", HOW_TO)
+    if (host := setting(paths, "sglang", "host")) != RUN_ASKS:
+        raise UsageError(f"this run asks its servers directly: sglang.host is {host}", HOW_TO)
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _locked(lock: Path) -> Iterator[None]:
+    """Raises BlockingIOError where another process holds it."""
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    except BlockingIOError as error:
-        raise UsageError("another interposer follows this run", "one is enough; end one of them") from error
     finally:
         os.close(fd)
+
+
+# ── the faults ──
+
+
+def _spoil_for_a_time(context: FaultContext, spoil: Spoil) -> Figures:
+    check_interposed(context.paths, context.found)  # again: it may have ended since the command
+    place = FaultPaths.of(context.paths)
+    while_on = spoiling(place, spoil, context.within_s + context.number("seconds"))
+    return {"target": "requests", "requests": context.count_hits("requests", lambda: fired(place), while_on)}
+
+
+def _spoiled(code: str, what: str, spoil: Callable[[FaultContext], Spoil], **options: Option) -> None:
+    declare = fault(code, what, role="server", needs="interposer", check=check_interposed, **options)
+    declare(lambda context: _spoil_for_a_time(context, spoil(context)))
+
+
+_spoiled(
+    "C8",
+    "request errors: a share of the generations is reset, refused, cut or emptied on the way",
+    lambda context: Spoil(share=context.number("share")),
+    share=Option(0.2, "of the requests", least=0.001),
+    seconds=seconds(60.0, SO_LONG),
+)
+_spoiled(
+    "X-load",
+    "trap: loads of weights take longer",
+    lambda context: Spoil(load_s=context.number("load_s")),
+    load_s=seconds(5.0, "of each, more"),
+    seconds=seconds(30.0, SO_LONG),
+)
+_spoiled(
+    "X-busy",
+    "trap: the server answers 503 to health while it generates",
+    lambda context: Spoil(busy=True),
+    seconds=seconds(30.0, SO_LONG),
+)

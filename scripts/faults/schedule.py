@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.errors import UsageError
-from scripts.faults.kinds import KINDS, FaultKind, Value
+from scripts.faults.catalog import KINDS
+from scripts.faults.kinds import FaultKind, Value
 
 _FAULT = re.compile(
     r"(?P<kind>[A-Z]\d?(?:-[a-z]+)?)(?::(?P<options>[^@]*?))?(?:x(?P<times>\d+))?(?:@(?P<when>\+?[\d.]+))?"
@@ -132,6 +133,36 @@ class FaultMoment:
     run_is_live: bool = True
     recovering: str = ""  # why the role that is meant must be left alone for now
     last_copy: str = ""  # why this would end the last good copy of something
+
+
+ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "D1", "N1", "M2"})
+ENDS_SERVER = frozenset({"C1", "C2", "C3", "D1"})
+COPIES_COUNT = ENDS_SERVER | ENDS_TRAINER | {"T4", "T5", "C7"}
+"""Kinds for which it matters how many copies there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How many there are. `complete_checkpoints` were verified by their hashes; counting may stop at two."""
+
+    complete_checkpoints: int
+    live_servers: int
+    raylets: int
+
+
+def last_copy(kind: str, copies: Copies, *, keep_one: bool) -> str:
+    """Why a fault of `kind` would end a last good copy; empty where it would not."""
+    if kind == "T4" and copies.complete_checkpoints < 2:
+        return f"{copies.complete_checkpoints} complete checkpoint(s): T4 would leave none"
+    if kind in ENDS_TRAINER | {"T5"} and copies.complete_checkpoints < 1:
+        return "there is no complete checkpoint yet: the trainer's process holds the only copy of what was learned"
+    if kind == "N1" and copies.raylets < 2:
+        return "this is the only node of the run that is known here: its raylet's end is the run's"
+    if keep_one and kind == "C7":
+        return "C7 ends every server, and --keep-one asks for one to stay"
+    if keep_one and kind in ENDS_SERVER and copies.live_servers < 2:
+        return f"{copies.live_servers} server(s) generate, and --keep-one asks for one to stay"
+    return ""
 
 
 def is_due(fault: ScheduledFault, moment: FaultMoment) -> bool:

@@ -13,13 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launcher.base.durable import make_folder
-from launcher.base.errors import UsageError
+from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.find import weights_folder
 from scripts.faults.signals import Missed
 
 TIMEOUT_S = 60.0
@@ -55,24 +52,15 @@ def load_weights(url: str, folder: str, keys: ServerKeys, *, version: str) -> No
         raise Missed(f"{url} refused the weights in {folder}", "see its log")
 
 
-def first_weights(paths: RunPaths) -> str:
-    """The model that the run's servers begin with. Raises UsageError."""
-    try:
-        return str(yaml.safe_load(paths.config.read_text())["sglang"]["model_path"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UsageError(f"{paths.config} can't be read: {error}", "it is written when the run starts") from error
-
-
 def damaged_weights(paths: RunPaths, to: Path, draw: Callable[[int], int]) -> str:
     """Copy the newest published weights and turn all signs of one tensor; which one. Raises Missed.
 
     `draw(n)` picks one of n.
     """
-    versions = [p for p in weights_folder(paths).glob("v*") if p.is_dir()]
+    published = memory_folder(paths, "weights")
+    versions = [folder for folder in published.glob("v*") if folder.is_dir()]
     if not versions:
-        raise Missed(
-            f"no published weights in {weights_folder(paths)}", "C6 needs actor.weight_update_mode=disk and one step"
-        )
+        raise Missed(f"no published weights in {published}", "C6 needs actor.weight_update_mode=disk and one step")
     newest = max(versions, key=lambda folder: int(folder.name[1:]))
     shutil.rmtree(to, ignore_errors=True)
     make_folder(to.parent)

@@ -1,4 +1,4 @@
-"""Signals to processes that were proven, with the proof that each one worked."""
+"""Signals to verified processes, each with the proof that it worked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.processes.process_tree import PROC, Process, identify, open_pidfd, send, wait_ended
 from launcher.base.errors import RunError
-from scripts.faults.find import state
+from scripts.faults.run_processes import state
 
 ENDS_WITHIN_S = 10.0
 STOPS_WITHIN_S = 5.0
@@ -41,24 +41,33 @@ def stop(processes: Sequence[Process]) -> list[int]:
     deadline = time.monotonic() + STOPS_WITHIN_S
     while any(state(process) not in {"T", "t", ""} for process in hit):
         if time.monotonic() > deadline:
-            go_on(hit)
+            resume(hit)
             raise Missed(f"SIGSTOP did not stop all of {[p.pid for p in hit]}", "try again")
         time.sleep(LOOK_S)
     return [process.pid for process in hit]
 
 
-def go_on(processes: Sequence[Process]) -> None:
+def resume(processes: Sequence[Process]) -> None:
     for process in processes:
         send(process, signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def stopped(processes: Sequence[Process]) -> Iterator[list[int]]:
-    """They are stopped within the block and go on after it, whatever ends it."""
+    """They are stopped within the block and resume after it, whatever ends it."""
     try:
         yield stop(processes)
     finally:
-        go_on(processes)
+        resume(processes)
+
+
+def hold(processes: Sequence[Process], seconds: float, sleep: Callable[[float], None]) -> dict[str, Any]:
+    """Stop them for so long; with 0 for good."""
+    if not seconds:
+        return {"pids": stop(processes)}
+    with stopped(processes) as pids:
+        sleep(seconds)
+    return {"pids": pids, "seconds": seconds}
 
 
 def duty_cycle(

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.find import NotLive, RunProcesses, find_servers, look
+from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
 from scripts.health.findings import BAD, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.run_view import LastSteps, RunView, read_steps
 
@@ -39,7 +39,7 @@ def find_subject(
     processes: RunProcesses | None = None
     is_live: bool | None = True
     try:
-        processes = look(paths)
+        processes = find_run(paths)
     except NotLive as error:
         is_live = None if " runs on " in error.message else False
     return Subject(

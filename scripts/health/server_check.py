@@ -16,7 +16,7 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.reporting.run_reader import as_integer
 from launcher.run_files.run_keys import ServerKeys
-from scripts.faults.find import state
+from scripts.faults.run_processes import state
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.run_check import Subject
 from scripts.health.run_view import ServerRecord, trainer_version

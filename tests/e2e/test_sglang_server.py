@@ -16,71 +16,32 @@ import aiohttp
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from actors.processes.process_tree import descendants, identify, name, open_files
-from actors.serving.server_incarnation import SHARED_MEMORY, ServerSpec
-from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
-from actors.serving.sglang_server import SGLangProcess
+from actors.serving.server_incarnation import SHARED_MEMORY
+from actors.serving.sglang_client import RequestFailed
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerState
 from launcher.base.rollouts import Completion
-from launcher.config.schema import GenerationConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
+from tests.support.real_server import (
+    DEADLINE_S,
+    MODEL,
+    SAMPLING,
+    Serving,
+    changed_weights,
+    endless,
+    folder_of,
+    furthest,
+    order,
+    running,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
-SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=24))
-DEADLINE_S = 300.0
 FLOAT32_NOISE = 2e-5
 """Between SGLang's log-probs and transformers' on the same tokens; one optimizer step moves them by 1e-3."""
-
-
-class Serving:
-    """A server, a client of it, and the loop that both live on."""
-
-    def __init__(self, folder: Path) -> None:
-        config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
-        self.log = folder / "llm_server-0.log"
-        self.keys = ServerKeys.make(folder / "keys")
-        spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=DEADLINE_S)
-        self.server = SGLangProcess(spec, owners=(os.getpid(),))
-        self.loop = asyncio.Runner()
-        self.version = 3
-        self.generation = 0
-        self.prompt = tuple(AutoTokenizer.from_pretrained(MODEL)("4+5+4=").input_ids)
-
-    def run(self, work):
-        """`work(client)`, within a deadline."""
-
-        async def inside():
-            async with asyncio.timeout(DEADLINE_S), SGLangClient(ServerKeys.read_file(self.keys)) as client:
-                return await work(client)
-
-        return self.loop.run(inside())
-
-    def start(self, *, generation: int = 0) -> None:
-        async def work(_):
-            await self.server.start(generation=generation, model_path=str(MODEL), weight_version=self.version)
-            await self.server.wait_ready()
-
-        self.run(work)
-
-    @property
-    def url(self) -> str:
-        return self.server.info().url
-
-    def generate(self, **changes):
-        sampling = dataclasses.replace(SAMPLING, **changes)
-        return self.run(
-            lambda client: client.generate(self.url, token_ids=self.prompt, sampling=sampling, timeout_s=DEADLINE_S)
-        )
-
-    def next_version(self) -> int:
-        self.version += 1
-        return self.version
 
 
 @pytest.fixture(scope="module")
@@ -90,32 +51,6 @@ def serving(tmp_path_factory):
     yield serving
     serving.run(lambda _: serving.server.stop())
     serving.loop.close()
-
-
-def logprobs(weights, prompt, completion, temperature):
-    """Of the completion's tokens, by transformers, from logits divided by the temperature."""
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    model.load_state_dict(weights, strict=False)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
-    chosen = torch.log_softmax(logits.double() / temperature, -1)
-    return chosen.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-
-
-def furthest(serving, completion, weights=None, temperature=1.0):
-    weights = load_file(MODEL / "model.safetensors") if weights is None else weights
-    said = torch.tensor(completion.logprobs, dtype=torch.float64)
-    return (logprobs(weights, serving.prompt, completion, temperature) - said).abs().max().item()
-
-
-def changed_weights(factor):
-    return {name: tensor * factor for name, tensor in load_file(MODEL / "model.safetensors").items()}
-
-
-def folder_of(weights, folder):
-    shutil.copytree(MODEL, folder)
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 # ── generation ──
@@ -253,25 +188,6 @@ def test_requests_in_flight_are_aborted_by_an_update_and_the_server_lives(servin
     assert serving.generate().weight_version == version
 
 
-def endless():
-    """Sampling that nobody waits for the end of. min_new_tokens masks the tokenizer's end token and those that are
-    named; a model's other end tokens it lets through."""
-    ends = tuple(json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"])
-    return dataclasses.replace(SAMPLING, max_new_tokens=900, min_new_tokens=900, stop_token_ids=ends)
-
-
-async def order(client, url, path, body=None):
-    """An endpoint that only these tests use."""
-    await client._answer("POST", url, path, DEADLINE_S, body or {}, admin=True)
-
-
-async def running(client, url, request):
-    """Until the server says that it is decoding."""
-    before = (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"]
-    while (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"] == before:
-        assert not request.done()
-
-
 def test_pause_and_continue(serving):
     async def work(client):
         await order(client, serving.url, "/pause_generation", {"mode": "abort"})
@@ -289,10 +205,7 @@ def test_pause_and_continue(serving):
     assert serving.run(work)["sglang:generation_tokens_total"] > 0
 
 
-# ── the end ──
-
-
-# ── its door ──
+# ── its keys ──
 
 
 def refused(serving, path, key=""):
@@ -384,7 +297,7 @@ def pickled(thing):
     return buffer.getvalue()
 
 
-def test_a_dead_scheduler_is_told_at_once_and_a_next_life_serves(serving):
+def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_serves(serving):
     first = serving.server.info()
     tree = [identify(first.pid), *descendants(first.pid)]
     scheduler = next(process for process in tree if name(process).startswith("sglang::sched"))

@@ -19,7 +19,7 @@ from actors.processes.process_tree import identify
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunLock, RunPaths
-from scripts.faults.find import look
+from scripts.faults.run_processes import find_run
 
 SLEEP = "import ctypes, time\nctypes.CDLL(None).prctl(1, 9)\nwhile True: time.sleep(1000)"
 """It dies with its parent, as Ray's workers do in the end."""
@@ -79,7 +79,7 @@ def guarded_server(paths: RunPaths, index: int) -> dict:
 
 def all_up(paths: RunPaths, servers: int) -> bool:
     """Each process bears the title that it was given: until its exec it has its parent's."""
-    found = look(paths)
+    found = find_run(paths)
     parts = [server.part(part) for server in found.servers for part in ("scheduler", "detokenizer")]
     return len(parts) == 2 * servers and all(parts) and found.trainer is not None and len(found.supervisors) == 2
 

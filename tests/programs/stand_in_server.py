@@ -4,10 +4,7 @@ arguments]`.
 Completions are a function of the prompt's token ids and `sampling_seed`; without a seed, of how often that prompt was
 asked before. Weight updates check that the folder has a config.json, as far as SGLang does.
 
-Faults are switched on over HTTP: `POST /stand_in/fault {"kind": …, "path": "/generate", "times": 1, "seconds": 0}`.
-`kind`: refuse (no listener for `seconds`), reset, 500, 503, 400, truncated, empty, not_json, no_logprobs,
-nan_logprobs, short_logprobs, no_version, slow (answers after `seconds`). `times` null: until told otherwise.
-`GET /stand_in/state` tells what was asked.
+Faults are switched on over HTTP (stand_in_faults.py). `GET /stand_in/state` tells what was asked.
 
 With `--truthful` it loads the model and its log-probs are those of the weights that it holds, at any temperature; so
 what asks whether a server has the right weights gets a true answer.
@@ -15,8 +12,8 @@ what asks whether a server has the right weights gets a true answer.
 With `--out-of-memory-above N` or `--too-small-below N` it ends at its start where `--max-total-tokens` is more or less.
 With `--bytes-per-token N` it takes the memory of its token pool, and ends as it comes where there is too little.
 
-Started by a run it takes the run's keys as SGLang behind our door does (`actors/serving/auth_middleware.py`): what
-forgets to send them gets 401. Only `/stand_in/*` stays open. By hand, without GRPO_SERVER_KEYS, everything is.
+Started by a run it takes the run's keys as SGLang behind our auth middleware does
+(`actors/serving/auth_middleware.py`): what forgets to send them gets 401. Only `/stand_in/*` stays open. By hand, without GRPO_SERVER_KEYS, everything is.
 
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.
@@ -41,6 +38,7 @@ from aiohttp import web
 
 from actors.serving.auth_middleware import VARIABLE, opens
 from launcher.run_files.run_keys import ServerKeys
+from tests.programs.stand_in_faults import StandInFaults
 from tests.support.truthful_model import TruthfulModel
 
 CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
@@ -64,20 +62,18 @@ def running(*arguments: str, keys: Path | None = None) -> Iterator[str]:
             process.kill()
 
 
-class StandIn:
+class StandIn(StandInFaults):
     def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__()
         self.model_path = arguments.model_path
         self.weight_version = arguments.weight_version
         self.seconds_per_token = arguments.seconds_per_token
         self.vocab_size = vocab_size(Path(arguments.model_path))
-        self.asked: Counter[str] = Counter()
         self.prompts: Counter[tuple[int, ...]] = Counter()
         self.in_flight = 0
-        self.fault: dict = {}
         self.aborts = asyncio.Event()
         self.running = asyncio.Event()
         self.running.set()
-        self.site: web.TCPSite | None = None
         self.keys = ServerKeys.read_file(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
         self.truthful = arguments.truthful
         self.model = TruthfulModel(Path(self.model_path)) if self.truthful else None
@@ -228,72 +224,18 @@ class StandIn:
     async def flush_cache(self, _: web.Request) -> web.Response:
         return web.Response(text="Cache flushed.\n")
 
-    # ── faults ──
-
-    async def set_fault(self, request: web.Request) -> web.Response:
-        self.fault = {"path": "/generate", "times": 1, "seconds": 0.0} | await request.json()
-        if self.fault["kind"] == "refuse":
-            asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(self.refuse()))
-        return web.json_response({})
-
     async def state(self, _: web.Request) -> web.Response:
         return web.json_response({"asked": self.asked, "fault": self.fault, "weight_version": self.weight_version})
 
-    async def refuse(self) -> None:
-        assert self.site is not None
-        runner, (host, port) = self.site._runner, self.site._runner.addresses[0][:2]
-        await self.site.stop()
-        await asyncio.sleep(self.fault["seconds"])
-        self.site = web.TCPSite(runner, host, port, reuse_address=True)
-        await self.site.start()
-
-    def take_fault(self, path: str, kinds: set[str]) -> str | None:
-        """The kind of the fault that is on for `path`, counted as used; None where there is none."""
-        if self.fault.get("kind") not in kinds or self.fault["path"] != path or self.fault["times"] == 0:
-            return None
-        if self.fault["times"] is not None:
-            self.fault["times"] -= 1
-        return self.fault["kind"]
-
     @web.middleware
-    async def door(self, request: web.Request, handler) -> web.StreamResponse:
+    async def check_key(self, request: web.Request, handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode()
         if self.keys is None or request.path.startswith("/stand_in/") or opens(given, request.path, self.keys):
             return await handler(request)
         return web.json_response({"error": "Unauthorized"}, status=401)
 
-    @web.middleware
-    async def misbehave(self, request: web.Request, handler) -> web.StreamResponse:
-        self.asked[request.path] += 1
-        match self.take_fault(request.path, {"reset", "500", "503", "400", "truncated", "not_json", "slow"}):
-            case None:
-                return await handler(request)
-            case "reset":
-                assert request.transport is not None
-                request.transport.abort()
-                raise asyncio.CancelledError
-            case "truncated":
-                request["cut"] = True  # a stream cuts itself
-                return await self.truncate(request, await handler(request))
-            case "not_json":
-                return web.Response(text="<html>no</html>")
-            case "slow":
-                await asyncio.sleep(self.fault["seconds"])
-                return await handler(request)
-            case status:
-                return web.json_response({"error": {"message": f"fault {status}"}}, status=int(status))
-
-    async def truncate(self, request: web.Request, whole: web.Response) -> web.StreamResponse:
-        assert isinstance(whole.body, bytes)
-        half = web.StreamResponse(headers={"Content-Length": str(len(whole.body))})
-        await half.prepare(request)
-        await half.write(whole.body[: len(whole.body) // 2])
-        assert request.transport is not None
-        request.transport.close()
-        raise asyncio.CancelledError
-
     def application(self) -> web.Application:
-        application = web.Application(middlewares=[self.door, self.misbehave], client_max_size=2**30)
+        application = web.Application(middlewares=[self.check_key, self.misbehave], client_max_size=2**30)
         application.add_routes(
             [
                 web.post("/generate", self.generate),

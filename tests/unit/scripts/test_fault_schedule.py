@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
-from scripts.faults.copies import Copies, last_copy
-from scripts.faults.hands import HANDS
-from scripts.faults.kinds import KINDS, describe
-from scripts.faults.schedule import FaultChoice, FaultMoment, decide, in_order, parse_fault, storm
+from scripts.faults.catalog import KINDS, describe
+from scripts.faults.schedule import Copies, FaultChoice, FaultMoment, decide, in_order, last_copy, parse_fault, storm
 
 
 def test_a_fault_is_read_with_its_options_and_its_time():
@@ -48,8 +46,11 @@ def test_a_fault_that_makes_no_sense_is_named(text, named):
         parse_fault(text)
 
 
-def test_every_kind_that_is_within_reach_has_a_hand_and_no_other():
-    assert set(HANDS) == {kind.id for kind in KINDS.values() if not kind.out_of_reach}
+def test_every_kind_that_is_within_reach_can_be_injected_and_no_other():
+    names = "C1 C2 C3 C4 C5 C6 C7 C8 T1 T2 T3 T4 T5 T6 T7 S1 S2 S3 S4 M1 M2 N1 D1"
+    traps = "X-busy X-gc X-hard X-load X-long X-reward"
+    assert list(KINDS) == [*names.split(), *traps.split()]
+    assert all((kind.inject is None) is bool(kind.out_of_reach) for kind in KINDS.values())
     assert all(kind in describe() for kind in KINDS)
 
 
@@ -120,12 +121,12 @@ def test_a_fault_waits_for_its_time_and_for_a_role_that_recovers(fault, moment, 
 @pytest.mark.parametrize(
     ("kind", "checkpoints", "servers", "raylets", "keep_one", "refused"),
     [
-        ("T1", 0, 2, 1, False, "no whole checkpoint"),
+        ("T1", 0, 2, 1, False, "no complete checkpoint"),
         ("T1", 1, 2, 1, False, ""),
         ("T4", 1, 2, 1, False, "would leave none"),
         ("T4", 2, 2, 1, False, ""),
-        ("T5", 0, 2, 1, False, "no whole checkpoint"),
-        ("M2", 0, 2, 1, False, "no whole checkpoint"),
+        ("T5", 0, 2, 1, False, "no complete checkpoint"),
+        ("M2", 0, 2, 1, False, "no complete checkpoint"),
         ("N1", 1, 2, 1, False, "only node"),
         ("N1", 1, 2, 2, False, ""),
         ("C1", 0, 1, 1, False, ""),
@@ -139,7 +140,7 @@ def test_a_fault_waits_for_its_time_and_for_a_role_that_recovers(fault, moment, 
     ],
 )
 def test_the_last_copy_of_anything_is_kept(kind, checkpoints, servers, raylets, keep_one, refused):
-    copies = Copies(whole_checkpoints=checkpoints, live_servers=servers, raylets=raylets)
+    copies = Copies(complete_checkpoints=checkpoints, live_servers=servers, raylets=raylets)
     reason = last_copy(kind, copies, keep_one=keep_one)
     assert refused in reason
     assert bool(reason) == bool(refused)

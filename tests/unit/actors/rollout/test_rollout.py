@@ -16,8 +16,8 @@ from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.errors import RewardError, RolloutError
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.config.schema import GenerationConfig, RolloutConfig
+from scripts.faults.fault_proxy import KINDS, FaultProxy
 from tests.programs import stand_in_server
-from tests.support.fault_proxy import KINDS, FaultProxy
 from tests.support.replay import prompts
 
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=4))

@@ -9,16 +9,14 @@ import pytest
 
 from actors.processes.process_tree import identify
 from launcher.base.errors import UsageError
-from scripts.faults import starving
-from scripts.faults.find import look
-from tests.unit.scripts.test_inject_fault import Game, game, gone
-
-__all__ = ["game"]  # the fixture
+from scripts.faults import memory_faults
+from scripts.faults.run_processes import find_run
+from tests.support.fault_game import FaultGame, gone
 
 
 def may_make_a_cgroup() -> bool:
     try:
-        starving.memory_cgroup(identify(os.getpid()))
+        memory_faults.memory_cgroup(identify(os.getpid()))
     except UsageError:
         return False
     return True
@@ -31,7 +29,7 @@ NEEDS_A_CGROUP = pytest.mark.skipif(
 
 @pytest.fixture
 def hungry(tmp_path):
-    game = Game(tmp_path, servers=1, step_mib=64)
+    game = FaultGame(tmp_path, servers=1, step_mib=64)
     game.step()
     game.commit_checkpoint(0)
     handler = signal.getsignal(signal.SIGTERM)
@@ -41,8 +39,8 @@ def hungry(tmp_path):
 
 
 def test_t6_refuses_the_trainer_what_a_step_takes(hungry):
-    trainer = look(hungry.paths).trainer
-    others = look(hungry.paths).supervisors
+    trainer = find_run(hungry.paths).trainer
+    others = find_run(hungry.paths).supervisors
     assert hungry.inject_while_it_steps("T6:share=0.5") == 0
     fired = hungry.fired()
     assert fired["pids"] == [trainer.pid]
@@ -50,13 +48,13 @@ def test_t6_refuses_the_trainer_what_a_step_takes(hungry):
     assert fired["step_bytes"] == pytest.approx(64 * 2**20, rel=0.1)
     assert fired["room_bytes"] == pytest.approx(32 * 2**20, rel=0.1)
     assert gone([trainer.pid])
-    assert look(hungry.paths).supervisors == others
+    assert find_run(hungry.paths).supervisors == others
 
 
 @NEEDS_A_CGROUP
 def test_t7_has_the_kernel_kill_the_trainer_alone_and_leaves_no_cgroup(hungry):
-    found = look(hungry.paths)
-    around = starving.memory_cgroup(found.trainer)
+    found = find_run(hungry.paths)
+    around = memory_faults.memory_cgroup(found.trainer)
     assert hungry.inject_while_it_steps("T7:share=0.5") == 0
     fired = hungry.fired()
     assert (fired["pids"], fired["proof"]) == (
@@ -64,37 +62,37 @@ def test_t7_has_the_kernel_kill_the_trainer_alone_and_leaves_no_cgroup(hungry):
         "the kernel killed it for memory (oom_kill 1)",
     )
     assert gone([found.trainer.pid])
-    assert look(hungry.paths).supervisors == found.supervisors
+    assert find_run(hungry.paths).supervisors == found.supervisors
     assert not list(around.glob("grpo-starved-*"))
 
 
 def test_a_trainer_that_finds_room_in_what_it_holds_is_left_alone(game):
     game.step()
     game.commit_checkpoint(0)
-    trainer = look(game.paths).trainer
+    trainer = find_run(game.paths).trainer
     before = resource.prlimit(trainer.pid, resource.RLIMIT_DATA)
     assert game.inject_while_it_steps("T6") == 1
     assert "MALLOC_MMAP_THRESHOLD_" in game.record()[-1]["reason"]
-    assert look(game.paths).trainer == trainer
+    assert find_run(game.paths).trainer == trainer
     assert resource.prlimit(trainer.pid, resource.RLIMIT_DATA) == before
 
 
 @pytest.mark.parametrize("kind", ["T6", pytest.param("T7", marks=NEEDS_A_CGROUP)])
 def test_one_that_lives_on_under_its_limit_has_it_no_longer(hungry, kind):
-    trainer = look(hungry.paths).trainer
+    trainer = find_run(hungry.paths).trainer
     before = resource.prlimit(trainer.pid, resource.RLIMIT_DATA)
     assert hungry.inject_while_it_steps(f"{kind}:share=3,seconds=0.5") == 1
-    assert "lived on" in hungry.record()[-1]["reason"]
-    assert look(hungry.paths).trainer == trainer
+    assert "survived" in hungry.record()[-1]["reason"]
+    assert find_run(hungry.paths).trainer == trainer
     assert resource.prlimit(trainer.pid, resource.RLIMIT_DATA) == before
     assert "grpo-starved" not in Path(f"/proc/{trainer.pid}/cgroup").read_text()
 
 
 def test_t6_and_t7_are_refused_where_they_can_not_work(hungry, monkeypatch, capsys):
-    monkeypatch.setattr(starving, "memory_folders_v1", lambda pid: iter(()))
+    monkeypatch.setattr(memory_faults, "memory_folders_v1", lambda pid: iter(()))
     assert hungry.inject("T7") == 2
     assert "no memory cgroup of version 1" in capsys.readouterr().err
-    monkeypatch.setattr(starving, "GPU_FILES", "/dev/null")  # that the fake trainer holds open
+    monkeypatch.setattr(memory_faults, "GPU_FILES", "/dev/null")  # that the fake trainer holds open
     assert hungry.inject("T6") == 2
     assert "on a GPU" in capsys.readouterr().err
     assert hungry.record() == []

@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
+from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.find import RunProcesses, started_at
+from scripts.faults.run_processes import RunProcesses, started_at
 
 
-class EventTailFollower:
-    """The records that were appended to a file since the last look. A line still being written waits for its end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def new(self) -> Iterator[dict[str, object]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # torn by a crash of the run
-            if isinstance(record, dict):
-                yield record
-
-
-class Following:
-    """What a run has written so far, brought up to date by `look`. `committed_at` is unix seconds."""
+class RunProgress:
+    """What a run has written so far, brought up to date by `refresh`. `committed_at` is unix seconds."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
-        self._ledger = EventTailFollower(paths.ledger)
-        self._events = EventTailFollower(paths.events)
+        self._ledger = LineTail(paths.ledger)
+        self._events = LineTail(paths.events)
         self._ready: dict[str, int] = {}
         self.step: int | None = None
         self.steps = 0
         self.committed_at = 0.0
 
-    def look(self) -> None:
-        for line in self._ledger.new():
+    def refresh(self) -> None:
+        for line in self._ledger.read():
             if isinstance(step := line.get("global_step"), int):
                 self.step = step
                 self.steps += 1
                 self.committed_at = self._paths.ledger.stat().st_mtime
-        for event in self._events.new():
+        for event in self._events.read():
             self._note(event)
 
     def _note(self, event: Mapping[str, object]) -> None:
@@ -66,11 +39,11 @@ class Following:
                 self._ready.pop(subject, None)
 
     def is_ready(self, server: str, pid: int) -> bool:
-        """The run has said that this very life of the server is READY."""
+        """The run has said that this incarnation of the server is READY."""
         return self._ready.get(server) == pid
 
     def recovering(self, role: str, found: RunProcesses, *, since: float) -> str:
-        """Why `role` must be left alone: it is not there, or has not proven itself since `since` (unix seconds).
+        """Why `role` must be left alone: it is absent, or has not shown itself healthy since `since` (unix seconds).
 
         The proof is a step: one committed after the last fault, and after the trainer's process began. A server
         needs no step of its own, since others may serve meanwhile; it must have been said READY.
@@ -82,7 +55,7 @@ class Following:
         match role:
             case "trainer" if found.trainer is None:
                 return "the trainer has no process now"
-            case "trainer" if found.trainer and self.committed_at <= _began(found):
+            case "trainer" if found.trainer and self.committed_at <= started_at(found.trainer):
                 return f"the trainer (pid {found.trainer.pid}) has not committed a step yet"
             case "server" if not self.ready_servers(found):
                 return "no server is READY now"
@@ -91,10 +64,5 @@ class Following:
         return ""
 
     def ready_servers(self, found: RunProcesses) -> list[int]:
-        """Indices of the servers that live and were said READY in this life."""
+        """Indices of the servers that live and were said READY in this incarnation."""
         return [server.index for server in found.servers if self.is_ready(server.name, server.http.pid)]
-
-
-def _began(found: RunProcesses) -> float:
-    assert found.trainer is not None
-    return started_at(found.trainer, now=time.time(), since_boot=time.clock_gettime(time.CLOCK_BOOTTIME))

@@ -22,9 +22,10 @@ from launcher.base.errors import UsageError
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import find_trainer_cause
 from launcher.resources.hardware import memory_folders_v1, oom_kills_in
-from scripts.faults.case import Case, Figures, lives
-from scripts.faults.find import RunProcesses
-from scripts.faults.following import Following
+from launcher.run_files.run_paths import RunPaths
+from scripts.faults.kinds import FaultContext, Figures, Inject, Option, fault, is_alive, seconds
+from scripts.faults.run_processes import RunProcesses
+from scripts.faults.run_progress import RunProgress
 from scripts.faults.signals import Missed
 
 MIB = 2**20
@@ -66,10 +67,10 @@ class Way:
     proof: Callable[[int, list[str]], str]
 
 
-def starve_trainer(way: Way) -> Callable[[Case], Figures]:
-    def hand(case: Case) -> Figures:
-        trainer, kills = case.trainer(), [0]
-        span = _over_one_step(case, trainer, way.counts)
+def starve_trainer(way: Way) -> Inject:
+    def inject(context: FaultContext) -> Figures:
+        trainer, kills = context.trainer(), [0]
+        span = _over_one_step(context, trainer, way.counts)
         if span.taken < LEAST:
             raise Missed(
                 f"a step takes {span.taken / MIB:.0f} MiB more than the trainer holds before it: the rest it finds in "
@@ -77,49 +78,49 @@ def starve_trainer(way: Way) -> Callable[[Case], Figures]:
                 "start the run with MALLOC_MMAP_THRESHOLD_=131072 in its environment, so that it gives back what it "
                 "frees, or with larger batches and actor.mb_spec.max_tokens_per_mb",
             )
-        room = int(span.taken * case.number("share"))
-        logged_before = _size(case.paths.trainer_log)
+        room = int(span.taken * context.number("share"))
+        logged_before = _size(context.paths.trainer_log)
         with way.hold(trainer, kills) as limit:
-            above = _stand_between_steps(case, trainer, way.counts, span)
+            above = _stand_between_steps(context, trainer, way.counts, span)
             limit_bytes = limit(room - above)
-            until = time.monotonic() + case.number("seconds")
-            while lives(trainer) and time.monotonic() < until:
-                case.sleep(LOOK_S)
-            if lives(trainer):
-                raise Missed(f"the trainer lived on with {room / MIB:.0f} MiB for a step", "give it less: share=0.2")
-        proof = way.proof(kills[0], _since(case.paths.trainer_log, logged_before))
+            until = time.monotonic() + context.number("seconds")
+            while is_alive(trainer) and time.monotonic() < until:
+                context.sleep(LOOK_S)
+            if is_alive(trainer):
+                raise Missed(f"the trainer survived with {room / MIB:.0f} MiB for a step", "give it less: share=0.2")
+        proof = way.proof(kills[0], _since(context.paths.trainer_log, logged_before))
         if not proof:
-            raise Missed("the trainer ended under its limit, but not of it", f"see {case.paths.trainer_log}")
+            raise Missed("the trainer ended under its limit, but not of it", f"see {context.paths.trainer_log}")
         figures = {"limit_bytes": limit_bytes, "room_bytes": room, "step_bytes": span.taken}
         return {"target": "trainer", "pids": [trainer.pid], "proof": proof, **figures}
 
-    return hand
+    return inject
 
 
-def _over_one_step(case: Case, trainer: Process, counts: str) -> TimeSpan:
+def _over_one_step(context: FaultContext, trainer: Process, counts: str) -> TimeSpan:
     """From one committed step to the next."""
-    following = Following(case.paths)
-    following.look()
-    begins = following.steps + 1
-    deadline = time.monotonic() + case.within_s
+    progress = RunProgress(context.paths)
+    progress.refresh()
+    begins = progress.steps + 1
+    deadline = time.monotonic() + context.within_s
     seen: list[int] = []
-    while following.steps <= begins:
-        if time.monotonic() > deadline or not lives(trainer):
+    while progress.steps <= begins:
+        if time.monotonic() > deadline or not is_alive(trainer):
             raise Missed("the trainer has not gone through a whole step in time", "give it longer with --within")
-        if following.steps == begins:
+        if progress.steps == begins:
             seen.append(_held(trainer, counts))
-        case.sleep(LOOK_S)
-        following.look()
+        context.sleep(LOOK_S)
+        progress.refresh()
     return TimeSpan(least=min(seen), most=max(seen))
 
 
-def _stand_between_steps(case: Case, trainer: Process, counts: str, span: TimeSpan) -> int:
+def _stand_between_steps(context: FaultContext, trainer: Process, counts: str, span: TimeSpan) -> int:
     """Wait until it holds about the least again; how much it holds above that, bytes."""
-    deadline = time.monotonic() + case.within_s
+    deadline = time.monotonic() + context.within_s
     while (above := _held(trainer, counts) - span.least) > NEAR_LEAST * span.taken:
-        if time.monotonic() > deadline or not lives(trainer):
+        if time.monotonic() > deadline or not is_alive(trainer):
             raise Missed("the trainer did not come back to what it held between two steps", "try again")
-        case.sleep(LOOK_S)
+        context.sleep(LOOK_S)
     return above
 
 
@@ -171,12 +172,12 @@ def _hold_by_limit(process: Process, kills: list[int]) -> Iterator[Limit]:
         os.close(descriptor)
 
 
-def _it_said_so(kills: int, logged: list[str]) -> str:
+def _by_its_log(kills: int, logged: list[str]) -> str:
     found = find_trainer_cause(logged, None)
     return found.line if found.cause is Cause.TRAINER_OOM else ""
 
 
-by_limit = Way(counts="VmData", hold=_hold_by_limit, proof=_it_said_so)
+by_limit = Way(counts="VmData", hold=_hold_by_limit, proof=_by_its_log)
 
 
 # ── T7: a memory cgroup (version 1) for it alone, in which the kernel kills ──
@@ -229,20 +230,22 @@ def _remove(own: Path, around: Path) -> None:
         time.sleep(LOOK_S)
 
 
-def _the_kernel_says_so(kills: int, logged: list[str]) -> str:
+def _by_the_kernel(kills: int, logged: list[str]) -> str:
     return f"the kernel killed it for memory (oom_kill {kills})" if kills else ""
 
 
-by_cgroup = Way(counts="VmRSS", hold=_hold_by_cgroup, proof=_the_kernel_says_so)
+by_cgroup = Way(counts="VmRSS", hold=_hold_by_cgroup, proof=_by_the_kernel)
 
 
-def check_starving(kind: str, found: RunProcesses) -> None:
-    """Raises UsageError where this trainer's memory can't be taken away in that way."""
-    if found.trainer is None:
-        return
-    if on_a_gpu(found.trainer):
+def check_host_memory(kind: str, found: RunProcesses) -> None:
+    """Raises UsageError where the memory of this trainer's steps is not on the host."""
+    if found.trainer is not None and on_a_gpu(found.trainer):
         raise UsageError(f"{kind}: the trainer is on a GPU, whose memory can't be limited from outside", HOW_ON_A_GPU)
-    if kind == "T7":
+
+
+def check_cgroup(paths: RunPaths, found: RunProcesses) -> None:
+    check_host_memory("T7", found)
+    if found.trainer is not None:
         memory_cgroup(found.trainer)
 
 
@@ -253,3 +256,23 @@ def on_a_gpu(process: Process) -> bool:
             if str(entry.readlink()).startswith(GPU_FILES):
                 return True
     return False
+
+
+SHARE = Option(0.5, "of what a step takes, it is left", least=0.01)
+SECONDS = seconds(60.0, "for so long it may survive")
+fault(
+    "T6",
+    "trainer out of memory: RLIMIT_DATA of its process, below what its next step needs",
+    role="trainer",
+    check=lambda paths, found: check_host_memory("T6", found),
+    share=SHARE,
+    seconds=SECONDS,
+)(starve_trainer(by_limit))
+fault(
+    "T7",
+    "trainer killed for memory: by the kernel, in a cgroup with less room than its next step needs",
+    role="trainer",
+    check=check_cgroup,
+    share=SHARE,
+    seconds=SECONDS,
+)(starve_trainer(by_cgroup))

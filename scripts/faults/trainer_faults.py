@@ -1,10 +1,12 @@
-"""Kill the trainer at a named moment, proven: it is stopped first, looked at, and killed only if the moment is there.
+"""Faults of the trainer: killed at a moment (T1), stopped (T2, X-gc), killed together with a server (D1).
 
-    rollout backward optimizer   by its Python stack (py-spy, without pausing it: it stands already)
+A named moment is proven: the trainer is stopped first, looked at, and killed only if the moment is there.
+
+    rollout backward optimizer   by its Python stack (py-spy, without pausing it: it is stopped already)
     publish save                 by the folder that is staged meanwhile
     saved                        by the checkpoint that has just appeared
 
-A look takes about 0.1 s in which the trainer stands; between two looks it runs, shortly before the moment in small
+A look takes about 0.1 s in which the trainer is stopped; between two looks it runs, shortly before the moment in small
 slices.
 """
 
@@ -21,10 +23,17 @@ from typing import Any
 
 from actors.processes.process_tree import Process, identify
 from launcher.base.errors import UsageError
+from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.find import weights_folder
-from scripts.faults.signals import Missed, go_on, kill, stop
+from scripts.faults.kinds import ANY, UNTIL_REPLACED, FaultContext, Figures, Option, fault, seconds
+from scripts.faults.run_processes import title
+from scripts.faults.signals import Missed, hold, kill, resume, stop
 
+MOMENTS = (ANY, "rollout", "backward", "optimizer", "publish", "save", "saved")
+RANDOM_MOMENT_S = 3.0
+"""T1 at any moment waits for up to this long first, so that the moment isn't always the same one of a step."""
+RECOVERY_BEGINS_S = 2.0
+"""D1 kills its server so long at most after the trainer."""
 STAGED = ".staging-"
 FRAMES = (
     ("save", "save", "checkpointing.py"),
@@ -39,6 +48,45 @@ SLICES_S: Mapping[tuple[str, str], float] = {("backward", "optimizer"): 0.002, (
 SLICE_S = 0.2
 DUMP_TIMEOUT_S = 20.0
 POLL_S = 0.0005
+
+
+@fault(
+    "T1",
+    "trainer killed: SIGKILL at a moment that its own stack or files prove",
+    role="trainer",
+    moment=Option(ANY, "any: a random one; saved: right after a save", MOMENTS),
+)
+def kill_trainer(context: FaultContext) -> Figures:
+    trainer, moment = context.trainer(), context.word("moment")
+    if moment == ANY:
+        context.sleep(context.draw.uniform(0.0, RANDOM_MOMENT_S))
+        return {"target": "trainer", "moment": moment, "doing": title(trainer), **kill([trainer])}
+    proof = catch(trainer, moment, context.paths, within_s=context.within_s, sleep=context.sleep)
+    return {"target": "trainer", "moment": moment, "proof": proof, "pids": [trainer.pid]}
+
+
+@fault("T2", "trainer hangs: SIGSTOP", role="trainer", seconds=UNTIL_REPLACED)
+@fault(
+    "X-gc",
+    "trap: the trainer pauses, as in a garbage collection",
+    role="trainer",
+    seconds=seconds(1.5, "of the pause"),
+)
+def stop_trainer(context: FaultContext) -> Figures:
+    return {"target": "trainer", **hold([context.trainer()], context.number("seconds"), context.sleep)}
+
+
+@fault("D1", "a server is killed while the trainer recovers from a kill", role="trainer")
+def kill_while_recovering(context: FaultContext) -> Figures:
+    """Kill the trainer, and a server before the run can have got a trainer to step again."""
+    server, trainer = context.server(), context.trainer()
+    first = kill([trainer])
+    context.sleep(context.draw.uniform(0.0, RECOVERY_BEGINS_S))
+    second = kill(server.tree)
+    return {"target": f"trainer, {server.name}", **first, "pids": [*first["pids"], *second["pids"]]}
+
+
+# ── a named moment ──
 
 
 def moment_of(threads: Sequence[Mapping[str, Any]]) -> str:
@@ -69,12 +117,12 @@ def _catch_by_stack(process: Process, moment: str, deadline: float, sleep: Calla
                 return f"its stack was in {seen}"
         finally:
             if not killed:
-                go_on([process])
+                resume([process])
     raise _missed(process, moment)
 
 
 def _catch_by_files(process: Process, moment: str, paths: RunPaths, deadline: float) -> str:
-    folder = weights_folder(paths) if moment == "publish" else paths.default_checkpoints
+    folder = memory_folder(paths, "weights") if moment == "publish" else paths.default_checkpoints
     begin = {"save": STAGED, "saved": "epoch", "publish": ".v"}[moment]
     before = set(_names(folder, begin))
     while time.monotonic() < deadline and identify(process.pid) == process:
@@ -83,7 +131,7 @@ def _catch_by_files(process: Process, moment: str, paths: RunPaths, deadline: fl
             if there := new & set(_names(folder, begin)):
                 kill([process])
                 return f"{min(there)} was there"
-            go_on([process])  # it was over before the process stood
+            resume([process])  # it was over before the process stopped
         time.sleep(POLL_S)
     raise _missed(process, moment)
 
@@ -101,7 +149,7 @@ def _names(folder: Path, begin: str) -> list[str]:
 
 
 def dump(process: Process) -> list[dict[str, Any]]:
-    """The Python stacks of a process that stands. Raises Missed where they can't be read."""
+    """The Python stacks of a stopped process. Raises Missed where they can't be read."""
     words = [str(py_spy()), "dump", "--nonblocking", "--json", "--pid", str(process.pid)]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)

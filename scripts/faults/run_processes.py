@@ -1,4 +1,4 @@
-"""The processes of a live run, each proven to belong to it before it is named here.
+"""Finds the processes of a live run, each verified to belong to it.
 
     .run.lock ─► driver: it holds that file open ─► its descendants: raylet, trainer, supervisors by their Ray titles
     /proc     ─► guards: started with this run's own llm_server-<i>.log ─► their children, the servers
@@ -9,12 +9,12 @@ A process is its pid and its start time (`process_tree.Process`); every signal c
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ GUARD = "actors.processes.process_guard"
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
 TITLE = re.compile(r"ray::(\w+)")
-MEMORY_BACKED = Path("/dev/shm")
 
 
 class NotLive(UsageError):
@@ -35,8 +34,8 @@ class NotLive(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """One life of a server. `http` is its main process, `tree` that and all below it."""
+class ServerProcesses:
+    """One incarnation of a server. `http` is its main process, `tree` that and all below it."""
 
     index: int
     http: Process
@@ -65,13 +64,13 @@ class RunProcesses:
     raylets: tuple[Process, ...]
     trainer: Process | None
     supervisors: Mapping[str, Process]
-    servers: tuple[Server, ...]
+    servers: tuple[ServerProcesses, ...]
 
-    def server(self, index: int) -> Server | None:
+    def server(self, index: int) -> ServerProcesses | None:
         return next((server for server in self.servers if server.index == index), None)
 
 
-def look(paths: RunPaths) -> RunProcesses:
+def find_run(paths: RunPaths) -> RunProcesses:
     """Raises NotLive where no driver of this run lives here."""
     driver = find_driver(paths)
     tree = descendants(driver.pid)
@@ -133,7 +132,7 @@ def _trainer_elsewhere(paths: RunPaths) -> Process | None:
 # ── servers ──
 
 
-def find_servers(paths: RunPaths) -> Iterator[Server]:
+def find_servers(paths: RunPaths) -> Iterator[ServerProcesses]:
     """Those whose guard says that it writes this run's logs, STARTING ones too."""
     guards: dict[int, set[Process]] = {}
     for process in _all():
@@ -152,7 +151,7 @@ def _index_of(log: str, paths: RunPaths) -> int | None:
     return int(match[1]) if match and paths.server_log(int(match[1])) == Path(log) else None
 
 
-def _server_below(index: int, guards: set[Process]) -> Server | None:
+def _server_below(index: int, guards: set[Process]) -> ServerProcesses | None:
     """The guard's oldest child that isn't a guard; orphans that it adopted are younger."""
     heads = [child for guard in guards for child in children(guard.pid) if child not in guards and not _is_guard(child)]
     if not heads:
@@ -160,7 +159,7 @@ def _server_below(index: int, guards: set[Process]) -> Server | None:
     http = min(heads, key=lambda head: (head.started, head.pid))
     members = {process for guard in guards for process in descendants(guard.pid)}
     tree = tuple(process for process in members if process not in guards and not _is_guard(process))
-    return Server(index=index, http=http, url=_url(command(http)), tree=tree)
+    return ServerProcesses(index=index, http=http, url=_url(command(http)), tree=tree)
 
 
 def _is_guard(process: Process) -> bool:
@@ -219,19 +218,13 @@ def state(process: Process) -> str:
     return fields[0] if identify(process.pid) == process else ""
 
 
-def started_at(process: Process, *, now: float, since_boot: float) -> float:
-    """Unix seconds. `now` is unix time and `since_boot` CLOCK_BOOTTIME of the same moment."""
-    return now - since_boot + process.started / os.sysconf("SC_CLK_TCK")
+def started_at(process: Process) -> float:
+    """Unix seconds."""
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + process.started / os.sysconf("SC_CLK_TCK")
 
 
 def _all() -> Iterator[Process]:
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (process := identify(int(entry.name))):
             yield process
-
-
-def weights_folder(paths: RunPaths) -> Path:
-    """Where the trainer publishes weights as folders v<n> (launcher/checkpoints/in_memory_checkpoints.py)."""
-    digest = hashlib.sha256(str(paths.checkpoints.resolve()).encode()).hexdigest()[:12]
-    root = MEMORY_BACKED if os.access(MEMORY_BACKED, os.W_OK) else paths.logs
-    return root / f"grpo-weights-{digest}"

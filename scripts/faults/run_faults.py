@@ -1,0 +1,59 @@
+"""Faults of what is around trainer and servers: supervisors (M1), the driver (M2), a node (N1)."""
+
+from __future__ import annotations
+
+import signal
+
+from actors.processes.process_tree import send
+from launcher.base.errors import UsageError
+from launcher.run_files.run_paths import RunPaths
+from scripts.faults import signals
+from scripts.faults.kinds import ANY, FaultContext, Figures, Option, fault
+from scripts.faults.run_processes import RunProcesses
+from scripts.faults.signals import Missed
+
+DRIVER_SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
+
+
+def check_supervisors(paths: RunPaths, found: RunProcesses) -> None:
+    if not found.supervisors:
+        raise UsageError("neither HealthMonitor nor Coordinator is below this run's driver", "M1 needs one of them")
+
+
+def check_raylets(paths: RunPaths, found: RunProcesses) -> None:
+    if not found.raylets:
+        raise UsageError("no raylet is below this run's driver", "a cluster that the run joined isn't its own to break")
+
+
+@fault(
+    "M1",
+    "HealthMonitor or Coordinator killed: SIGKILL",
+    role="supervisor",
+    check=check_supervisors,
+    who=Option(ANY, "any: drawn by the seed", ("health_monitor", "coordinator", ANY)),
+)
+def kill_supervisor(context: FaultContext) -> Figures:
+    who = context.word("who")
+    if who == ANY:
+        who = context.draw.choice(sorted(context.found.supervisors) or ["health_monitor"])
+    process = context.found.supervisors.get(who)
+    if process is None:
+        raise Missed(f"{who} has no process now", f"there are: {', '.join(context.found.supervisors) or 'none'}")
+    return {"target": who, **signals.kill([process])}
+
+
+@fault(
+    "M2",
+    "driver killed, interrupted or terminated; this ends the run",
+    signal=Option("kill", "which", tuple(DRIVER_SIGNALS)),
+)
+def end_driver(context: FaultContext) -> Figures:
+    number = DRIVER_SIGNALS[context.word("signal")]
+    if not send(context.found.driver, number):
+        raise Missed("the driver had ended before the signal", "the run is over")
+    return {"target": "driver", "pids": [context.found.driver.pid], "signal": number.name}
+
+
+@fault("N1", "a node is lost: SIGKILL of a raylet", check=check_raylets)
+def lose_node(context: FaultContext) -> Figures:
+    return {"target": "raylet", **signals.kill([context.draw.choice(context.found.raylets)])}

@@ -1,0 +1,112 @@
+"""The real SGLang on the CPU, as a server under test, and the log-probs that transformers gives for its completions."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from actors.serving.server_incarnation import ServerSpec
+from actors.serving.sglang_client import Sampling, SGLangClient
+from actors.serving.sglang_server import SGLangProcess
+from launcher.config.schema import GenerationConfig, SGLangConfig
+from launcher.run_files.run_keys import ServerKeys
+
+MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=24))
+DEADLINE_S = 300.0
+
+
+class Serving:
+    """A server, a client of it, and the loop that both live on."""
+
+    def __init__(self, folder: Path) -> None:
+        config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
+        self.log = folder / "llm_server-0.log"
+        self.keys = ServerKeys.make(folder / "keys")
+        spec = ServerSpec(index=0, config=config, log=self.log, keys=self.keys, setup_timeout_s=DEADLINE_S)
+        self.server = SGLangProcess(spec, owners=(os.getpid(),))
+        self.loop = asyncio.Runner()
+        self.version = 3
+        self.generation = 0
+        self.prompt = tuple(AutoTokenizer.from_pretrained(MODEL)("4+5+4=").input_ids)
+
+    def run(self, work):
+        """`work(client)`, within a deadline."""
+
+        async def inside():
+            async with asyncio.timeout(DEADLINE_S), SGLangClient(ServerKeys.read_file(self.keys)) as client:
+                return await work(client)
+
+        return self.loop.run(inside())
+
+    def start(self, *, generation: int = 0) -> None:
+        async def work(_):
+            await self.server.start(generation=generation, model_path=str(MODEL), weight_version=self.version)
+            await self.server.wait_ready()
+
+        self.run(work)
+
+    @property
+    def url(self) -> str:
+        return self.server.info().url
+
+    def generate(self, **changes):
+        sampling = dataclasses.replace(SAMPLING, **changes)
+        return self.run(
+            lambda client: client.generate(self.url, token_ids=self.prompt, sampling=sampling, timeout_s=DEADLINE_S)
+        )
+
+    def next_version(self) -> int:
+        self.version += 1
+        return self.version
+
+
+def logprobs(weights, prompt, completion, temperature):
+    """Of the completion's tokens, by transformers, from logits divided by the temperature."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    chosen = torch.log_softmax(logits.double() / temperature, -1)
+    return chosen.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+
+
+def furthest(serving, completion, weights=None, temperature=1.0):
+    weights = load_file(MODEL / "model.safetensors") if weights is None else weights
+    said = torch.tensor(completion.logprobs, dtype=torch.float64)
+    return (logprobs(weights, serving.prompt, completion, temperature) - said).abs().max().item()
+
+
+def changed_weights(factor):
+    return {name: tensor * factor for name, tensor in load_file(MODEL / "model.safetensors").items()}
+
+
+def folder_of(weights, folder):
+    shutil.copytree(MODEL, folder)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def endless():
+    """Sampling that nobody waits for the end of. min_new_tokens masks the tokenizer's end token and those that are
+    named; a model's other end tokens it lets through."""
+    ends = tuple(json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"])
+    return dataclasses.replace(SAMPLING, max_new_tokens=900, min_new_tokens=900, stop_token_ids=ends)
+
+
+async def order(client, url, path, body=None):
+    """An endpoint that only tests use."""
+    await client._answer("POST", url, path, DEADLINE_S, body or {}, admin=True)
+
+
+async def running(client, url, request):
+    """Until the server says that it is decoding."""
+    before = (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"]
+    while (await client.metrics(url, timeout_s=DEADLINE_S))["sglang:realtime_tokens_total"] == before:
+        assert not request.done()
