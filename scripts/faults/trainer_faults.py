@@ -37,7 +37,7 @@ RECOVERY_BEGINS_S = 2.0
 STAGED = ".staging-"
 FRAMES = (
     ("save", "save", "checkpointing.py"),
-    ("publish", "_publish", "training.py"),
+    ("publish", "publish", "training_servers.py"),
     ("optimizer", "commit", "policy_model.py"),
     ("backward", "compute_gradients", "policy_model.py"),
     ("rollout", "collect", "live_rollouts.py"),

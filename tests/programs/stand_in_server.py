@@ -13,7 +13,8 @@ With `--out-of-memory-above N` or `--too-small-below N` it ends at its start whe
 With `--bytes-per-token N` it takes the memory of its token pool, and ends as it comes where there is too little.
 
 Started by a run it takes the run's keys as SGLang behind our auth middleware does
-(`actors/serving/auth_middleware.py`): what forgets to send them gets 401. Only `/stand_in/*` stays open. By hand, without GRPO_SERVER_KEYS, everything is.
+(`actors/serving/auth_middleware.py`): what forgets to send them gets 401. Only `/stand_in/*` stays open. By hand,
+without GRPO_SERVER_KEYS, everything is.
 
 `running(...)` starts one as a process and waits until it listens. With `--tree` it has a child, and a daemon of its
 own session that ignores SIGTERM.

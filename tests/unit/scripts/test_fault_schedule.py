@@ -1,6 +1,8 @@
 """Which fault comes when: the words, the storm, the decision."""
 
+import ast
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 from launcher.base.errors import UsageError
 from scripts.faults.catalog import KINDS, describe
 from scripts.faults.schedule import Copies, FaultChoice, FaultMoment, decide, in_order, last_copy, parse_fault, storm
+from scripts.faults.trainer_faults import FRAMES
+
+ACTORS = Path(__file__).parents[3] / "actors"
 
 
 def test_a_fault_is_read_with_its_options_and_its_time():
@@ -144,3 +149,11 @@ def test_the_last_copy_of_anything_is_kept(kind, checkpoints, servers, raylets, 
     reason = last_copy(kind, copies, keep_one=keep_one)
     assert refused in reason
     assert bool(reason) == bool(refused)
+
+
+@pytest.mark.parametrize(("moment", "function", "file"), FRAMES)
+def test_the_functions_by_which_a_moment_is_recognised_are_there(moment, function, file):
+    """They are known by name alone: one that is renamed would leave T1 without its moment, and say nothing."""
+    (source,) = ACTORS.rglob(file)
+    names = {node.name for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef)}
+    assert function in names, moment
