@@ -1,7 +1,7 @@
 """`python -m launcher conf=<preset> [key=value …]`: compose → RunConfig, once → checks → pre-flight → driver.
 
 Hydra's own command line stays as its users know it (`--cfg job`, `--help`, `-m`, `--info`, completion). What it
-refuses is said as one message of ours, with exit code 2 (`launcher.config.hydra_messages`); HYDRA_FULL_ERROR=1 shows
+refuses is one message of ours, with exit code 2 (`launcher.config.hydra_messages`); HYDRA_FULL_ERROR=1 shows
 its traceback. The driver, and with it Ray and torch, is imported only when a run really starts.
 """
 

@@ -1,9 +1,9 @@
-"""The composition root: creates the actors, hands the run to the Coordinator, shows it, and says its last word.
+"""The composition root: creates the actors, hands the run to the Coordinator, shows it, and reports its outcome.
 
-    check data ─► lock the run ─► check the resume ─► Ray ─► actors ─► Coordinator ─► word, summary, exit code
+    check data ─► lock the run ─► check the resume ─► Ray ─► actors ─► Coordinator ─► status, summary, exit code
 
 The driver owns every actor, so all of them end with it, and the servers' process trees with them (P8). It decides
-nothing: an actor that dies is restarted by Ray and mended by the Coordinator, and a question to one that is being
+nothing: an actor that dies is restarted by Ray and set up again by the Coordinator, and a question to one that is being
 restarted is asked again.
 """
 
@@ -48,7 +48,7 @@ from launcher.run_files.run_paths import RunLock, RunPaths
 
 POLL_S = 0.25
 STOP_TIMEOUT_S = 5.0
-"""For what is still to be heard when all has ended."""
+"""For the last answers when the run has ended."""
 ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
 
@@ -57,7 +57,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
     """Run `config` to its end and return the exit code (DESIGN.md §5).
 
     `server_entry`: the command in SGLang's place, for tests. Raises the UsageErrors that can be known before anything
-    is started; later ones are told as the run's outcome.
+    is started; later ones are reported as the run's outcome.
     """
     check_data(config)
     paths = RunPaths.of(config)
@@ -78,7 +78,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
         screen.begin(attempt)
         journal = Journal(paths.events, attempt, time.time)
         if prepared is not None:
-            screen.line(f"going on from {prepared.name}, as it was set up")
+            screen.line(f"resuming from {prepared.name}, as it was set up")
             resume = take(prepared, paths, journal)
         if fetched is not None and remote is not None:
             screen.line(tell_fetched(fetched, remote, journal))
@@ -99,7 +99,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
 
 
 class RunLaunch:
-    """One attempt of a run, from the first actor to the last word."""
+    """One attempt of a run, from the first actor to the outcome."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class RunLaunch:
                 outcome = RunOutcome(status=TerminalStatus.ABORTED, reason="ended by the user, at once")
             except LauncherError as error:
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=str(error), exit_code=error.exit_code)
-            except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
+            except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=repr(error))
         if outcome.status is not TerminalStatus.FINISHED:
@@ -169,9 +169,9 @@ class RunLaunch:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
         placed = self._place()
         self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
-        book = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
+        history = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
         self._actors = RunActors(self._config, self._paths, self._attempt, placed, self._server_entry)
-        return self._actors.create(book)
+        return self._actors.create(history)
 
     def _place(self) -> RunPlacement:
         """Book everything at once, and tell where it is."""
@@ -185,21 +185,21 @@ class RunLaunch:
     # ── watch ──
 
     def _watch(self, coordinator: Any, vital: VitalProcesses | HeadWatch) -> RunOutcome:
-        """Show what goes on until the Coordinator has the run's word. One that died is asked again when it is back.
+        """Show the run until the Coordinator reports the outcome. One that died is asked again when it is back.
 
-        Raises RunError where Ray itself is gone, and nobody is left to restart anything, and where none of its lives
-        lasts.
+        Raises RunError where Ray itself is gone, so that nobody is left to restart anything, and where every
+        incarnation of the Coordinator dies soon.
         """
         running = coordinator.run.remote()
         turns = math.ceil(self._config.health.supervisor_silence_s / POLL_S)
-        pulse, lives = Heartbeat(coordinator.ping.remote, most_turns=turns), CrashLoop()
+        heartbeat, incarnations = Heartbeat(coordinator.ping.remote, most_turns=turns), CrashLoop()
         has_told = False
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
-                raise RunError(lost, "the same command goes on")
+                raise RunError(lost, "the same command resumes")
             self._say_lost(vital.lost_nodes())
-            if pulse.has_stopped():
+            if heartbeat.has_stopped():
                 self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
                 ray.kill(coordinator, no_restart=False)
             self._show()
@@ -214,17 +214,17 @@ class RunLaunch:
                 except RayTaskError as error:
                     raise _as_ours(error) from error
                 except RayError as error:
-                    if lives.ended():
+                    if incarnations.ended():
                         raise RunError(
                             f"the Coordinator dies each time it is started: {error}",
                             "ray.log in the run's logs says why",
                         ) from error
                     time.sleep(ASK_AGAIN_S)
-                    lives.begins()
+                    incarnations.begins()
                     running = coordinator.run.remote()
 
     def _say_lost(self, nodes: Mapping[str, str]) -> None:
-        """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next life waits."""
+        """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next incarnation waits."""
         for node in nodes.keys() - self._nodes_told:
             self._nodes_told.add(node)
             facts: dict[str, Any] = {"node": node, "held": ["the Coordinator"], "cause": "node_lost"}
@@ -264,14 +264,14 @@ class RunLaunch:
             self._take(seen)
 
     def _report_snapshot_error(self, error: str) -> None:
-        """A defect, which would stop the display without a word. Once, until a snapshot succeeds or fails otherwise."""
+        """A defect, which would stop the display silently. Once, until a snapshot succeeds or fails otherwise."""
         if error != self._snapshot_error:
             self._snapshot_error = error
             self._journal.record("trainer.snapshot_failed", subject="trainer", reason=error)
             self._screen.line(f"the display is out of date: the trainer's snapshot failed: {error} (this is a defect)")
 
     def _take(self, snapshot: Snapshot) -> None:
-        if snapshot.status.pid != self._trainer_pid:  # another life counts its steps anew
+        if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps anew
             self._trainer_pid, was_new = snapshot.status.pid, self._steps_seen == 0
             self._steps_seen = 0
             if not was_new:

@@ -189,7 +189,7 @@ def _show(paths: RunPaths, *, is_live: bool, as_json: bool) -> None:
         print(f"{_name(paths)} is {state_of(paths)[0]}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
         print(f"on the cluster {now.address}, {how} (pid {now.pid} on {now.host})")
         if asked is not None and asked.wish is not ControlRequest.RUN:
-            print(f"{asked.wish} {asked.words}")
+            print(f"{asked.wish} {asked.description}")
         if now.status is not None:
             print(_line(paths, now))
 

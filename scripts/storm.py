@@ -24,7 +24,7 @@ from launcher.base.errors import LauncherError
 from launcher.config.compose import REPOSITORY, compose
 from launcher.reporting.ledger_audit import Audit, audit
 from launcher.reporting.run_records import read_records
-from launcher.run_files.journal import read_lines, standing_lines
+from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
@@ -138,7 +138,7 @@ def read(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: flo
     started = [event for event in events if event.get("event") == "trainer.started"]
     prompts = started[0].get("prompts") if started else None
     evals = read_records(paths).evals
-    rewards = [r for line in standing_lines(metrics)[-10:] if isinstance(r := line.get("rollout/reward"), float)]
+    rewards = [r for line in current_lines(metrics)[-10:] if isinstance(r := line.get("rollout/reward"), float)]
     return Result(
         seed=seed,
         exit_code=exit_code,

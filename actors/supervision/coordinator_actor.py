@@ -107,11 +107,13 @@ class CoordinatorActor:
         while True:
             asked = await asyncio.to_thread(wanted, self._paths)
             wish = ControlRequest.RUN if asked is None else asked.wish
-            coordinator.hold(f"a pause {asked.words}" if asked is not None and wish is ControlRequest.PAUSE else "")
+            coordinator.hold(
+                f"a pause {asked.description}" if asked is not None and wish is ControlRequest.PAUSE else ""
+            )
             if asked is not None and wish is ControlRequest.STOP:
-                coordinator.abort(asked.words)
+                coordinator.abort(asked.description)
             elif asked is not None and asked.servers is not None:
-                coordinator.resize(asked.servers, without=asked.leaves, reason=asked.words)
+                coordinator.resize(asked.servers, without=asked.leaves, reason=asked.description)
             await asyncio.sleep(HEED_S)
 
     def _make(self) -> Coordinator:

@@ -11,7 +11,7 @@ from typing import cast
 from actors.cluster.fencing import wait_for_lease
 from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog
-from launcher.run_files.line_tail import standing_line
+from launcher.run_files.line_tail import current_line
 from launcher.run_files.run_paths import RunPaths
 
 MOST_REPORTS = 2000
@@ -62,5 +62,5 @@ class StepRecords:
 
 def _stands(path: Path, line: Mapping[str, object], keys: tuple[str, ...]) -> bool:
     """Is the line that stands for this step this one? Before a restore another branch of the run wrote one too."""
-    known = standing_line(path, cast(int, line["global_step"]))
+    known = current_line(path, cast(int, line["global_step"]))
     return known is not None and all(known.get(key) == line[key] for key in keys)

@@ -1,4 +1,4 @@
-"""Writes that a power cut can't undo: fsync of files and folders, and whole-file replacement.
+"""Durable writes: fsync of files and folders, and atomic replacement of a file.
 
 A rename is atomic but not durable: until the folder that holds the name is synced, a crash may bring the old name
 back, or leave the new name on an empty file. So the order is always file, its folder, rename, parent folder.
@@ -38,7 +38,7 @@ def make_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put `data` at `path`, whole: a reader, or a crash, sees the old content or the new, never a part.
+    """Put `data` at `path` atomically: a reader, or a crash, sees the old content or the new, never a part.
 
     Without `durable` a crash of the machine may lose it.
     """

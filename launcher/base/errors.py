@@ -1,4 +1,4 @@
-"""Every way this system fails, in one tree.
+"""All errors of this system, in one tree.
 
     LauncherError
     ├── UsageError                   the command or its surroundings are wrong; nothing was started (exit code 2)
@@ -8,10 +8,10 @@
     │   ├── ModelError               a model folder: missing, incomplete, damaged, without a chat template
     │   ├── DataError                a data set: missing, empty, or a record that can't be used
     │   └── RewardImportError        a reward function that can't be imported or called
-    └── RunError                     a started run can't go on; it halts with its reason (exit code 3)
+    └── RunError                     a started run can't continue; it halts with its reason (exit code 3)
         ├── ServerError              an SGLang server: did not start, died, or refused
         │   ├── WeightsRefused       a server did not take, or did not confirm, a weight version
-        │   └── RequestFailed        one request had no whole, truthful answer; says whether another try may
+        │   └── RequestFailed        one request had no complete, valid answer; says whether to retry
         ├── RolloutError             no rollout could be had from any server
         ├── RewardError              the reward function raised or answered nonsense
         ├── TrainerError             the step loop: non-finite numbers, a lost process
@@ -72,7 +72,7 @@ class RewardImportError(UsageError):
 
 
 class RunError(LauncherError):
-    """A started run can't go on."""
+    """A started run can't continue."""
 
 
 class ServerError(RunError):
@@ -84,7 +84,7 @@ class WeightsRefused(ServerError):
 
 
 class RequestFailed(ServerError):
-    """One request to a server had no whole, truthful answer.
+    """One request to a server had no complete, valid answer.
 
     `kind`: refused reset timeout http_5xx http_4xx truncated empty aborted malformed (the answer), stale
     nonfinite (the weights). `retryable`: another try, or another server, may do better.
@@ -105,7 +105,7 @@ class RewardError(RunError):
 
 
 class TrainerError(RunError):
-    """The training loop can't go on."""
+    """The training loop can't continue."""
 
 
 class CheckpointError(RunError):

@@ -1,4 +1,4 @@
-"""A folder put in place of another, or copied, so that a kill at any instant leaves the old one or the new one.
+"""Replaces or copies a folder so that a kill at any instant leaves the old one or the new one.
 
 Copies take no time where the filesystem lets them: hard links share the file (only for files that nobody rewrites in
 place), reflinks share its blocks until one of the two is written to; else the bytes are copied.

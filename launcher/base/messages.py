@@ -1,4 +1,4 @@
-"""Frozen records that cross borders: between actors, and from deciding code to acting code."""
+"""Frozen records that are passed between actors, and from the policies to the code that acts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class ServerState(enum.StrEnum):
-    """Life of one SGLang server. READY is reached only through STALE with the weights loaded."""
+    """State of one SGLang server. READY is reached only through STALE with the weights loaded."""
 
     STARTING = "STARTING"
     STALE = "STALE"
@@ -21,7 +21,7 @@ class ServerState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """One server as its actor knows it. `weight_version` is None until the server has said one.
+    """One server as its actor knows it. `weight_version` is None until the server has reported one.
 
     `lineage`: how many restores lay behind the trainer's weights when it got its own; None where nobody knows.
     `node`: Ray's id of the node that `pid` is of.
@@ -41,10 +41,10 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerExit:
-    """The end of one life of a server. `exit_code` is negative for a signal, None where nobody was left to learn it.
+    """The end of one incarnation of a server. `exit_code` is negative for a signal, None where nobody saw it.
 
     `at` is unix seconds, `monotonic` CLOCK_MONOTONIC of its machine, `node`: when the end was noticed. `oom_kills`: by
-    the kernel of that machine, shortly before. `was_told`: it ended because it was told to, not by itself.
+    the kernel of that machine, shortly before. `was_told`: it ended because it was asked to, not by itself.
     """
 
     name: str
@@ -133,7 +133,7 @@ class TrainerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedWeights:
-    """A whole Hugging Face folder that a server may start from."""
+    """A complete Hugging Face folder that a server may start from."""
 
     path: str
     version: int
@@ -206,7 +206,7 @@ class TrainerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The trainer at one moment, as the driver shows it. `committed`: steps of this life of it so far, of which
+    """The trainer at one moment, as the driver shows it. `committed`: steps of this incarnation of it so far, of which
     `reports` are those that were asked for."""
 
     status: TrainerStatus

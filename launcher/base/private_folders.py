@@ -1,4 +1,4 @@
-"""Folders in places where every user may write (/tmp, /dev/shm), under names that another user can guess.
+"""Makes private folders where every user may write (/tmp, /dev/shm), under names that another user can guess.
 
 Who makes such a folder first owns what lies in it. So what is there already is used only where it is this user's.
 """

@@ -43,7 +43,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """All completions of one prompt, in sample order; whole or not at all."""
+    """All completions of one prompt, in sample order; complete or not at all."""
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]

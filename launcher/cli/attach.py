@@ -1,8 +1,8 @@
-"""A run that is going on, shown as its own driver shows it, from its files alone; ends as it ends, with its exit code.
+"""Shows a running run from its files alone, as its own driver does, and ends with its exit code.
 
     events.jsonl ─► lines      metrics.jsonl ─► rewards, pace      now.json ─► phase, servers      ─► the same panel
 
-Ctrl-C ends the look and not the run.
+Ctrl-C detaches; the run continues.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from launcher.run_files.run_paths import RunPaths
 
 POLL_S = 0.25
 SILENT_S = 60.0
-"""Without a beat: the driver is gone, or its disk stands."""
+"""Without a heartbeat: the driver is gone, or its disk hangs."""
 SUMMARY_S = 20.0
-"""For the driver's last words, which draw a curve, after the run's own."""
+"""For the summary that the driver writes after the run's last event."""
 LOST = 3
-ENDS = {f"run.{word.lower()}": word for word in TerminalStatus}
+ENDS = {f"run.{status.lower()}": status for status in TerminalStatus}
 
 Line = Mapping[str, object]
 
@@ -46,7 +46,7 @@ class Attached:
         self._heard_at = time.monotonic()
 
     def follow(self) -> int:
-        """Until the run's word; its exit code. LOST where nothing is heard of it any more."""
+        """Until the run has ended; its exit code. LOST where it gives no sign of life any more."""
         with self._display, contextlib.suppress(KeyboardInterrupt):
             while True:
                 if (code := self._ended()) is not None:
@@ -55,11 +55,11 @@ class Attached:
                 if time.monotonic() - self._heard_at > SILENT_S:
                     self._display.line(
                         f"nothing has been heard of the run for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
-                        "  → the command that started it goes on from its last step"
+                        "  → the command that started it resumes from its last step"
                     )
                     return LOST
                 time.sleep(POLL_S)
-        print("no longer attached; the run goes on", flush=True)
+        print("no longer attached; the run continues", flush=True)
         return 0
 
     def _ended(self) -> int | None:
@@ -68,15 +68,15 @@ class Attached:
                 self._display.line(line)
                 if self._progress is not None:
                     self._progress.note(line)
-            word = ENDS.get(str(event.get("event")))
-            if word is not None:
+            status = ENDS.get(str(event.get("event")))
+            if status is not None:
                 self._display.close()
-                self._say_end(word, str(event.get("reason")))
+                self._show_end(status, str(event.get("reason")))
                 code = event.get("exit_code")
-                return code if isinstance(code, int) else EXIT_CODES[word]
+                return code if isinstance(code, int) else EXIT_CODES[status]
         return None
 
-    def _say_end(self, word: TerminalStatus, reason: str) -> None:
+    def _show_end(self, status: TerminalStatus, reason: str) -> None:
         give_up_at = time.monotonic() + SUMMARY_S
         began = time.time() - SUMMARY_S
         while time.monotonic() < give_up_at:
@@ -85,7 +85,7 @@ class Attached:
                     self._display.line(self._paths.summary.read_text())
                     return
             time.sleep(POLL_S)
-        self._display.line(f"{word}: {reason}")
+        self._display.line(f"{status}: {reason}")
 
     def _show(self, now: CurrentStatus | None) -> None:
         if now is None or (now.attempt, now.beat) == self._beat:
@@ -106,7 +106,7 @@ def attach(paths: RunPaths, *, out: TextIO | None = None) -> int:
 
 
 def last_end(paths: RunPaths) -> Line | None:
-    """The word of the last attempt; None where it goes on, or was cut off."""
+    """The last event of the last attempt; None where it is still running, or was cut off."""
     last: Line = {}
     for line in read_lines(paths.events):
         if line.get("event") in ENDS or line.get("event") == "run.started":

@@ -1,13 +1,13 @@
-"""A run that outlives the command that started it: its driver is an actor of the cluster.
+"""Starts a run that outlives its command: the driver is an actor of the cluster.
 
     python -m launcher … cluster.detached=true
         │ checks, as for any run
         ├─► keeper   a detached actor; runs the driver (launcher/driver.py), owns all other actors of the run
-        └─► attach   shows the run from its files, ends with its exit code; Ctrl-C ends the look and not the run
+        └─► attach   shows the run from its files, ends with its exit code; Ctrl-C detaches, the run continues
 
 The end of the keeper ends everything it started, as the end of a driver does (P8). One that was lost with its node is
-started anew by Ray elsewhere: it waits until whatever its predecessor owned has ended, and goes on from the last
-committed step. When the run has its word the keeper ends itself, for good.
+started anew by Ray elsewhere: it waits until whatever its predecessor owned has ended, and resumes from the last
+committed step. When the run has ended the keeper ends itself, for good.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
             .remote(config, drive, same_command(), str(Path.cwd()), server_entry)
         )
         _wait_started(keeper)
-    print(f"detached: the run goes on without this command; {control(paths)}", flush=True)
+    print(f"detached: the run continues without this command; {control(paths)}", flush=True)
     return attach(paths)
 
 
@@ -139,7 +139,7 @@ class DetachedDriver:
                 _with_patience(
                     lambda: self._drive_run(self._config, server_entry=self._server_entry, unattended=unattended)
                 )
-        except Exception as error:  # noqa: BLE001 - a run ends in a word, whatever happened (P9)
+        except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
             code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[TerminalStatus.ERRORED]
             Journal(paths.events, 0, time.time).record("run.errored", reason=str(error), exit_code=code)
         finally:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, counted: the first asks the run to save and end, the second ends it at once."""
+"""Handles SIGINT and SIGTERM: the first asks the run to save and end, the second ends it at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows and keeps for people: the display, WandB, the resolved configuration, the closing summary."""
+"""Shows a run to people: the display, WandB, the resolved configuration, the closing summary."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from launcher.run_files.run_paths import RunPaths
 
 
 class Screen:
-    """One attempt as its driver sees it. What is told here never ends the run."""
+    """One attempt as its driver sees it. Nothing that fails here ends the run."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, out: TextIO | None = None) -> None:
-        """`out`: sys.stdout, where nothing else is said."""
+        """`out`: sys.stdout by default."""
         self._config = config
         self._paths = paths
         self._display = Display(sys.stdout if out is None else out)

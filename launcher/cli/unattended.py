@@ -1,4 +1,4 @@
-"""The command of a run, and its driver where no person is before it."""
+"""The command that started a run, and how its driver works without a terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ KEEPER = "keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unattended:
-    """A driver without a person before it: what it says goes to `out`. `command`: by which the person started it.
+    """A driver without a terminal: its output goes to `out`. `command` is the one that the user gave.
 
-    `is_again`: an earlier one of the same command was lost; what a person has asked since still holds.
+    `is_again`: an earlier driver of the same command was lost; requests made since are still valid.
     """
 
     out: TextIO

@@ -1,4 +1,4 @@
-"""From the command line's overrides to one typed RunConfig.
+"""Composes the overrides of the command line into one typed RunConfig.
 
 With `launcher.__main__` and `launcher.config.hydra_messages`, the only home of Hydra and OmegaConf: what comes out is a
 plain object, and nothing below sees a DictConfig.
@@ -72,7 +72,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def _refuse_other_keys(composed: DictConfig) -> None:
-    """`+actor.foo=1` and `~seed` pass Hydra, and would then have no effect, or its default, without a word."""
+    """`+actor.foo=1` and `~seed` pass Hydra, and would then have no effect, or its default, silently."""
     names = {setting.key for setting in settings_of(RunConfig)}
     for name in sorted({name.partition(".")[0] for name in names} - composed.keys()):
         raise ConfigError(f"~{name}: a setting can't be deleted", "give it another value instead")

@@ -1,4 +1,4 @@
-"""The settings whose change makes a resume wrong, as a checkpoint's manifest keeps them (DESIGN.md §5)."""
+"""Compares the settings whose change makes a resume wrong with those in a checkpoint's manifest (DESIGN.md §5)."""
 
 from __future__ import annotations
 

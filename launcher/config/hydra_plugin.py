@@ -1,4 +1,4 @@
-"""Hydra's side of a sweep: its sweeper makes the combinations, its launcher hands them over in one piece.
+"""Hydra plugins for sweeps: a sweeper that makes the combinations, a launcher that hands them over together.
 
 Ours, because hydra-ray-launcher 1.2.2, though it works with this Ray, runs a job as a Ray task: the run's driver would
 be a worker of a cluster that outlives it, an exception of one job ends the sweep, and nothing is skipped when it is
@@ -26,7 +26,7 @@ RunTrials = Callable[[Sequence[Sequence[str]], Compose], None]
 
 NAME = "trials"
 MODULE = "hydra_plugins.grpo_launcher"
-"""Hydra takes plugins of that namespace only: there these two are looked for, and said to be from."""
+"""Hydra takes plugins of that namespace only, so these two claim to be from there."""
 
 
 class TrialSweeper(Sweeper):

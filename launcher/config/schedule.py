@@ -1,4 +1,4 @@
-"""When something that happens every so often is due: saver, recover and evaluator (`freq_epochs|freq_steps|freq_secs`).
+"""Tells when a periodic task is due: saver, recover and evaluator (`freq_epochs|freq_steps|freq_secs`).
 
 Pure counting; the time is an argument. Steps and epochs are counted from the start of the run, not of the attempt,
 so that a run that was resumed saves after the same steps as one that was not.
@@ -22,7 +22,7 @@ class Schedule:
         self.restored(now=now, steps_done=steps_done, epochs_done=epochs_done)
 
     def restored(self, *, now: float, steps_done: int, epochs_done: int) -> None:
-        """The run goes on, or goes back: so much of it is done."""
+        """The run was resumed or restored: so much of it is done."""
         self._steps, self._epochs, self._last_due = steps_done, epochs_done, now
 
     def step_done(self, *, ended_epoch: bool, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""How one setting is declared: its default, what it means, and which values are allowed, in one place.
+"""Declares one setting: its default, what it means, and which values are allowed, in one place.
 
 `launcher/config/schema.py` declares with `setting`, `part` and `same_as`; `settings_of` walks the schema for whoever
 shows or checks it: the range checks, the nearest known key of a misspelt one, docs/configuration.md.
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 class Allowed(Protocol):
-    """Which values a setting may take; `str()` says it as a person would, after the word "allowed:"."""
+    """Which values a setting may take; `str()` describes them, to be read after "allowed:"."""
 
     def allows(self, value: Any) -> bool: ...
 
@@ -70,16 +70,16 @@ DEADLINE = Between(0, 86_400, open_low=True, why="as one of more than a day woul
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """A text of a certain form; `words` says which."""
+    """A text of a certain form, described by `form`."""
 
     pattern: str
-    words: str
+    form: str
 
     def allows(self, value: Any) -> bool:
         return re.fullmatch(self.pattern, str(value)) is not None
 
     def __str__(self) -> str:
-        return self.words
+        return self.form
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def part(section: Callable[[], Value]) -> Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting as declared. `type` is as a person says it ("float or null"), `default` as it stands in YAML."""
+    """One setting as declared. `type` is for people ("float or null"), `default` as YAML has it."""
 
     key: str
     type: str
@@ -135,7 +135,7 @@ def settings_of(schema: type, prefix: str = "") -> Iterator[Setting]:
         else:
             yield Setting(
                 key=key,
-                type=_say(hints[field.name]),
+                type=_type_name(hints[field.name]),
                 default=_default(field),
                 meaning=field.metadata["meaning"],
                 allowed=field.metadata["allowed"],
@@ -159,11 +159,11 @@ def _is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def _say(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     if _is_union(hint):
-        return " or ".join(_say(option) for option in typing.get_args(hint))
+        return " or ".join(_type_name(option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is list:
-        return f"list of {_say(typing.get_args(hint)[0])}"
+        return f"list of {_type_name(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict:
         return "mapping"
     return "null" if hint is type(None) else str(hint.__name__)

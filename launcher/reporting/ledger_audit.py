@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.run_files.journal import standing_lines
+from launcher.run_files.journal import current_lines
 
 DISTANCE = "grpo_actor/logprob_distance/avg"
 Line = Mapping[str, object]
@@ -35,12 +35,12 @@ def audit(ledger: Sequence[Line], metrics: Sequence[Line], *, prompts: int, stal
 
     Holds also for a run that has not ended: then the last epoch is not asked to be whole.
     """
-    stand = standing_lines(ledger)
+    stand = current_lines(ledger)
     steps = [_int(line, "global_step") for line in stand]
     stale = [step for step, line in zip(steps, stand, strict=True) if not _is_fresh(line, step, staleness)]
     problems = [*_gaps(steps), *_prompts(stand, prompts)]
     problems += [f"step {step}: tokens of other weights than its own" for step in stale]
-    measured = standing_lines(metrics)
+    measured = current_lines(metrics)
     known = {_int(line, "global_step") for line in measured}
     if missing := sorted(set(steps) - known):
         problems.append(f"steps without metrics: {missing}")

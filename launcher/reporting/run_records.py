@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from launcher.base.messages import EvalReport
 from launcher.reporting.run_view import REWARD
-from launcher.run_files.journal import number_of, read_lines, standing_lines
+from launcher.run_files.journal import current_lines, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
 KEPT_METRICS = (REWARD, "rollout/tokens")
@@ -63,7 +63,7 @@ class RunRecords:
 def read_records(paths: RunPaths) -> RunRecords:
     """Read the files of a run as they are now. Torn lines, and files that are not there yet, are passed over."""
     lines = [_step_of(line) for line in read_lines(paths.metrics) if isinstance(line.get("global_step"), int)]
-    standing = standing_lines([{"global_step": step.global_step, "line": step} for step in lines])
+    standing = current_lines([{"global_step": step.global_step, "line": step} for step in lines])
     steps = tuple(entry["line"] for entry in standing if isinstance(entry["line"], StepFigures))
     stands = {id(step) for step in steps}
     failed = retried = 0

@@ -50,7 +50,7 @@ class Hardware:
     is_described: bool = False
 
     def nodes(self, config: RunConfig) -> tuple[NodeResources, ...]:
-        """As seats are placed on them. On a local cluster CPUs are no limit: Ray is told that there are enough."""
+        """For the placement. On a local cluster CPUs are no limit: Ray is given as many as the run books."""
         at_most = config.cluster.n_gpus_per_node
         gpus = len(self.gpus) if at_most is None else min(len(self.gpus), at_most)
         cpus = math.inf if config.cluster.address == "local" or not self.is_described else float(self.cpus)
@@ -75,7 +75,7 @@ def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
     """The machine to plan for: `hardware.*` where given, else as found.
 
     Described are `cluster.n_nodes` nodes with `cluster.n_gpus_per_node` GPUs each, or with what the run needs on one.
-    Nodes of which nothing is said are taken to be like this machine, and no run is refused for that.
+    Nodes that are not described are taken to be like this machine, and no run is refused for that.
     """
     described = config.hardware
     host = found.memory if described.memory_gib_per_node is None else int(described.memory_gib_per_node * 2**30)
@@ -225,7 +225,7 @@ def memory_in_use() -> dict[str, tuple[float, float]]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
             in_use[f"GPU {index} memory"] = (float(memory.used), float(memory.total))
-    except pynvml.NVMLError:  # as on a GPU that has fallen off the bus: the host's memory is still told
+    except pynvml.NVMLError:  # as on a GPU that has fallen off the bus: the host's memory is still known
         return in_use
     finally:
         pynvml.nvmlShutdown()

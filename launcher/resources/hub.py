@@ -1,7 +1,7 @@
-"""What of the Hugging Face hub is on this machine, and whether the rest could be had. Downloads nothing.
+"""Tells which models and data sets of the Hugging Face hub are on this machine or can be had. Downloads nothing.
 
 The cache is asked first; the hub itself only once, for its answer alone, with a deadline on all of it: a machine
-without network must be told so in seconds, and name look-ups have no time limit of their own.
+without network must learn it in seconds, and name look-ups have no time limit of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_hub_name(text: str) -> bool:
 
 
 def cached_model(name: str) -> Path | None:
-    """The folder of a model in the local cache, whole or not; None where nothing of it is there."""
+    """The folder of a model in the local cache, complete or not; None where nothing of it is there."""
     config = huggingface_hub.try_to_load_from_cache(name, "config.json")
     return Path(config).parent if isinstance(config, str) else None
 

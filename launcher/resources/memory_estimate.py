@@ -1,7 +1,7 @@
-"""How much memory each process will take, item by item. Pure arithmetic with its sources; estimates, not limits.
+"""Estimates how much memory each process will take, item by item. Pure arithmetic; not limits.
 
 States (weights, gradients, optimizer) are exact. Activations are what autograd keeps, computed from the shapes.
-What a process takes beside its model was measured once on a machine without a GPU and stands here as a constant; the
+What a process takes beside its model was measured once on a machine without a GPU and is a constant here; the
 CUDA context's size is a usual one, not measured.
 """
 
@@ -123,7 +123,7 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
 
 
 def _gathered(shape: ModelShape) -> Item:
-    """What a rank holds whole for a while: the embeddings, the layer that computes and the one that is fetched, float32
+    """What a rank holds unsharded for a while: the embeddings, the layer that computes and the next one, float32
     weights and gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is gathered before it computes,
     the next one prefetched, and its gradients are reduced when it is done)."""
     whole = shape.outside_layers + 2 * shape.layer

@@ -1,4 +1,4 @@
-"""What files a run lacks: models, tokenizer, data sets."""
+"""Checks that the files a run needs are there: models, tokenizer, data sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find_shape(config: RunConfig) -> ModelShape | None:
 def _shape_of(folder: Path) -> ModelShape | None:
     try:
         return model_files.read_shape(folder)
-    except ModelError:  # said by the check of the model itself
+    except ModelError:  # reported by the check of the model itself
         return None
 
 
@@ -35,14 +35,14 @@ def model_folder(path_or_name: str) -> Path | None:
 
 
 def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[UsageError]:
-    """Each model and the tokenizer: there, whole, and of sizes that the settings agree with."""
+    """Each model and the tokenizer: there, complete, and of sizes that the settings agree with."""
     models = {"actor.path": config.actor.path, "sglang.model_path": config.sglang.model_path}
     if config.actor.kl_ctl > 0:
         models["ref.path"] = config.ref.path
     for path, keys in _keys_by_path(models).items():
         yield from _missing_model(path, keys, _check_model)
-    said_already = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
-    if not said_already:
+    is_reported = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
+    if not is_reported:
         yield from _missing_model(config.tokenizer_path, "tokenizer_path", model_files.check_tokenizer)
     if shape is not None:
         yield from _sizes_disagree(config, shape)

@@ -1,4 +1,4 @@
-"""What the machine lacks for a run: GPUs, memory, room on disks, ports, a WandB login."""
+"""Checks the machine for what a run needs: GPUs, memory, room on disks, ports, a WandB login."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MEMORY_BACKED = Path("/dev/shm")
 
 
 def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan) -> Iterator[UsageError]:
-    """GPUs that are asked for by name and not there, or seats without room; on the CPU the size of the token pool."""
+    """GPUs that are asked for and not there, or too few of them; on the CPU the size of the token pool."""
     devices = {"sglang.device": config.sglang.device, "actor.device": config.actor.device}
     asking = [f"{key}=cuda" for key, device in devices.items() if device == "cuda"]
     if asking and not hardware.gpus:
         yield ResourceError(
             f"a GPU{_of_size(config, hardware, plan)}: {' and '.join(asking)}, but {hardware.no_gpu}",
-            "run it on a machine with a GPU; conf=arithmetic_cpu shows the whole system without one",
+            "run it on a machine with a GPU; conf=arithmetic_cpu shows the complete system without one",
         )
     elif plan.shortage is not None:
         yield plan.shortage

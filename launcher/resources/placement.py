@@ -3,8 +3,8 @@
     settings ─► groups of processes, the largest first ─► the first node with room ─► placements ─► bundles
 
 Shares of a GPU are bookkeeping, Ray's as much as ours, and no limit on memory: what fits in memory is
-`launcher/resources/run_plan.py`'s. Names of nodes are the plan's; which machine Ray takes for each is told when the run
-is placed (`run.placed`).
+`launcher/resources/run_plan.py`'s. Names of nodes are the plan's; which machine Ray takes for each is
+recorded when the run is placed (`run.placed`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person wants of a run that is going on: in a file that its Coordinator reads, and not in a message.
+"""Passes an operator's request to a running run: in a file that its Coordinator reads, not in a message.
 
     {fileroot}/keys/…/request.json     0600 in a folder that is its owner's alone (launcher/run_files/run_keys.py)
 
@@ -43,9 +43,8 @@ class RequestEntry:
     leaves: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
-        said = f": {self.reason}" if self.reason else ""
-        return f"asked by {self.by}{said}"
+    def description(self) -> str:
+        return f"asked by {self.by}{f': {self.reason}' if self.reason else ''}"
 
 
 def ask(paths: RunPaths, request: RequestEntry) -> None:
@@ -83,6 +82,6 @@ def wanted(paths: RunPaths) -> RequestEntry | None:
 
 
 def forget(paths: RunPaths) -> None:
-    """Whoever starts the run wants it to run."""
+    """Starting a run cancels what was asked before."""
     with contextlib.suppress(FileNotFoundError):
         (paths.keys / FILE).unlink()

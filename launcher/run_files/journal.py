@@ -1,4 +1,4 @@
-"""The run's append-only records: metrics.jsonl, ledger.jsonl and events.jsonl (DESIGN.md §5).
+"""Writes and reads the run's append-only records: metrics.jsonl, ledger.jsonl and events.jsonl (DESIGN.md §5).
 
 One JSON object a line, each appended by one write, so that driver, trainer and servers may share a file and a crash
 can tear the last line only. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and
@@ -30,7 +30,7 @@ from launcher.base.errors import JournalError
 log = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 * 2**20
-"""Bytes; a longer "line" is a damaged file, and reading it whole would take its size in memory."""
+"""Bytes; a longer "line" is a damaged file, and reading it in one piece would take its size in memory."""
 
 TURN_S = 0.5
 MOST_WAITING = 10_000
@@ -188,12 +188,12 @@ def last_of(path: Path, event: str, attempt: int) -> Record:
     return found
 
 
-def standing_lines(records: Iterable[Record]) -> list[Record]:
+def current_lines(records: Iterable[Record]) -> list[Record]:
     """The records, one for each global_step in order, that make up the weights as they are now.
 
-    A restore to step g repeats g + 1 and on, so of each step the last line stands. A line for step s also takes back
-    what was written before it for later steps: those were trained on weights that the restore threw away, and the
-    run may end before it reaches them again. Records without a global_step are passed over.
+    A restore to step g repeats g + 1 and on, so of each step the last line is the current one. A line for step s also
+    takes back what was written before it for later steps: those were trained on weights that the restore threw away,
+    and the run may end before it reaches them again. Records without a global_step are passed over.
     """
     standing: list[tuple[int, Record]] = []
     for record in records:
@@ -207,7 +207,7 @@ def standing_lines(records: Iterable[Record]) -> list[Record]:
 
 
 class LineLog:
-    """One file that only grows, for a writer that must go on when the disk is full."""
+    """One file that only grows, for a writer that must continue when the disk is full."""
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
         self.path = path
@@ -242,7 +242,7 @@ class LineLog:
                 append_line(self.path, self._waiting[0], durable=self._durable)
                 self._waiting.pop(0)
         except JournalError as error:
-            if not was_behind:  # said when it changes, not at every line
+            if not was_behind:  # logged when it changes, not at every line
                 log.warning("%s; the lines wait in memory until there is room", error)
             return False
         if was_behind and self.lost:

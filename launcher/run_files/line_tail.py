@@ -1,4 +1,4 @@
-"""What others append to a file of lines, read on from where one was."""
+"""Reads the lines that others append to a file, from where the last read ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WINDOW = 256 * 1024
 
 
 class LineTail:
-    """The whole lines that were appended to a file since the last `read`. What is torn or no object is passed over."""
+    """The complete lines appended to a file since the last `read`; torn ones and what is no object are skipped."""
 
     def __init__(self, path: Path, *, since: int = 0) -> None:
         """`since`: the byte to begin at; a line that it falls into is torn, and so passed over."""
@@ -36,10 +36,9 @@ class LineTail:
             return  # not there yet, or not readable now: it is tried again
 
 
-def standing_line(path: Path, step: int) -> Mapping[str, object] | None:
-    """The line that stands for a step (launcher/run_files/journal.py, `standing_lines`), read from the end of the file:
-    a trainer
-    that is restored asks for one of the last, and a run of 100,000 steps would be 0.3 GB in its memory."""
+def current_line(path: Path, step: int) -> Mapping[str, object] | None:
+    """The line that is current for a step (`journal.current_lines`), searched from the end of the file: a restored
+    trainer asks for one of the last, and a run of 100,000 steps would take 0.3 GB of its memory."""
     size, window = path.stat().st_size if path.exists() else 0, WINDOW
     while True:
         for line in reversed(list(LineTail(path, since=max(0, size - window)).read(has_ended=True))):

@@ -1,12 +1,12 @@
-"""The secrets of one run: the keys of its SGLang servers and the token of its own Ray cluster, each in a file.
+"""Makes and reads the secrets of one run: the keys of its SGLang servers, the token of its own Ray cluster.
 
     {fileroot}/keys/{user}/{experiment_name}/{trial_name}/     0700
         servers.json     the API key and the admin key     0600
         ray_token        of a cluster that the run starts     0600
 
-Files, since an environment is inherited by every child and a command line is read by everybody; beside `logs/`, not in
-it, since logs are shown to people and copied. They are made once for a run: each attempt finds them, and so does a tool
-of the same user. To have others, remove the folder between two attempts.
+In files, since an environment is inherited by every child and a command line is read by everybody; beside `logs/`, not
+in it, since logs are shown to people and copied. They are made once for a run: each attempt finds them, and so does a
+tool of the same user. To have others, remove the folder between two attempts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ServerKeys:
         except (ValueError, KeyError, TypeError) as error:  # not `from` it: its text may hold a key
             raise StorageError(f"{path} holds no keys: {type(error).__name__}", ANEW) from None
         if not keys.api or not keys.admin:
-            raise StorageError(f"{path} holds an empty key, which would open every door", ANEW)
+            raise StorageError(f"{path} holds an empty key, with which anybody could log in", ANEW)
         return keys
 
 
@@ -69,7 +69,7 @@ ANEW = "end the run, remove the folder, and start the run again: keys are made a
 
 
 def _make(folder: Path, name: str, content: str) -> Path:
-    """`content` in a file that appears whole and 0600, or what another process of the run has made before."""
+    """`content` in a file that appears complete and 0600, or what another process of the run has made before."""
     path = folder / name
     try:
         make_folder(folder.parent)

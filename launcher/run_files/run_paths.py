@@ -210,7 +210,7 @@ def login_name() -> str:
 
 
 def names_of(paths: RunPaths) -> str:
-    """The flags that name a run to every tool, for a shell that may stand elsewhere."""
+    """The flags that name a run to every tool, for a shell in any folder."""
     given = [("experiment-name", paths.experiment_name), ("trial-name", paths.trial_name), ("fileroot", paths.fileroot)]
     if paths.user != login_name():
         given.append(("user", paths.user))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.run_files.journal import read_lines, standing_lines
+from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths, login_name
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -100,7 +100,7 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
     assert "held-out" in said
     lines = command.ledger()
     assert lines[: len(interrupted)] == interrupted
-    assert [line["global_step"] for line in standing_lines(lines)] == list(range(STEPS))
+    assert [line["global_step"] for line in current_lines(lines)] == list(range(STEPS))
     assert [line["attempt"] for line in lines] == [1] * len(interrupted) + [2] * (STEPS - len(interrupted))
     assert max(Counter(i for line in lines for i in line["prompt_ids"]).values()) == 1
     assert [line["weight_versions"] for line in lines] == [[step] for step in range(STEPS)]

@@ -61,7 +61,7 @@ def test_a_finished_run_goes_back_and_on(folder, capsys):
     assert setup_recovery.main([*names(again.paths), "--good"]) == 0
     before = len(again.ledger())
     with again:
-        assert f"going on from epoch0epochstep{BACK_TO}globalstep{BACK_TO}, as it was set up" in again.finish()
+        assert f"resuming from epoch0epochstep{BACK_TO}globalstep{BACK_TO}, as it was set up" in again.finish()
         again.check_ledger()
         repeated = [line["global_step"] for line in again.ledger()[before:]]
         assert repeated == list(range(BACK_TO + 1, STEPS))

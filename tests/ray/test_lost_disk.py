@@ -1,4 +1,4 @@
-"""The disk of a run is lost: the same command goes on from the copy at its URL."""
+"""The disk of a run is lost: the same command resumes from the copy at its URL."""
 
 import shutil
 

@@ -75,7 +75,7 @@ class Driver:
             file.write_if_due()
             wish = ControlRequest.RUN if asked is None else asked.wish
             if wish is ControlRequest.STOP:
-                self.journal.record("run.aborted", reason=asked.words, exit_code=130)
+                self.journal.record("run.aborted", reason=asked.description, exit_code=130)
                 return
             now = "PAUSED" if wish is ControlRequest.PAUSE else "RUNNING"
             if now != state:

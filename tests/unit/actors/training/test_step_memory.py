@@ -16,7 +16,7 @@ from launcher.base.messages import StepReport
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.run_files import line_tail
-from launcher.run_files.journal import append_line, read_lines, standing_lines
+from launcher.run_files.journal import append_line, current_lines, read_lines
 from tests.unit.actors.training.test_step_loop import Trial, identical
 
 
@@ -209,9 +209,9 @@ def test_the_line_of_a_branch_that_was_thrown_away_is_not_taken_for_it(tmp_path)
     for step in range(6):
         records.write(report(step, at=float(step), prompts=("old",)))
     records.complete(report(3, at=9.0, prompts=("new",)))
-    standing = standing_lines(read_lines(paths.ledger))
+    standing = current_lines(read_lines(paths.ledger))
     assert [(line["global_step"], line["prompt_ids"]) for line in standing][-1] == (3, ["new"])
-    assert standing_lines(read_lines(paths.metrics))[-1]["time"] == 9.0
+    assert current_lines(read_lines(paths.metrics))[-1]["time"] == 9.0
 
 
 @given(steps=st.lists(st.integers(0, 6), max_size=12), asked=st.integers(0, 6), window=st.sampled_from([1, 40, 10**6]))
@@ -220,9 +220,9 @@ def test_the_line_that_stands_is_the_same_from_the_end_of_the_file(tmp_path_fact
     for number, step in enumerate(steps):
         append_line(path, {"global_step": step, "number": number})
         append_line(path, {"event": "no step"})
-    found = [line for line in standing_lines(read_lines(path)) if line["global_step"] == asked]
+    found = [line for line in current_lines(read_lines(path)) if line["global_step"] == asked]
     with patch.object(line_tail, "WINDOW", window):
-        assert line_tail.standing_line(path, asked) == (found[-1] if found else None)
+        assert line_tail.current_line(path, asked) == (found[-1] if found else None)
 
 
 def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
@@ -232,7 +232,7 @@ def test_a_long_run_is_not_read_to_restore_its_last_step(tmp_path, monkeypatch):
     path.write_text(line * 20_000 + line.replace("1,", "7,", 1))
     read, parse = [], line_tail._parse
     monkeypatch.setattr(line_tail, "_parse", lambda line: read.append(line) or parse(line))
-    assert line_tail.standing_line(path, 7)["global_step"] == 7
+    assert line_tail.current_line(path, 7)["global_step"] == 7
     assert sum(map(len, read)) <= line_tail.WINDOW
 
 

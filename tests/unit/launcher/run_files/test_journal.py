@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from launcher.base.errors import JournalError
 from launcher.base.messages import ServerState
-from launcher.run_files.journal import Journal, LineLog, append_line, encode, read_lines, standing_lines
+from launcher.run_files.journal import Journal, LineLog, append_line, current_lines, encode, read_lines
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
@@ -244,8 +244,8 @@ def lines_of(*written):
     ],
 )
 def test_of_each_step_the_last_line_stands(written, standing):
-    assert standing_lines(lines_of(*written)) == lines_of(*standing)
+    assert current_lines(lines_of(*written)) == lines_of(*standing)
 
 
 def test_records_without_a_step_do_not_stand():
-    assert standing_lines([{"event": "x"}, {"global_step": "3"}, {"global_step": 3}]) == [{"global_step": 3}]
+    assert current_lines([{"event": "x"}, {"global_step": "3"}, {"global_step": 3}]) == [{"global_step": 3}]
