@@ -1,4 +1,4 @@
-"""Break a live run on purpose, from outside, to see it survive: `python -m scripts.inject_fault --help`.
+"""Injects faults into a live run from outside: `python -m scripts.inject_fault --help`.
 
 See docs/game_day.md. Exit codes: 0 every fault fired; 1 one of them did not (the run had ended, it didn't come in
 time, it would have ended a last copy); 2 the command is wrong, or this run can't have such a fault: nothing was done.
@@ -49,7 +49,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.inject_fault", description="Break a live run on purpose, from outside."
+        prog="python -m scripts.inject_fault", description="Inject faults into a live run, from outside."
     )
     parser.add_argument("faults", nargs="*", metavar="KIND[:option=value,…][@STEP|@+SECONDS]")
     parser.add_argument("--list", action="store_true", help="all kinds with their options")

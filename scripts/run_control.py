@@ -1,10 +1,10 @@
-"""Look at a run that is going on, and command it: `python -m scripts.run_control status --experiment-name …`.
+"""Shows and controls a live run: `python -m scripts.run_control status --experiment-name …`.
 
-Works on any machine that sees the run's files, for detached runs and for others; needs no Ray and no token. What is
-asked stands in a file that only the run's own user can write, and holds until the next request or the next start.
+Works on any machine that sees the run's files, for detached runs and for others; needs no Ray and no token. A
+request is written to a file that only the run's own user can write, and holds until the next request or the next start.
 
-Exit codes: 0 done (of `attach`: the run finished); 1 `status`: the run is not going on; 2 the command is wrong;
-3 of `attach`: the run errored, or nothing is heard of it any more; 4 asked, and the run did not do it in time;
+Exit codes: 0 done (of `attach`: the run finished); 1 `status`: the run is not live; 2 the command is wrong;
+3 of `attach`: the run errored, or its driver stopped writing; 4 asked, and the run did not do it in time;
 130 of `attach`: the run was aborted.
 """
 
@@ -34,7 +34,7 @@ from scripts.run_choice import add_run_arguments, chosen_run
 NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
 """A driver that lives writes once a second."""
-WISHES = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
+REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,15 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m scripts.run_control",
-        description="Look at a run that is going on, and command it.",
-        epilog="Exit codes: 0 done (of attach: the run finished); 1 status: the run is not going on; 2 the command is "
-        "wrong; 3 of attach: the run errored, or nothing is heard of it; 4 asked, and the run did not do it in time; "
-        "130 of attach: the run was aborted.",
+        description="Show and control a live run.",
+        epilog="Exit codes: 0 done (of attach: the run finished); 1 status: the run is not live; 2 the command is "
+        "wrong; 3 of attach: the run errored, or its driver stopped writing; 4 asked, and the run did not do it in "
+        "time; 130 of attach: the run was aborted.",
     )
     made.add_argument(
         "what",
         choices=["status", "attach", "pause", "resume", "scale", "stop"],
-        help="status: how it is; attach: the screen of its driver, until it ends; pause: no further step until resume; "
+        help="status: its state; attach: the screen of its driver, until it ends; pause: no further step until resume; "
         "scale: servers join or leave until there are --servers; stop: save and end",
     )
     add_run_arguments(made)
@@ -77,7 +77,7 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
     if given.what == "status":
         return _status(paths, as_json=given.json)
     if not lives(paths):
-        raise UsageError(f"{_name(paths)} is not going on{_how_it_ended(paths)}", _what_next(paths))
+        raise UsageError(f"{_name(paths)} is not running{_how_it_ended(paths)}", _what_next(paths))
     if given.what == "attach":
         return attach(paths)
     asked = wanted(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
@@ -85,7 +85,7 @@ def _do(given: argparse.Namespace, paths: RunPaths) -> int:
     if given.what == "scale":
         request = dataclasses.replace(request, **_size(given, paths, asked))
     else:
-        request = dataclasses.replace(request, wish=WISHES[given.what])
+        request = dataclasses.replace(request, wish=REQUESTS[given.what])
     ask(paths, request)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
     reached: Callable[[], bool] = {
@@ -109,8 +109,8 @@ def _why_late(paths: RunPaths, timeout_s: float) -> str:
     state, reason = state_of(paths)
     late = f"not done within {timeout_s:g} s"
     if not lives(paths):
-        return f"{late}: nothing is heard of {_name(paths)} any more; it was {state}\n  → {_what_next(paths)}"
-    return f"{late}; it still holds. The run is {state}{f': {reason}' if reason else ''}"
+        return f"{late}: the driver of {_name(paths)} stopped writing; it was {state}\n  → {_what_next(paths)}"
+    return f"{late}; the request still holds. The run is {state}{f': {reason}' if reason else ''}"
 
 
 def _size(given: argparse.Namespace, paths: RunPaths, asked: RequestEntry) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def lives(paths: RunPaths) -> bool:
 
 
 def state_of(paths: RunPaths) -> tuple[str, str]:
-    """As the journal has it: a run state, or the word with which it ended; and why."""
+    """As the journal has it: a run state, or the status with which it ended; and why."""
     state, reason = "INITIALIZING", ""
     for line in read_lines(paths.events):
         if line.get("event") == "run.started":
@@ -183,7 +183,7 @@ def _show(paths: RunPaths, *, is_live: bool, as_json: bool) -> None:
         }
         print_json(said, indent=1)
     elif now is None or not is_live:
-        print(f"{_name(paths)} is not going on{_how_it_ended(paths)}\n  → {_what_next(paths)}")
+        print(f"{_name(paths)} is not running{_how_it_ended(paths)}\n  → {_what_next(paths)}")
     else:
         how = "detached" if now.is_detached else "with its driver"
         print(f"{_name(paths)} is {state_of(paths)[0]}: attempt {now.attempt}, for {duration(now.elapsed_s)}")
@@ -205,14 +205,14 @@ def _how_it_ended(paths: RunPaths) -> str:
     end = last_end(paths)
     if end is not None:
         return f": {ENDS[str(end['event'])]}, {end.get('reason') or 'no reason given'}"
-    return ": its driver is gone and wrote no last word" if paths.events.exists() else ""
+    return ": its driver is gone and did not write how it ended" if paths.events.exists() else ""
 
 
 def _what_next(paths: RunPaths) -> str:
     end = last_end(paths)
     if end is not None and ENDS[str(end["event"])] is TerminalStatus.FINISHED:
-        return "there is nothing left of it to command"
-    return f"python -m scripts.resume_training {names_of(paths)} goes on with it"
+        return "it is complete: there is nothing left to control"
+    return f"python -m scripts.resume_training {names_of(paths)} resumes it"
 
 
 def _name(paths: RunPaths) -> str:

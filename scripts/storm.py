@@ -1,7 +1,7 @@
-"""A whole run under a storm of faults, and what became of it: `python -m scripts.storm --seed 7`.
+"""Starts a run, injects faults at steps drawn from a seed, and reports how it recovered: `python -m scripts.storm`.
 
-Starts the experiment, breaks it on purpose from outside (docs/game_day.md) at steps drawn from the seed, and when it
-has ended says of each fault when it was noticed and got over, and of the run whether its ledger adds up. Exit codes:
+The faults come from outside (docs/game_day.md). When the run has ended, the tool reports for each fault when it was
+detected and when the run had recovered, and for the run whether its ledger is consistent. Exit codes:
 0 FINISHED and nothing lost, doubled or stale; 1 otherwise; 2 the command is wrong; 130 interrupted.
 """
 
@@ -30,7 +30,7 @@ from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.outcome import FaultOutcome, outcomes
-from scripts.faults.schedule import ScheduledFault, storm
+from scripts.faults.schedule import storm
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 FIRST_STEP_S = 600.0
@@ -41,7 +41,7 @@ SETTLE = 0.9
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a storm left. `reward`: mean of the last ten steps that stand."""
+    """What a storm left. `reward`: mean of the last ten valid steps."""
 
     seed: int
     exit_code: int
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     fileroot = given.fileroot or Path(tempfile.mkdtemp(prefix="storm-"))
     try:
-        result = weather(given, fileroot.resolve())
+        result = run_under_faults(given, fileroot.resolve())
     except LauncherError as error:
         print(error, file=sys.stderr)
         return 2
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m scripts.storm", description="A whole run under a storm of faults.")
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.storm", description="Start a run, inject faults, and report how it recovered."
+    )
     parser.add_argument("--faults", default=EVERYTHING, metavar="'KIND[xN] …'", help=f"default: {EVERYTHING}")
     parser.add_argument("--seed", type=int, default=1, help="of the steps, the victims and the moments")
     parser.add_argument("--fileroot", type=Path, help="where the run writes; default: a temporary folder")
@@ -85,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def weather(given: argparse.Namespace, fileroot: Path) -> Result:
+def run_under_faults(given: argparse.Namespace, fileroot: Path) -> Result:
     """Run it, break it, read what it wrote. Raises UsageError."""
     words = [f"conf={given.conf}", f"cluster.fileroot={fileroot}", f"reward.fn={FUNCTION}", "sglang.n_servers=2"]
     words += given.overrides
@@ -96,9 +98,10 @@ def weather(given: argparse.Namespace, fileroot: Path) -> Result:
     began = time.monotonic()
     with _run(words, fileroot) as process:
         _until_it_steps(process, paths)
-        _break(paths, faults, given.seed)
+        rules = Rules(seed=given.seed, within_s=300.0)
+        Campaign(paths, rules, say=lambda line: print(line, flush=True)).run(faults)
         exit_code = process.wait(END_S)
-    return read(paths, seed=given.seed, asked=len(faults), exit_code=exit_code, seconds=time.monotonic() - began)
+    return read_result(paths, seed=given.seed, asked=len(faults), exit_code=exit_code, seconds=time.monotonic() - began)
 
 
 @contextlib.contextmanager
@@ -127,12 +130,7 @@ def _until_it_steps(process: subprocess.Popen[bytes], paths: RunPaths) -> None:
         time.sleep(0.1)
 
 
-def _break(paths: RunPaths, faults: Sequence[ScheduledFault], seed: int) -> None:
-    rules = Rules(seed=seed, within_s=300.0)
-    Campaign(paths, rules, say=lambda line: print(line, flush=True)).run(faults)
-
-
-def read(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
+def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
     record, events = list(read_lines(FaultPaths.of(paths).record)), list(read_lines(paths.events))
     metrics, ledger = list(read_lines(paths.metrics)), list(read_lines(paths.ledger))
     started = [event for event in events if event.get("event") == "trainer.started"]
@@ -152,7 +150,7 @@ def read(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: flo
 
 
 def _commits(metrics: Sequence[dict[str, object]], events: Sequence[dict[str, object]]) -> list[tuple[float, int]]:
-    """Metrics bear unix time; the clock that nobody sets is read off the events, which bear both."""
+    """Metrics have unix time only; the monotonic clock is taken from the events, which have both."""
     apart = [
         unix - monotonic
         for event in events
@@ -193,7 +191,7 @@ def table(result: Result) -> str:
 
 
 def _medians(of: Sequence[FaultOutcome]) -> Iterator[str]:
-    """The figures that are promised, over all faults that had one; a death is a process that was killed."""
+    """The promised figures, over all faults that have one."""
     killed = [o for o in of if o.kind in {"C1", "C7", "T1"}]
     for what, seconds in {
         "a kill in the journal": [o.died_s for o in killed],

@@ -1,4 +1,4 @@
-"""The default experiment as a user starts it: a process, its output with the time of each line, its files."""
+"""Runs the default experiment as a user starts it, and keeps its output with the time of each line."""
 
 from __future__ import annotations
 

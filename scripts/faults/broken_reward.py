@@ -1,5 +1,6 @@
-"""What the switch of switched_reward.py says, and the rewards that come of it. Apart from the true reward, whose
-imports take a reward worker longer than all else.
+"""The switch of switched_reward.py and the rewards that follow from it.
+
+Apart from the true reward, whose imports take a reward worker longer than all else.
 """
 
 from __future__ import annotations

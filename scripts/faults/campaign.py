@@ -1,4 +1,4 @@
-"""Bring about a list of faults on one live run, each when it is due, and write down what was done and when."""
+"""Injects a list of faults into one live run, each when it is due, and records what was done and when."""
 
 from __future__ import annotations
 

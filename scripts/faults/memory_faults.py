@@ -1,4 +1,4 @@
-"""Take memory away from a live trainer, so that a step of it finds too little (T6, T7).
+"""Faults of memory: limits a live trainer's memory so that its next step runs out of it (T6, T7).
 
 How much is too little is measured first, over one whole step: what the trainer holds between two steps, and at the most
 within one. The limit is put between the two, while it stands between steps, so that the step fails and not a thread

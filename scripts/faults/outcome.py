@@ -1,4 +1,4 @@
-"""What became of each fault: when it was noticed, when the run had got over it, what it cost. On one host's clock.
+"""What became of each fault: when it was detected, when the run had recovered, what it cost. On one host's clock.
 
 Pure: the injector's record and the run's events and ledger in, one record for each fault that fired out.
 """
@@ -16,7 +16,7 @@ NOTICED: Mapping[str, frozenset[str]] = {
     "supervisor": frozenset({"coordinator.adopted", "monitor.started"}),
     "reward": frozenset({"batch.rejected", "trainer.pausing"}),
 }
-"""Events that say that somebody noticed. A supervisor's death is noticed by Ray; its successor's first word says so."""
+"""Events that show that a fault was detected; for a supervisor, which Ray restarts, its successor's first event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

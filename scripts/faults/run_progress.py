@@ -1,4 +1,4 @@
-"""How far a live run is, from its ledger and events alone: the last committed step, and who is recovering."""
+"""Progress of a live run, from its ledger and events: the last committed step, and which roles are recovering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which fault comes when: what is written on the command line, a storm drawn from a seed, and the decision to act.
+"""When each fault comes: parses the command line, draws a storm from a seed, and decides to fire, wait or refuse.
 
 Pure: no clock, no process, no file. One fault is written `KIND[:option=value,…][@STEP | @+SECONDS]`, e.g. `C1`,
 `C1:part=http,server=0@30`, `C4:seconds=20@+60`; in a storm `KIND[:option=value,…][xN]`.

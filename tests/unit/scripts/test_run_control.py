@@ -146,13 +146,13 @@ def test_a_size_that_can_not_be_is_refused_and_nothing_is_asked(paths, journal, 
 def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, capsys):
     journal.record("run.finished", reason="all steps are done", exit_code=0)
     assert control(paths, "status") == 1
-    assert "is not going on: FINISHED, all steps are done" in capsys.readouterr().out
+    assert "is not running: FINISHED, all steps are done" in capsys.readouterr().out
     for what in ("pause", "attach"):
         assert control(paths, what) == 2
-        assert "is not going on" in capsys.readouterr().err
+        assert "is not running" in capsys.readouterr().err
     assert wanted(paths) is None, "nothing was asked"
     assert control(paths, "pause") == 2
-    assert "nothing left of it to command" in capsys.readouterr().err
+    assert "nothing left to control" in capsys.readouterr().err
     where = ["--fileroot", str(paths.fileroot), "--user", "me"]
     assert run_control.main(["status", "--experiment-name", "other", *where]) == 2
     said = capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys
     assert "--user me" in said
     assert control(paths, "status") == 1
     said = capsys.readouterr().out
-    assert "is not going on: its driver is gone and wrote no last word" in said and "resume_training" in said
+    assert "is not running: its driver is gone and did not write how it ended" in said and "resume_training" in said
 
 
 def test_a_run_is_named_by_its_folder_by_a_name_with_a_slash_or_not_at_all(paths, journal, capsys, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_wait_for_a_driver_that_died_says_so(paths, journal, capsys, monkeypat
         monkeypatch.setattr(run_control, "ask", lambda paths, request: driver.die())
         assert control(paths, "pause", "--timeout", "0.5") == 4
     said = capsys.readouterr().err
-    assert "nothing is heard of e/t any more; it was RUNNING" in said
+    assert "the driver of e/t stopped writing; it was RUNNING" in said
     assert "scripts.resume_training" in said
 
 

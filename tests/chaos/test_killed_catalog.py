@@ -17,7 +17,7 @@ from launcher.checkpoints.trial_folders import find_trial
 from launcher.checkpoints.verification import verify
 from launcher.policy.checkpoint_status import CheckpointStatus
 from scripts.checkpoints import areal_setup
-from tests.programs.killed_shelf import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
+from tests.programs.killed_catalog import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
 
 MOST_LEFT = KEPT_UNDOS + 6

@@ -1,5 +1,5 @@
 """A process that saves, prunes, sets up and takes back without end, in forks that may be killed: `python -m
-tests.programs.killed_shelf ours|areal FILEROOT` reads how long each fork may live, one a line.
+tests.programs.killed_catalog ours|areal FILEROOT` reads how long each fork may live, one a line.
 
 The real store, retention, certification and set-up, on real checkpoints of a tiny model.
 """
@@ -125,7 +125,7 @@ class Forks:
     """The test's side."""
 
     def __init__(self, what, root):
-        command = [sys.executable, "-m", "tests.programs.killed_shelf", what, str(root)]
+        command = [sys.executable, "-m", "tests.programs.killed_catalog", what, str(root)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self._process = subprocess.Popen(command, cwd=REPOSITORY, **pipes)
         assert self._process.stdout.readline() == "ready\n"
