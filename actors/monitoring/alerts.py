@@ -96,7 +96,7 @@ class IncidentAlerts:
             self._post(json.dumps(message).encode())
         except OSError as error:  # URLError and its HTTPError among them
             self._miss(f"{urlsplit(self._url or '').hostname}: {getattr(error, 'reason', error)}")
-        except HTTPException as error:  # an InvalidURL holds the whole of it
+        except HTTPException as error:  # the text of an InvalidURL is the URL
             self._miss(type(error).__name__)
 
     def _post(self, body: bytes) -> None:
@@ -114,6 +114,6 @@ class IncidentAlerts:
             time.sleep(PAUSE_S)
 
     def _miss(self, why: object) -> None:
-        """The host alone is said of the URL: the rest may hold a secret."""
+        """Of the URL only the host is logged: the rest may hold a secret."""
         self.missed += 1
         log.warning("alert.missed sink=webhook reason=%r", why)

@@ -1,7 +1,7 @@
-"""Real generations of one token, asked of one server again and again: the only question whose answer proves life.
+"""Requests a real generation of one token from one server, periodically: the only answer that proves it works.
 
 Probes run side by side, each with its own deadline, and nobody waits for them: one that the server has lost (an
-update of weights aborts all requests) must not keep the next from being asked.
+update of weights aborts all requests) must not delay the next.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GenerationProbe:
         self._durations: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._running: set[asyncio.Task[None]] = set()
         self.waits = False
-        """One has been asked for since the last answer."""
+        """A generation has been requested since the last answer."""
         self.answered_at: float | None = None
         self.last_failure = ""
 
@@ -42,8 +42,8 @@ class GenerationProbe:
         return median(self._durations) if self._durations else None
 
     def send_if_due(self, *, makes_tokens: bool = False) -> None:
-        """Every `probe_interval_s`, of a server that makes tokens for others every `probe_busy_interval_s`; while one
-        waits, another only after `silence_s`."""
+        """Every `probe_interval_s`; every `probe_busy_interval_s` while it makes tokens for others; while one waits,
+        another only after `silence_s`."""
         now = self._clock()
         usual_s = self._settings.probe_busy_interval_s if makes_tokens else self._settings.probe_interval_s
         wait_s = self._settings.silence_s if self._running else usual_s

@@ -22,7 +22,7 @@ from functools import partial
 from actors.monitoring.memory_watch import MemoryWatch
 from actors.monitoring.monitor_view import MonitorView, ServerVerdict, Watched
 from actors.monitoring.reward_series import RewardSeries
-from actors.monitoring.server_watch import Beside, ServerWatch
+from actors.monitoring.server_watch import BackgroundCall, ServerWatch
 from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
@@ -71,7 +71,7 @@ class HealthMonitor:
         self._is_alerted = False
         self._compared_in_a_row = 0
         self._memory = memory
-        self._memory_look = Beside()
+        self._memory_look = BackgroundCall()
 
     # ── servers ──
 
@@ -87,7 +87,7 @@ class HealthMonitor:
                 self._begin(target.server)
             elif self._running[target.server.name].done():
                 self._begin_again(target.server)
-            self._watches[target.server.name].tell(waiting=target.waiting, task=target.task)
+            self._watches[target.server.name].update_target(waiting=target.waiting, task=target.task)
         for name in self._watches.keys() - {target.server.name for target in targets}:
             self._end(name)
 

@@ -1,4 +1,4 @@
-"""Samples how much memory is used, and says before it is full that it rises.
+"""Samples how much memory is used, and records a steady rise before memory is full.
 
 Each GPU of the node through NVML, where there is one; the host's memory, within the cgroup's limit. A look costs a
 millisecond and is taken every `memory.sample_interval_s`. What a rise is: launcher/policy/memory_trend.py.
@@ -40,7 +40,7 @@ class MemoryWatch:
         self._clock = clock
         self._looked_at = float("-inf")
         self._samples: dict[str, deque[MemorySample]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def look_if_due(self) -> None:
         now = self._clock()
@@ -58,7 +58,7 @@ class MemoryWatch:
     def _judge(self, name: str, limit: float) -> None:
         samples = self._samples[name]
         trend = find_rise(samples, limit, self._settings)
-        if trend.warns and name not in self._told:
+        if trend.warns and name not in self._reported:
             self._journal.record(
                 "memory.rising",
                 subject=name,
@@ -67,4 +67,4 @@ class MemoryWatch:
                 used=samples[-1].used,
                 limit=limit,
             )
-        self._told = self._told | {name} if trend.warns else self._told - {name}
+        self._reported = self._reported | {name} if trend.warns else self._reported - {name}

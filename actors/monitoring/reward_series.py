@@ -73,7 +73,7 @@ class RewardSeries:
 
     def restored(self, global_step: int, onset_step: int | None = None) -> None:
         """The steps after `global_step` are taken back. Only a restore from an onset puts the run on probation: that a
-        process crashed says nothing of the policy."""
+        process crashed is no evidence against the policy."""
         while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()
         if onset_step is not None:

@@ -1,10 +1,10 @@
-"""Watches one life of one server: looks at it, probes it, and says what it adds up to.
+"""Watches one incarnation of one server: looks at it, probes it, and keeps the verdict.
 
     every look_interval_s:  /proc states, CPU, tokens ─► ServerLook ─► ServerEvidence ─► Verdict
-    beside it:              one-token generations; /metrics where the tokens can't be read here; /health when in doubt
+    in the background:      one-token generations; /metrics where the tokens can't be read here; /health when in doubt
 
-A look never waits for an answer, so neither a dead server nor a slow one delays what is said of it. The policy is
-launcher/policy/liveness.py; the exit itself is seen sooner by whoever waits on the process.
+A look never waits for an answer, so neither a dead server nor a slow one delays its verdict. The policy is
+launcher/policy/liveness.py; the exit itself is seen sooner by the watch on the process (actors/supervision).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from launcher.policy.observation_history import ServerEvidence, ServerLook, Task
 
 
 class ServerWatch:
-    """`run` until cancelled. `server` must have its pid and url; another life needs another watch.
+    """`run` until cancelled. `server` must have its pid and url; another incarnation needs another watch.
 
-    `on_change` hears a verdict when its health or its cause differs from the one before.
+    `on_change` is called with a verdict whose health or cause differs from the one before.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class ServerWatch:
         self._evidence: ServerEvidence | None = None
         self._verdict: Verdict | None = None
         self._waiting = 0
-        self._told_at = clock()
+        self._target_at = clock()
         self._task: Task | None = None
-        self._metrics = Beside()
+        self._metrics = BackgroundCall()
         self._metered: int | None = None
-        self._health = Beside()
+        self._health = BackgroundCall()
         self._health_status: int | None = None
 
-    def tell(self, *, waiting: int, task: Task | None) -> None:
-        """How many requests of clients it has, and what long task it was given. Old news counts as none."""
-        self._waiting, self._task, self._told_at = waiting, task, self._clock()
+    def update_target(self, *, waiting: int, task: Task | None) -> None:
+        """How many requests of clients it has, and what long task it was given. It counts for `proof_s`."""
+        self._waiting, self._task, self._target_at = waiting, task, self._clock()
 
     def verdict(self) -> Verdict:
         """On what was seen so far, as of now."""
@@ -93,23 +93,23 @@ class ServerWatch:
     def look(self) -> None:
         """One look, and the probes that are due after it."""
         now = self._clock()
-        told = now - self._told_at <= self._settings.proof_s
+        is_recent = now - self._target_at <= self._settings.proof_s
         look = ServerLook(
             at=now,
             processes=None if self._tree is None else self._tree.look(),
             probe_waits=self._probe.waits,
             answered_at=self._probe.answered_at,
             usual_answer_s=self._probe.usual_answer_s,
-            waiting=self._waiting if told else 0,
+            waiting=self._waiting if is_recent else 0,
             tokens=self._tokens(),
-            task=self._task if told else None,
+            task=self._task if is_recent else None,
             health_status=self._health_status,
         )
         self._evidence = (
             ServerEvidence(look=look) if self._evidence is None else observe(self._evidence, look, self._settings)
         )
-        self._say_change(self.verdict())
-        if self._task is None or not told:  # a server at a task owes no answer, and a load would abort the probe
+        self._report_change(self.verdict())
+        if self._task is None or not is_recent:  # a server at a task owes no answer, and a load would abort the probe
             self._probe.send_if_due(makes_tokens=self._makes_tokens(now))
         self._ask_when_in_doubt()
 
@@ -136,7 +136,7 @@ class ServerWatch:
         self._metered = int(series[TOKENS]) if TOKENS in series else None
 
     def _ask_when_in_doubt(self) -> None:
-        """For people alone. SGLang may generate for it, so it is not asked of a server that answers."""
+        """For people alone. SGLang may generate for it, so a server that answers is not asked."""
         if self._verdict is None or self._verdict.health in (Health.HEALTHY, Health.UNKNOWN):
             self._health_status = None
             return
@@ -150,14 +150,14 @@ class ServerWatch:
             return
         self._health_status = 200 if good else 503
 
-    def _say_change(self, verdict: Verdict) -> None:
+    def _report_change(self, verdict: Verdict) -> None:
         before, self._verdict = self._verdict, verdict
         if before is None or (before.health, before.cause) != (verdict.health, verdict.cause):
             self._on_change(self.server, verdict)
 
 
-class Beside:
-    """One question at a time that nobody waits for, at most every so many seconds."""
+class BackgroundCall:
+    """One call at a time in the background, at most every so many seconds."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None

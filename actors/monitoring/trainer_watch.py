@@ -1,4 +1,4 @@
-"""Is the trainer alive? Looks at its process and at what it last said; launcher/policy/trainer_liveness.py judges.
+"""Watches the trainer: its process and its last view. launcher/policy/trainer_liveness.py judges them.
 
 A look waits for nobody: neither a stopped trainer nor one that holds the interpreter delays it.
 """
@@ -20,12 +20,12 @@ STEPS_KEPT = 20
 
 
 class TrainerWatch:
-    """One life of the trainer at a time: another pid begins another."""
+    """One incarnation of the trainer at a time: another pid begins another."""
 
     def __init__(self, settings: HealthConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._life = ("", 0)
+        self._incarnation = ("", 0)
         self._evidence: TrainerEvidence | None = None
         self._step_s: deque[float] = deque(maxlen=STEPS_KEPT)
         self._step, self._step_at = -1, 0.0
@@ -33,8 +33,8 @@ class TrainerWatch:
     def look(self, view: TrainerView, *, heard_at: float, is_asked: bool) -> None:
         """`heard_at`: when it gave `view`. `is_asked`: another answer has been asked for and has not come."""
         now = self._clock()
-        if (view.node, view.pid) != self._life:
-            self._life, self._evidence = (view.node, view.pid), None
+        if (view.node, view.pid) != self._incarnation:
+            self._incarnation, self._evidence = (view.node, view.pid), None
             self._step_s.clear()
             self._step = -1
         self._time_steps(view, now)
@@ -70,7 +70,7 @@ class TrainerWatch:
 
 
 def waits_for(view: TrainerView) -> str:
-    """What it waits for by order or for want of a server; "" where it has work."""
+    """What it waits for, by order or because no server is ready; "" where it has work."""
     if view.busy:
         return view.busy  # a checkpoint or a model of any size: its order's deadline counts
     if not (view.is_running or view.is_allowed):

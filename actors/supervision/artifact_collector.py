@@ -1,4 +1,4 @@
-"""Keeps a folder for each incident (actors/supervision/incident_artifacts.py) while the repair goes on.
+"""Keeps a folder for each incident (actors/supervision/incident_artifacts.py) during the repair.
 
 A hang is looked at before it is repaired: ending the process would end the evidence. For that a repair waits EVIDENCE_S
 at most; for everything else it waits for nothing.

@@ -156,11 +156,11 @@ async def _dump(file: Path, pid: int) -> None:
         return
     try:
         async with asyncio.timeout(DUMP_TIMEOUT_S):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
-        said = f"py-spy did not answer within {DUMP_TIMEOUT_S:g} s\n".encode()
+        output = f"py-spy did not answer within {DUMP_TIMEOUT_S:g} s\n".encode()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    await asyncio.to_thread(_keep, file, lambda: said[:MOST_DUMP_BYTES])
+    await asyncio.to_thread(_keep, file, lambda: output[:MOST_DUMP_BYTES])

@@ -1,6 +1,7 @@
-"""Batches that were turned away: an event each, what the Coordinator needs to know of them, and the batch for a person.
+"""Rejected batches: an event each, what the Coordinator needs to know of them, and the batch for a person.
 
-The batch is written by the process that holds it, beside the incidents; whoever knows its incident moves it there.
+The batch is written by the process that holds it, beside the incidents. The Coordinator, which knows its incident,
+moves it into that folder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FOLDER = "rejected"
 SETTLED_STEPS = 3
 """After which a batch that was merely far from what is usual was an accident."""
 MOST_KNOWN = 8
-"""Told of at once; in the journal stand all."""
+"""In the trainer's view; the journal has all."""
 MOST_FILES = 20
 """That wait for their incident."""
 MOST_BATCH_BYTES = 4 * 2**20
@@ -38,7 +39,7 @@ class Rejections:
         self.since_step: tuple[Rejection, ...] = ()
 
     def add(self, batch: RolloutBatch, decision: Admission, global_step: int) -> None:
-        """Written down; that a batch can't be kept is said in the log and costs nothing else."""
+        """Record it. A batch that can't be kept is logged, and costs nothing else."""
         name = f"step{global_step}-{os.getpid()}-{next(self._count)}"
         rejection = Rejection(
             id=name,

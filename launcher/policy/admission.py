@@ -1,11 +1,11 @@
 """May this batch be trained on? The gate's decision, from what is known of the batch and of those before it.
 
 A batch that a failure made must never reach the optimizer (P1). Each rule names what it saw, so that the journal can
-say why a batch was turned away. The rules are of two kinds:
+say why a batch was rejected. The rules are of two kinds:
 
     certain   no sound run breaks them: a reward or a token is missing, a number is not finite, the weights are others
     compared  a sound run breaks them seldom: far from what is usual, which may also be a change of the policy itself.
-              They turn away `compared_rejections` batches in a row at most; a change that stays is for
+              They reject `compared_rejections` batches in a row at most; a change that lasts is for
               launcher/policy/reward_health.py to judge
 """
 
@@ -25,14 +25,14 @@ from launcher.policy.change_point import estimate_noise
 from launcher.policy.reward_health import RewardPoint
 
 SHARE_FACTOR = 2.0
-"""How much farther than the whole batch one server's share of it may be: fewer tokens, more noise."""
+"""How much farther than the batch as a total one server's share of it may be: fewer tokens, more noise."""
 VERSIONS_OF_DISTANCE_UNKNOWN = 20
 """Steps in which weights move by about gate.distance_unknown at most: the first ones were 0.2 away after 40."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What the gate is told of a batch. Counts are of completions, `weight_versions` those their tokens came from.
+    """What the gate decides by. Counts are of completions, `weight_versions` those their tokens came from.
 
     `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
     a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
@@ -175,7 +175,7 @@ class UsualValues:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """`cause`: what the reason points to, where it points to something; `subjects`: at whom, where that is known.
-    `is_compared`: turned away only for being far from what is usual."""
+    `is_compared`: rejected only for being far from what is usual."""
 
     admitted: bool
     reason: str
@@ -268,7 +268,7 @@ def _too_many(report: BatchReport, settings: GateConfig) -> list[BatchFault]:
 
 
 def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) -> list[BatchFault]:
-    """Another model than the trainer's made these tokens, whatever version it says. Written so that NaN is distant."""
+    """Another model than the trainer's made these tokens, whatever its label. Written so that NaN is distant."""
     limit = _distance_limit(report, gate, usual)
     if report.logprob_distance is None or limit is None:
         return []

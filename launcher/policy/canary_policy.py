@@ -1,7 +1,7 @@
-"""Is the reward function itself broken? Known answers, scored by the live function at each step, say so in one step.
+"""Is the reward function itself broken? Known answers, scored by the live function at each step, show it in one step.
 
 A policy that collapsed and a verifier that answers 0 look the same from the rewards alone; only one of them gives a
-right answer a wrong score. Items with both low and high rewards are needed: a function that always says 1 is right
+right answer a wrong score. Items with both low and high rewards are needed: a function that always returns 1 is right
 about every right answer.
 """
 
@@ -35,7 +35,7 @@ class CanaryRound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryVerdict:
     """`onset_step`: the first step that accuses it, None where not broken. `is_known` is False where there was
-    nothing to judge by: such a verdict acquits nobody."""
+    nothing to judge by: such a verdict clears nobody."""
 
     is_broken: bool
     is_known: bool
@@ -44,7 +44,7 @@ class CanaryVerdict:
 
 
 def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) -> CanaryVerdict:
-    """The verdict on the last rounds, oldest first; while training is paused they go on at the same step.
+    """The verdict on the last rounds, oldest first; while training is paused they continue at the same step.
 
     One wrong score is proof at once, and only `canary_clear_rounds` sound rounds in a row clear it: a function that
     errs now and then is right now and then. A missing score may be a slow machine, and its batch is rejected anyway:
@@ -54,12 +54,12 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
         return CanaryVerdict(is_broken=False, is_known=False, reason="no known answers were scored")
     wrong = _still_accusing(rounds, settings)
     if wrong:
-        said = [_say(score) for score in wrong[-1].scores if _is_wrong(score, settings)]
-        return CanaryVerdict(is_broken=True, is_known=True, reason=_say_all(said), onset_step=wrong[0].step)
+        texts = [_score_text(score) for score in wrong[-1].scores if _is_wrong(score, settings)]
+        return CanaryVerdict(is_broken=True, is_known=True, reason=_summary(texts), onset_step=wrong[0].step)
     silent = list(itertools.takewhile(lambda one: any(score.got is None for score in one.scores), reversed(rounds)))
     if len(silent) >= settings.canary_silent_rounds:
-        said = [_say(score) for score in silent[0].scores if score.got is None]
-        reason = f"{len(silent)} times in a row: {_say_all(said)}"
+        texts = [_score_text(score) for score in silent[0].scores if score.got is None]
+        reason = f"{len(silent)} times in a row: {_summary(texts)}"
         return CanaryVerdict(is_broken=True, is_known=True, reason=reason, onset_step=silent[-1].step)
     return CanaryVerdict(is_broken=False, is_known=True, reason="known answers scored as they should be")
 
@@ -89,12 +89,12 @@ def _is_wrong(score: CanaryScore, settings: RewardHealthConfig) -> bool:
     return score.got is not None and not abs(score.got - score.expected) <= settings.canary_tolerance
 
 
-def _say_all(said: Sequence[str]) -> str:
-    """The first one stands for all."""
-    return said[0] if len(said) == 1 else f"{said[0]}, and {len(said) - 1} more like it"
+def _summary(texts: Sequence[str]) -> str:
+    """The first one, and how many more."""
+    return texts[0] if len(texts) == 1 else f"{texts[0]}, and {len(texts) - 1} more like it"
 
 
-def _say(score: CanaryScore) -> str:
+def _score_text(score: CanaryScore) -> str:
     if score.got is None:
         return f"{score.name} was not scored{f' ({score.error})' if score.error else ''}"
     return f"{score.name} was scored {score.got:g}, not {score.expected:g}"

@@ -1,6 +1,6 @@
-"""Why did a process end? From its exit, the end of its log, and what the kernel's counters say; text in, cause out.
+"""Why did a process end? From its exit, the end of its log and the kernel's counters; text in, cause out.
 
-The words are SGLang's (0.5.17: mem_cache/allocation.py, model_executor/pool_configurator.py, managers/*), torch's,
+The texts are SGLang's (0.5.17: mem_cache/allocation.py, model_executor/pool_configurator.py, managers/*), torch's,
 Ray's and the kernel's own. Where memory ran out decides what has to give way, and at start-up and at run time the
 remedies are opposite (launcher/policy/memory_backoff.py).
 """
@@ -34,7 +34,7 @@ class RanOut(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitFinding:
-    """Why a process ended. `line` is the line of its log that says so, "" where only the exit does."""
+    """Why a process ended. `line` is the line of its log that shows it, "" where only the exit does."""
 
     cause: Cause
     reason: str
@@ -64,10 +64,9 @@ SERVER_CRASH = re.compile(
 RANK_HANG = re.compile(r"trainer rank \d+ .*does not answer for")
 NONFINITE = re.compile(r"TrainerError\b.*\bnot finite")
 
+Patterns = Sequence[tuple[re.Pattern[str], Cause, str, RanOut | None]]
 
-Words = Sequence[tuple[re.Pattern[str], Cause, str, RanOut | None]]
-
-OF_A_SERVER: Words = (
+OF_A_SERVER: Patterns = (
     (POOL_TOO_SMALL, Cause.SERVER_OOM, "no room for the KV cache at start-up", RanOut.SERVER_POOL_TOO_SMALL),
     (POOL, Cause.SERVER_OOM, "the KV cache was too small", RanOut.SERVER_POOL),
     (DEVICE, Cause.SERVER_OOM, "out of device memory", RanOut.SERVER_DEVICE),
@@ -76,7 +75,7 @@ OF_A_SERVER: Words = (
     (DAMAGED_WEIGHTS, Cause.SERVER_CORRUPT, "its weights can't be read", None),
     (SERVER_CRASH, Cause.SERVER_CRASH, "an exception ended it", None),
 )
-OF_THE_TRAINER: Words = (
+OF_THE_TRAINER: Patterns = (
     (DEVICE, Cause.TRAINER_OOM, "out of device memory", RanOut.TRAINER_DEVICE),
     (HOST, Cause.TRAINER_OOM, "out of host memory", RanOut.TRAINER_HOST),
     (RANK_HANG, Cause.TRAINER_HANG, "a rank does not answer", None),
@@ -86,8 +85,8 @@ OF_THE_TRAINER: Words = (
 
 
 def find_server_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_kills: int = 0) -> ExitFinding:
-    """Why a server ended. `log_tail`: lines of this life only. `oom_kills`: processes that the kernel has killed for
-    memory in its lifetime."""
+    """Why a server ended. `log_tail`: lines of this incarnation only. `oom_kills`: processes that the kernel has
+    killed for memory in its lifetime."""
     return _first_match(OF_A_SERVER, log_tail) or _by_exit(
         exit_code, oom_kills, oom=(Cause.SERVER_OOM, RanOut.SERVER_HOST), else_cause=Cause.SERVER_CRASH
     )
@@ -100,8 +99,8 @@ def find_trainer_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_ki
     )
 
 
-def _first_match(words: Words, log_tail: Sequence[str]) -> ExitFinding | None:
-    for pattern, cause, reason, ran_out in words:
+def _first_match(patterns: Patterns, log_tail: Sequence[str]) -> ExitFinding | None:
+    for pattern, cause, reason, ran_out in patterns:
         for line in log_tail:
             if pattern.search(line):
                 return ExitFinding(cause=cause, reason=reason, line=line.strip(), ran_out=ran_out)
@@ -111,16 +110,16 @@ def _first_match(words: Words, log_tail: Sequence[str]) -> ExitFinding | None:
 def _by_exit(exit_code: int | None, oom_kills: int, *, oom: tuple[Cause, RanOut], else_cause: Cause) -> ExitFinding:
     if oom_kills > 0 and _was_killed(exit_code):
         cause, ran_out = oom
-        reason = f"{_say_exit(exit_code)}, and the kernel has killed for memory (oom_kill {oom_kills})"
+        reason = f"{_exit_text(exit_code)}, and the kernel has killed for memory (oom_kill {oom_kills})"
         return ExitFinding(cause=cause, reason=reason, ran_out=ran_out)
-    return ExitFinding(cause=else_cause, reason=_say_exit(exit_code))
+    return ExitFinding(cause=else_cause, reason=_exit_text(exit_code))
 
 
 def _was_killed(exit_code: int | None) -> bool:
     return exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
-def _say_exit(exit_code: int | None) -> str:
+def _exit_text(exit_code: int | None) -> str:
     if exit_code is None:
         return "ended, its exit code is not known"
     number = -exit_code if exit_code < 0 else exit_code - 128

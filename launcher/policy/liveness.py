@@ -37,7 +37,7 @@ ALIVE = Vote(is_alive=True)
 
 
 def judge_server(evidence: ServerEvidence | None, settings: HealthConfig, now: float) -> Verdict:
-    """The verdict on one life of one server; None: nothing is known of it."""
+    """The verdict on one incarnation of one server; None: nothing is known of it."""
     if evidence is None:
         return Verdict(health=Health.UNKNOWN, reason="never looked at")
     look = evidence.look
@@ -112,8 +112,8 @@ def _is_within(seconds: float, at: float | None, now: float) -> bool:
 def _alive_or_unknown(evidence: ServerEvidence, settings: HealthConfig, now: float, *, busy: str) -> Verdict:
     proof_at, task = evidence.proof_at, evidence.look.task
     if proof_at is not None and _is_within(settings.proof_s, proof_at, now):
-        says = evidence.look.health_status
-        doubts = [busy, f"health endpoint says {says}" if says not in (None, 200) else ""]
+        status = evidence.look.health_status
+        doubts = [busy, f"health endpoint says {status}" if status not in (None, 200) else ""]
         reason = f"made a token {max(now - proof_at, 0.0):.1f} s ago"
         return Verdict(health=Health.HEALTHY, reason="; ".join(filter(None, [reason, *doubts])))
     if task is not None:

@@ -11,7 +11,7 @@
 
 Each rung is one change. A pool that goes up never comes back to where an allocation failed, nor does one that goes
 down reach what was too small, and settings that failed are never tried again: with both ends known to fail no rung
-is left, and the run says so instead of swinging.
+is left, and the run ends with that reason instead of swinging.
 """
 
 from __future__ import annotations

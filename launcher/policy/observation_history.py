@@ -41,9 +41,9 @@ class ServerLook:
 
     `processes` by role ("http", "scheduler", "detokenizer"). `answered_at`: the last good generation of one token;
     `probe_waits`: one has been asked for since, and has not come. `waiting`: requests of clients in flight. `tokens`:
-    all that it has made in this life, counted as they are made; a count of finished answers would make a long one
-    look like a hang. `health_status`: what its health endpoint says, which is told to a person and believed in
-    nothing: it is 200 while dead and 503 while busy.
+    all that this incarnation has made, counted as they are made; a count of finished answers would make a long one look
+    like a hang. `health_status`: of its health endpoint, shown to a person and never believed: it is 200 while dead and
+    503 while busy.
     """
 
     at: float
@@ -59,7 +59,7 @@ class ServerLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEvidence:
-    """One life of one server so far: the last look, and for how many seconds (as defined above) it has been …
+    """One incarnation of one server so far: the last look, and for how many seconds (as defined above) it has been …
 
     `stopped_s`: with a process stopped; `frozen_s`: with work, its scheduler asleep; `unanswered_s`: owing a probe;
     `dry_s`: owing clients a token; `alone_s`: owing one to nobody but a probe. `token_at`: when its count last grew.
@@ -81,7 +81,7 @@ class ServerEvidence:
 
 
 def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) -> ServerEvidence:
-    """The evidence with one more look. For a new life begin with `ServerEvidence(look=…)`."""
+    """The evidence with one more look. For a new incarnation begin with `ServerEvidence(look=…)`."""
     before = evidence.look
     looked_s = min(max(look.at - before.at, 0.0), LONGEST_GAP * settings.look_interval_s)
     served_s = 0.0 if _starved(before, look) else looked_s

@@ -34,9 +34,9 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     if seen.state is RunState.SHUTTING_DOWN or seen.ending is not None:
         return _shut_down(seen)
     if seen.abort_reason or seen.trainer.is_finished:
-        word = TerminalStatus.FINISHED if seen.trainer.is_finished else TerminalStatus.ABORTED
+        status = TerminalStatus.FINISHED if seen.trainer.is_finished else TerminalStatus.ABORTED
         reason = "all steps are done" if seen.trainer.is_finished else seen.abort_reason
-        return _end(seen, Halt(reason=reason, word=word))
+        return _end(seen, Halt(reason=reason, word=status))
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         return _end(seen, Halt(reason=_no_monitor(seen.monitor_silent_s)))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
@@ -64,19 +64,19 @@ def _no_monitor(silent_s: float) -> str:
     """No step is taken without its answer, and Ray has restarted it each time: this would never end."""
     return (
         f"the HealthMonitor has answered nobody for {silent_s:.0f} s, more than health.monitor_silence_s; "
-        "ray.log in the run's logs says why"
+        "see ray.log in the run's logs"
     )
 
 
 def _shut_down(seen: Observed) -> RecoveryPlan:
     """Continue it, also where the Coordinator that began it was killed; the status that it chose stays."""
-    word = seen.ending or TerminalStatus.ERRORED
+    status = seen.ending or TerminalStatus.ERRORED
     if seen.is_stopped:
         shutting_down = transition(seen.state, RunState.SHUTTING_DOWN)
         return RecoveryPlan(
-            actions=(), state=transition(shutting_down, RunState(word)), reason="everything has stopped"
+            actions=(), state=transition(shutting_down, RunState(status)), reason="everything has stopped"
         )
-    halt = Halt(reason="the run was being shut down", word=word)
+    halt = Halt(reason="the run was being shut down", word=status)
     under_way = any(isinstance(action, Halt) for action in seen.under_way)
     return RecoveryPlan(actions=() if under_way else (halt,), state=RunState.SHUTTING_DOWN, reason=halt.reason)
 
@@ -115,7 +115,7 @@ def _is_restoring(builder: PlanBuilder) -> bool:
 
 
 def _next_state(builder: PlanBuilder) -> RunState:
-    """The state that says what is being done; until the trainer steps, or is held where it could, INITIALIZING."""
+    """The state that shows what is being done; until the trainer steps, or is held where it could, INITIALIZING."""
     seen, trainer = builder.seen, builder.seen.trainer
     steps = trainer.is_loaded and not trainer.is_paused and trainer.verdict.health is not Health.DEAD
     if seen.state is RunState.INITIALIZING and not (steps and _can_serve(builder)):

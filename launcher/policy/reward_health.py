@@ -1,7 +1,7 @@
-"""Do the rewards say that something broke? And what: the verifier, a server, or the policy itself.
+"""Do the rewards show that something broke? And what: the reward function, a server, or the policy itself.
 
-Two detectors over the steps that stand: a streak of steps with nothing but zeros, and a fall against the run's own
-baseline (launcher/policy/change_point.py). They say *that*; `find_cause` says *what*, and asks in this order:
+Two detectors over the run's valid steps: a streak of steps with nothing but zeros, and a fall against the run's own
+baseline (launcher/policy/change_point.py). They find *that*; `find_cause` finds *what*, in this order:
 known answers scored wrongly accuse the reward function, a server with a fault of its own since the onset accuses
 that server, and only what neither explains is a collapse of the policy.
 """
@@ -37,7 +37,7 @@ class RewardPoint:
 
 
 class Level(enum.StrEnum):
-    """SOUND: go on. ALERT: tell a person, go on. BREAK: no further optimizer step before the cause is known."""
+    """SOUND: continue. ALERT: report it, continue. BREAK: no further optimizer step before the cause is known."""
 
     SOUND = "SOUND"
     ALERT = "ALERT"
@@ -56,8 +56,7 @@ class RewardVerdict:
 def judge_rewards(
     series: Sequence[RewardPoint], settings: RewardHealthConfig, *, restored_step: int | None = None
 ) -> RewardVerdict:
-    """The verdict on the steps that stand, oldest first (of a step that was repeated, only its last result), and on
-    the batch at the gate, which comes last: it must not be trained on if it is the one that tells.
+    """The verdict on the run's valid steps, oldest first (of a step that was repeated, only its last result).
 
     `restored_step`: of the last restore, if any; for `probation_steps` after it thresholds are tighter.
     """
@@ -70,7 +69,7 @@ def judge_rewards(
     verdicts = (_judge_fall(series, settings, factor), _judge_zeros(series, settings, factor))
     broken = [verdict for verdict in verdicts if verdict.level is Level.BREAK]
     alerts = [verdict for verdict in verdicts if verdict.level is Level.ALERT]
-    return next(iter([*broken, *alerts]), RewardVerdict(level=Level.SOUND, reason=_say_recent(series)))
+    return next(iter([*broken, *alerts]), RewardVerdict(level=Level.SOUND, reason=_recent_text(series)))
 
 
 def _tightening(step: int, restored_step: int | None, settings: RewardHealthConfig) -> float:
@@ -113,7 +112,7 @@ def _judge_fall(series: Sequence[RewardPoint], settings: RewardHealthConfig, fac
     return RewardVerdict(level=Level.BREAK, reason=reason, onset_step=onset_step)
 
 
-def _say_recent(series: Sequence[RewardPoint]) -> str:
+def _recent_text(series: Sequence[RewardPoint]) -> str:
     recent = [point.mean for point in series[-10:]]
     return f"mean reward {sum(recent) / len(recent):.3g} over the last {len(recent)} steps"
 

@@ -2,8 +2,8 @@
 
 Samples of one prompt travel in one request, so affinity matters for what comes after it: the samples still missing, a
 prompt that was given back. Those find their prefix in the cache of the server that was asked before, as long as it is
-the same life at the same weights (new weights empty the cache); that one is *warm*. A server that had the prompt in an
-earlier epoch has nothing of it in its cache: it is preferred among equals only.
+the same incarnation at the same weights (new weights empty the cache); that one is *warm*. A server that had the
+prompt in an earlier epoch has nothing of it in its cache: it is preferred among equals only.
 
 A server that comes back begins with nothing in flight, so that it is given work until it has as much as the least
 loaded of the others, and then no more than its turn: never ahead of them by more than one request.

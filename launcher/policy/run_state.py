@@ -30,7 +30,7 @@ class RunState(enum.StrEnum):
     ABORTED = "ABORTED"
 
 
-ENDS = frozenset(RunState(word) for word in TerminalStatus)
+ENDS = frozenset(RunState(status) for status in TerminalStatus)
 LIVING = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.REPAIRING, RunState.RESTORING})
 
 TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {

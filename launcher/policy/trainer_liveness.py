@@ -38,7 +38,7 @@ class TrainerLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerEvidence:
-    """One life of the trainer so far; seconds count as in launcher/policy/observation_history.py."""
+    """One incarnation of the trainer so far; seconds count as in launcher/policy/observation_history.py."""
 
     look: TrainerLook
     stopped_s: float = 0.0
@@ -48,7 +48,7 @@ class TrainerEvidence:
 
 
 def observe_trainer(evidence: TrainerEvidence, look: TrainerLook, settings: HealthConfig) -> TrainerEvidence:
-    """The evidence with one more look. For a new life begin with `TrainerEvidence(look=…)`."""
+    """The evidence with one more look. For a new incarnation begin with `TrainerEvidence(look=…)`."""
     before = evidence.look
     looked_s = min(max(look.at - before.at, 0.0), LONGEST_GAP * settings.look_interval_s)
     is_stopped = look.state == STOPPED and look.cpu_s <= before.cpu_s
@@ -66,7 +66,7 @@ def observe_trainer(evidence: TrainerEvidence, look: TrainerLook, settings: Heal
 
 
 def judge_trainer(evidence: TrainerEvidence | None, settings: HealthConfig, now: float) -> Verdict:
-    """The verdict on one life of the trainer; None: nothing is known of it."""
+    """The verdict on one incarnation of the trainer; None: nothing is known of it."""
     if evidence is None:
         return Verdict(health=Health.UNKNOWN, reason="never looked at")
     look = evidence.look
@@ -89,7 +89,7 @@ def judge_trainer(evidence: TrainerEvidence | None, settings: HealthConfig, now:
 
 
 def progress_limit_s(median_step_s: float | None, settings: HealthConfig) -> float:
-    """For how long a trainer with work may show no progress. None: its steps say nothing of what it is at."""
+    """For how long a trainer with work may show no progress. None: its steps are no measure of what it is doing."""
     if median_step_s is None:
         return settings.trainer_first_s
     return max(settings.trainer_min_s, settings.trainer_factor * median_step_s)

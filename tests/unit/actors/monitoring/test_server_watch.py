@@ -165,7 +165,7 @@ def test_a_stopped_process_alone_is_only_suspect(tmp_path, stand_in):
 def test_an_overdue_answer_while_tokens_are_made_is_a_busy_server(tmp_path, stand_in):
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)
-        seen.watch.tell(waiting=8, task=None)
+        seen.watch.update_target(waiting=8, task=None)
         async with asyncio.timeout(DEADLINE_S):
             while "unanswered" not in seen.watch.verdict().reason:
                 await asyncio.sleep(QUICK.look_interval_s)
@@ -182,7 +182,7 @@ def test_a_server_at_a_long_task_is_not_asked_for_tokens(tmp_path, stand_in):
         await fault(stand_in, kind="slow", times=None, seconds=600)
         now = seen.watch._clock()
         while seen.watch._clock() - now < 3 * QUICK.silence_s:
-            seen.watch.tell(waiting=8, task=Task(name="loading weights", since=now, deadline_s=600))
+            seen.watch.update_target(waiting=8, task=Task(name="loading weights", since=now, deadline_s=600))
             await asyncio.sleep(QUICK.look_interval_s)
         return seen.all
 
@@ -237,7 +237,7 @@ def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, 
 
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)
-        seen.watch.tell(waiting=8, task=None)
+        seen.watch.update_target(waiting=8, task=None)
         return await seen.until(Health.SUSPECT)
 
     with tree(tmp_path) as process:
