@@ -22,7 +22,8 @@ from launcher.base.errors import UsageError
 from launcher.base.messages import ServerState, TerminalStatus
 from launcher.cli.attach import ENDS, attach, last_end, progress_of
 from launcher.reporting.current_status import CurrentStatus, read_now
-from launcher.reporting.terminal_panel import duration, render_line
+from launcher.reporting.formats import duration
+from launcher.reporting.terminal_panel import render_line
 from launcher.reporting.terminal_text import as_far_as_it_is_read
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines

@@ -23,7 +23,7 @@ from statistics import fmean, median
 from launcher.base.errors import LauncherError
 from launcher.config.compose import REPOSITORY, compose
 from launcher.reporting.ledger_audit import Audit, audit
-from launcher.reporting.run_records import read_records
+from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
@@ -135,7 +135,7 @@ def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, secon
     metrics, ledger = list(read_lines(paths.metrics)), list(read_lines(paths.ledger))
     started = [event for event in events if event.get("event") == "trainer.started"]
     prompts = started[0].get("prompts") if started else None
-    evals = read_records(paths).evals
+    evals = read_facts(paths).evals
     rewards = [r for line in current_lines(metrics)[-10:] if isinstance(r := line.get("rollout/reward"), float)]
     return Result(
         seed=seed,

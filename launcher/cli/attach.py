@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from launcher.base.messages import EXIT_CODES, StepReport, TerminalStatus
+from launcher.base.messages import EXIT_CODES, TerminalStatus
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import EventTail, tell
 from launcher.reporting.live_display import Display
-from launcher.reporting.run_view import STEPS_REMEMBERED, Progress
+from launcher.reporting.run_view import STEPS_REMEMBERED, RunProgress
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -41,7 +41,7 @@ class Attached:
         self._display = Display(out)
         self._events = EventTail(paths.events)
         self._metrics = EventTail(paths.metrics)
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._beat = (-1, -1)
         self._heard_at = time.monotonic()
 
@@ -67,7 +67,7 @@ class Attached:
             if line := tell(event):
                 self._display.line(line)
                 if self._progress is not None:
-                    self._progress.note(line)
+                    self._progress.last_event = line
             status = ENDS.get(str(event.get("event")))
             if status is not None:
                 self._display.close()
@@ -92,10 +92,9 @@ class Attached:
             return
         if self._progress is None or now.attempt != self._beat[0]:
             self._progress = progress_of(self._paths, now)
-            self._progress.add(list(map(_report, _last(self._paths.metrics, now.attempt))))
+            self._progress.add(_last(self._paths.metrics, now.attempt))
         self._beat, self._heard_at = (now.attempt, now.beat), time.monotonic()
-        lines = [line for line in self._metrics.new_events() if line.get("attempt") == now.attempt]
-        self._progress.add(list(map(_report, lines)))
+        self._progress.add(line for line in self._metrics.new_events() if line.get("attempt") == now.attempt)
         if now.status is not None:
             view = self._progress.view(now.status, servers=now.servers, evals=now.evals, now=time.monotonic())
             self._display.update(view)
@@ -114,37 +113,10 @@ def last_end(paths: RunPaths) -> Line | None:
     return last if last.get("event") in ENDS else None
 
 
-def progress_of(paths: RunPaths, now: CurrentStatus) -> Progress:
+def progress_of(paths: RunPaths, now: CurrentStatus) -> RunProgress:
     """As its driver began it, without any step yet."""
-    return Progress(
-        experiment_name=paths.experiment_name,
-        trial_name=paths.trial_name,
-        attempt=now.attempt,
-        total_epochs=epochs_of(now),
-        started=time.monotonic() - now.elapsed_s,
-    )
-
-
-def epochs_of(now: CurrentStatus) -> int:
-    status = now.status
-    return 1 if status is None else max(1, -(-status.total_steps // max(1, status.steps_per_epoch)))
+    return RunProgress(paths.title, now.attempt, started=time.monotonic() - now.elapsed_s)
 
 
 def _last(metrics: Path, attempt: int) -> Sequence[Line]:
     return [line for line in read_lines(metrics) if line.get("attempt") == attempt][-STEPS_REMEMBERED:]
-
-
-def _report(line: Line) -> StepReport:
-    figures = {key: float(value) for key, value in line.items() if isinstance(value, int | float)}
-    head = {
-        key: int(figures.pop(key, 0)) for key in ("global_step", "epoch", "epoch_step", "attempt", "policy_version")
-    }
-    return StepReport(
-        **head,
-        time=figures.pop("time", 0.0),
-        prompt_ids=(),
-        weight_versions=(),
-        rollouts_failed=0,
-        rollouts_retried=0,
-        metrics=figures,
-    )

@@ -16,7 +16,7 @@ from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.live_display import Display
-from launcher.reporting.run_view import Progress
+from launcher.reporting.run_view import RunProgress
 from launcher.reporting.wandb_sink import WandbSink
 from launcher.run_files.run_paths import RunPaths
 
@@ -30,7 +30,7 @@ class Screen:
         self._paths = paths
         self._display = Display(sys.stdout if out is None else out)
         self._started = time.monotonic()
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._wandb: WandbSink | None = None
         self._report: ReportWriter | None = None
         self._evals: tuple[EvalReport, ...] = ()
@@ -55,7 +55,7 @@ class Screen:
         """Say something once: a milestone, or what happened and what is done about it."""
         self._display.line(text)
         if self._progress is not None:
-            self._progress.note(text)
+            self._progress.last_event = text
 
     def milestone(self, text: str) -> None:
         """A step of the start, with the seconds since the command."""
@@ -69,13 +69,7 @@ class Screen:
     def begin(self, attempt: int) -> None:
         """The attempt has its number: keep its settings, and open WandB."""
         config = self._config
-        self._progress = Progress(
-            experiment_name=config.experiment_name,
-            trial_name=config.trial_name,
-            attempt=attempt,
-            total_epochs=config.total_train_epochs,
-            started=self._started,
-        )
+        self._progress = RunProgress(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
         write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
@@ -92,9 +86,10 @@ class Screen:
         """The run as it is now; `reports` are the steps committed since the last time."""
         if self._progress is None or self._wandb is None:
             return
-        self._progress.add(reports)
-        for report in reports:
-            self._wandb.log(report.metrics_line())
+        lines = [report.metrics_line() for report in reports]
+        self._progress.add(lines)
+        for line in lines:
+            self._wandb.log(line)
         for held_out in evals:
             if held_out not in self._evals:
                 self._tell_eval(held_out)

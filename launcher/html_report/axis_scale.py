@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from launcher.html_report.formats import clock_text
+from launcher.reporting.formats import clock_text
 
 Span = tuple[float, float]
 Ticks = list[tuple[float, str]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from launcher.html_report import formats
+from launcher.reporting import formats
 
 TEMPLATES = Path(__file__).parent
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ufffe\uffff]|[\ud800-\udfff]")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
-from statistics import fmean, median
+from statistics import median
 
-from launcher.html_report.formats import NONE, percent, seconds, spread
 from launcher.html_report.page_template import TEMPLATES, render_page
 from launcher.html_report.reward_chart import reward_chart
 from launcher.html_report.time_charts import GIB, memory_chart, timeline_chart, tokens_chart
+from launcher.reporting.formats import NONE, percent, seconds, spread
 from launcher.reporting.incident_facts import IncidentFacts
-from launcher.reporting.run_facts import RunFacts
+from launcher.reporting.run_facts import RunFacts, finite
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 
 MOST_INCIDENTS, MOST_PROBLEMS, MOST_CHECKPOINTS = 200, 20, 12
@@ -38,7 +38,7 @@ def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, pat
     return render_page(
         TEMPLATES / "report.html.j2",
         script=TEMPLATES / "refresh.js",
-        title=f"{facts.experiment_name} / {facts.trial_name}",
+        title=facts.title,
         facts=facts,
         word=word,
         word_class=css,
@@ -96,11 +96,9 @@ def _tiles(facts: RunFacts) -> Iterator[Tile]:
 
 
 def _reward_tile(facts: RunFacts) -> Tile:
-    rewards = [line.reward for line in facts.steps if math.isfinite(line.reward)]
-    if not rewards:
+    if facts.reward_first is None:
         return NONE, "reward", ""
-    first, last = fmean(rewards[:MEAN_OVER_STEPS]), fmean(rewards[-MEAN_OVER_STEPS:])
-    return f"{first:.3g} → {last:.3g}", f"reward, first and last {MEAN_OVER_STEPS} steps", ""
+    return f"{facts.reward_first:.3g} → {facts.reward_last:.3g}", f"reward, first and last {MEAN_OVER_STEPS} steps", ""
 
 
 def _ettr_tile(facts: RunFacts) -> Tile:
@@ -119,7 +117,7 @@ def _incident_tile(facts: RunFacts) -> Tile:
 
 
 def _tokens_tile(facts: RunFacts) -> Tile:
-    rates = [line.tokens_per_s for line in facts.steps if math.isfinite(line.tokens_per_s)]
+    rates = finite(line.tokens_per_s for line in facts.steps)
     if not rates:
         return NONE, "tokens/s", ""
     return f"{median(rates[-MEAN_OVER_STEPS:]):,.0f}", f"tokens/s lately; {median(rates):,.0f} over all", ""

@@ -10,13 +10,11 @@ import logging
 import threading
 import time
 
-import yaml
-
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
 from launcher.html_report.report_page import report_page
-from launcher.reporting.run_facts import RunFacts, facts_of
-from launcher.reporting.run_reader import RunReader, incident_folders
+from launcher.reporting.run_facts import RunFacts, facts_of_run
+from launcher.reporting.run_reader import RunReader
 from launcher.run_files.run_paths import RunPaths
 
 PERIOD_S = 10.0
@@ -84,13 +82,7 @@ class _Maker:
 
     def write(self, *, is_live: bool | None) -> RunFacts:
         began = time.monotonic()
-        facts = facts_of(
-            self._reader.data,
-            experiment_name=self._paths.experiment_name,
-            trial_name=self._paths.trial_name,
-            staleness=_staleness(self._paths),
-            folders=incident_folders(self._paths),
-        )
+        facts = facts_of_run(self._reader.data, self._paths)
         patience_s = max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s))
         content = report_page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s)
         try:
@@ -101,13 +93,3 @@ class _Maker:
             ) from error
         self._wrote_s = time.monotonic() - began
         return facts
-
-
-def _staleness(paths: RunPaths) -> int:
-    """Versions that a token may be behind, from the settings that the run wrote down; 0 where they can't be read."""
-    try:
-        settings = yaml.safe_load(paths.config.read_text())
-        value = settings["rollout"]["max_head_offpolicyness"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return 0
-    return value if isinstance(value, int) else 0

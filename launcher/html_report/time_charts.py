@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.html_report.axis_scale import step_span, step_ticks, time_ticks, value_span
-from launcher.html_report.formats import clock_text, short
 from launcher.html_report.reward_chart import incident_legend
 from launcher.html_report.svg_chart import BOTTOM, NARROW, WIDE, Chart, Plot, Size, chart
 from launcher.reporting.downsample import Point, downsample
+from launcher.reporting.formats import clock_text, short
 from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts
 

@@ -1,4 +1,4 @@
-"""The live display in a terminal, and plain lines where the output is none. Never a reason for a run to end."""
+"""The live display: a panel of Rich in a terminal, plain lines elsewhere. Its errors never end a run."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def is_worth_a_line(view: RunView, last: RunView | None) -> bool:
     since = view.elapsed_s - last.elapsed_s
     if view.steps_done == last.steps_done:
         return since >= HEARTBEAT_S
-    return since >= LINE_EVERY_S or view.steps_done == view.total_steps
+    return since >= LINE_EVERY_S or view.steps_done == view.status.total_steps
 
 
 def _discard(stream: TextIO) -> None:

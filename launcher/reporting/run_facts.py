@@ -10,17 +10,34 @@ Measures are those of the field, as far as a run can know them of itself:
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+import yaml
+
+from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.incident_facts import IncidentFacts, incidents_of
 from launcher.reporting.ledger_audit import Audit, audit
 from launcher.reporting.lost_time import Losses, losses_of
 from launcher.reporting.run_clock import AttemptSpan, RunClock, attempts_of
-from launcher.reporting.run_reader import Line, MemoryReading, RunData, StepLine, as_float, as_integer, as_unix_time
+from launcher.reporting.run_reader import (
+    Line,
+    MemoryReading,
+    RunData,
+    RunReader,
+    StepLine,
+    as_float,
+    as_integer,
+    as_unix_time,
+    incident_folders,
+)
+from launcher.reporting.run_view import MEAN_OVER_STEPS
+from launcher.run_files.run_paths import RunPaths
 
 GLOBAL_STEP = re.compile(r"globalstep(\d+)")
 
@@ -73,6 +90,67 @@ class RunFacts:
     rollouts_retried: int
     audit: Audit | None
     losses: Losses
+
+    @property
+    def title(self) -> str:
+        return f"{self.experiment_name} / {self.trial_name}"
+
+    @property
+    def reward_first(self) -> float | None:
+        """Mean over the first steps that had a reward; None before there is one."""
+        return fmean(rewards[:MEAN_OVER_STEPS]) if (rewards := self._rewards()) else None
+
+    @property
+    def reward_last(self) -> float | None:
+        """Mean over the last steps that had a reward; None before there is one."""
+        return fmean(rewards[-MEAN_OVER_STEPS:]) if (rewards := self._rewards()) else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the time spent in rollouts."""
+        seconds = sum(finite(line.seconds.get("rollout", math.nan) for line in self.steps))
+        return sum(finite(line.tokens for line in self.steps)) / seconds if seconds > 0 else None
+
+    def _rewards(self) -> list[float]:
+        return finite(line.reward for line in self.steps)
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def read_facts(paths: RunPaths) -> RunFacts:
+    """The facts of a run that nobody writes any more. Raises JournalError naming a file that can't be read."""
+    reader = RunReader(paths)
+    reader.refresh(has_ended=True)
+    for path in (paths.events, paths.ledger, paths.metrics):
+        try:
+            path.open("rb").close()
+        except FileNotFoundError:  # its first writer has not come
+            continue
+        except OSError as error:
+            raise JournalError(f"{path} can't be read: {error.strerror}", "check its permissions") from error
+    return facts_of_run(reader.data, paths)
+
+
+def facts_of_run(data: RunData, paths: RunPaths) -> RunFacts:
+    """With what the run's folder holds beside the files that grow: its settings and the folders of incidents."""
+    return facts_of(
+        data,
+        experiment_name=paths.experiment_name,
+        trial_name=paths.trial_name,
+        staleness=_staleness(paths),
+        folders=incident_folders(paths),
+    )
+
+
+def _staleness(paths: RunPaths) -> int:
+    """Versions that a token may be behind, from the settings that the run wrote down; 0 where they can't be read."""
+    try:
+        value = yaml.safe_load(paths.config.read_text())["rollout"]["max_head_offpolicyness"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return 0
+    return value if isinstance(value, int) else 0
 
 
 def facts_of(
@@ -169,7 +247,8 @@ def _evals(events: Sequence[Line]) -> tuple[EvalReport, ...]:
         version, prompts = as_integer(event.get("policy_version")), as_integer(event.get("prompts"))
         if event.get("event") == "eval.done" and version is not None and prompts is not None:
             sampled, greedy = as_float(event.get("sampled")), as_float(event.get("greedy"))
-            reports[version] = EvalReport(policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy)
+            if math.isfinite(sampled) and math.isfinite(greedy):
+                reports[version] = EvalReport(policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy)
     return tuple(reports[version] for version in sorted(reports))
 
 

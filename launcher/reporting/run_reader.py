@@ -8,19 +8,21 @@ Nothing is judged here: launcher/html_report/run_facts.py does that, from all of
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.reporting.ledger_audit import DISTANCE
-from launcher.reporting.run_view import REWARD, STEP_SECONDS, TOKENS_PER_S
+from launcher.reporting.run_view import REWARD, TOKENS_PER_S
 from launcher.run_files.journal import number_of
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
 Line = Mapping[str, object]
 
+SECONDS = re.compile("timeperf/(.+)_s")
 KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
 """Events of these beginnings are kept. Probes, loads and verdicts of health are many, and the page says none."""
 MOST_MEMORY = 4000
@@ -34,19 +36,23 @@ MOST_SECONDS = 2.0**35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """One line of metrics.jsonl. Figures are NaN where it has none; `time` is unix seconds, 0 where it is unknown."""
+    """One line of metrics.jsonl. Figures are NaN where it has none; `time` is unix seconds, 0 where it is unknown.
+
+    `seconds` are the metrics `timeperf/{name}_s` by their names.
+    """
 
     step: int
     attempt: int
     time: float
     reward: float
-    low: float
-    high: float
+    tokens: float
     tokens_per_s: float
-    step_s: float
-    rollout_s: float
-    train_s: float
+    seconds: Mapping[str, float]
     distance: float
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds.get("step", math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +85,9 @@ class RunData:
                 attempt=as_integer(line.get("attempt")) or 0,
                 time=as_unix_time(line.get("time")),
                 reward=as_float(line.get(REWARD)),
-                low=as_float(line.get("grpo_actor/task_reward/min")),
-                high=as_float(line.get("grpo_actor/task_reward/max")),
+                tokens=as_float(line.get("rollout/tokens")),
                 tokens_per_s=as_float(line.get(TOKENS_PER_S)),
-                step_s=as_float(line.get(STEP_SECONDS)),
-                rollout_s=as_float(line.get("timeperf/rollout_s")),
-                train_s=as_float(line.get("timeperf/train_s")),
+                seconds={match[1]: as_float(line[key]) for key in line if (match := SECONDS.fullmatch(key))},
                 distance=as_float(line.get(DISTANCE)),
             )
         )

@@ -1,16 +1,17 @@
-"""What the person at the screen is told of a run that goes on: `RunView`, and how it is gathered from step reports.
+"""What a terminal shows of a live run: `RunView`, and `RunProgress`, which gathers it from committed steps.
 
-Pure: the driver hands in what it heard, with the time; display.py draws.
+Pure: the caller hands in what it knows, with the time; terminal_panel.py draws it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from launcher.base.messages import EvalReport, ServerInfo, StepReport, TrainerStatus
+from launcher.base.messages import EvalReport, ServerInfo, TrainerStatus
+from launcher.run_files.journal import number_of
 
 REWARD = "rollout/reward"
 STEP_SECONDS = "timeperf/step_s"
@@ -27,20 +28,12 @@ STEPS_REMEMBERED = 100
 class RunView:
     """A run at one moment. `rewards` and `step_seconds` are of the last steps, the newest last.
 
-    A reward is NaN where its step had none. `steps_done` counts the committed steps of all attempts, `epoch` from 1;
-    `elapsed_s` is the time since this attempt began.
+    A reward is NaN where its step had none. `elapsed_s` is the time since this attempt began.
     """
 
-    experiment_name: str
-    trial_name: str
+    title: str
     attempt: int
-    steps_done: int
-    total_steps: int
-    epoch: int
-    total_epochs: int
-    phase: str
-    seconds_in_phase: float
-    policy_version: int
+    status: TrainerStatus
     elapsed_s: float
     rewards: tuple[float, ...] = ()
     step_seconds: tuple[float, ...] = ()
@@ -48,6 +41,18 @@ class RunView:
     servers: tuple[ServerInfo, ...] = ()
     evals: tuple[EvalReport, ...] = ()
     last_event: str = ""
+
+    @property
+    def steps_done(self) -> int:
+        """The committed steps of all attempts."""
+        return self.status.next_step
+
+    @property
+    def epochs(self) -> str:
+        """`1/2`: of the next step, or of the last one where there is no next."""
+        per_epoch = max(self.status.steps_per_epoch, 1)
+        step = max(min(self.status.next_step, self.status.total_steps - 1), 0)
+        return f"{step // per_epoch + 1}/{max(-(-self.status.total_steps // per_epoch), 1)}"
 
     @property
     def reward(self) -> float | None:
@@ -63,68 +68,51 @@ class RunView:
     @property
     def left_s(self) -> float | None:
         """The remaining steps at the median pace of the last ones; None before there is one."""
-        return median(self.step_seconds) * (self.total_steps - self.steps_done) if self.step_seconds else None
+        remaining = self.status.total_steps - self.status.next_step
+        return median(self.step_seconds) * remaining if self.step_seconds else None
 
 
-class Progress:
-    """Gathers step reports of one attempt into views. A report of an earlier step takes later ones back (restore)."""
+class RunProgress:
+    """Gathers the steps of one attempt into views. An earlier step takes later ones back (restore)."""
 
-    def __init__(
-        self, *, experiment_name: str, trial_name: str, attempt: int, total_epochs: int, started: float
-    ) -> None:
+    def __init__(self, title: str, attempt: int, *, started: float) -> None:
         """`started` is a monotonic time, as `now` of `view`."""
-        self._names = (experiment_name, trial_name)
+        self._title = title
         self._attempt = attempt
-        self._total_epochs = total_epochs
         self._started = started
-        self._reports: list[StepReport] = []
-        self._last_event = ""
-
-    def add(self, reports: Sequence[StepReport]) -> None:
-        """Take in committed steps, in the order in which they were committed."""
-        for report in reports:
-            kept = [earlier for earlier in self._reports if earlier.global_step < report.global_step]
-            self._reports = [*kept, report][-STEPS_REMEMBERED:]
-
-    def note(self, event: str) -> None:
+        self._lines: list[Mapping[str, object]] = []
+        self.last_event = ""
         """The last thing that happened, in a few words."""
-        self._last_event = event
+
+    def add(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Lines of metrics.jsonl, in the order in which their steps were committed."""
+        for line in lines:
+            step = number_of(line.get("global_step"))
+            kept = [earlier for earlier in self._lines if number_of(earlier.get("global_step")) < step]
+            self._lines = [*kept, line][-STEPS_REMEMBERED:]
 
     def view(
         self, status: TrainerStatus, *, servers: Sequence[ServerInfo], evals: Sequence[EvalReport] = (), now: float
     ) -> RunView:
-        metrics = [report.metrics for report in self._reports]
-        tokens = [line[TOKENS_PER_S] for line in metrics[-MEAN_OVER_STEPS:] if TOKENS_PER_S in line]
+        tokens = self._figures(TOKENS_PER_S)[-MEAN_OVER_STEPS:]
         return RunView(
-            experiment_name=self._names[0],
-            trial_name=self._names[1],
+            title=self._title,
             attempt=self._attempt,
-            steps_done=status.next_step,
-            total_steps=status.total_steps,
-            epoch=self._epoch(status),
-            total_epochs=self._total_epochs,
-            phase=status.phase,
-            seconds_in_phase=status.seconds_in_phase,
-            policy_version=status.policy_version,
+            status=status,
             elapsed_s=now - self._started,
-            rewards=tuple(line.get(REWARD, math.nan) for line in metrics),
-            step_seconds=tuple(_step_seconds(metrics)),
+            rewards=tuple(number_of(line.get(REWARD)) for line in self._lines),
+            step_seconds=tuple(self._figures(STEP_SECONDS)),
             tokens_per_s=median(tokens) if tokens else None,
             servers=tuple(servers),
             evals=tuple(evals),
-            last_event=self._last_event,
+            last_event=self.last_event,
         )
 
-    def _epoch(self, status: TrainerStatus) -> int:
-        """Of the next step, or of the last one where there is no next."""
-        step = min(status.next_step, status.total_steps - 1)
-        return max(step, 0) // max(status.steps_per_epoch, 1) + 1
+    def _figures(self, key: str) -> list[float]:
+        figures = (number_of(line.get(key)) for line in self._lines)
+        return [figure for figure in figures if math.isfinite(figure)]
 
 
 def mean_window(steps: int) -> int:
     """Over how many steps the mean of a reward curve of `steps` is taken."""
     return max(MEAN_OVER_STEPS, steps // WINDOWS_ACROSS)
-
-
-def _step_seconds(metrics: Sequence[Mapping[str, float]]) -> list[float]:
-    return [line[STEP_SECONDS] for line in metrics if math.isfinite(line.get(STEP_SECONDS, math.nan))]

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.messages import EvalReport, ServerInfo, ServerState
+from launcher.reporting.formats import duration
 from launcher.reporting.run_view import MEAN_OVER_STEPS, RunView
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -56,20 +57,20 @@ def render_panel(view: RunView, width: int) -> RenderableType:
     for label, row in rows:
         if row.plain:
             grid.add_row(label, row)
-    title = f"{view.experiment_name} / {view.trial_name}" + (f" · attempt {view.attempt}" if view.attempt > 1 else "")
+    title = view.title + (f" · attempt {view.attempt}" if view.attempt > 1 else "")
     return Group(Panel(grid, title=Text(title, style="bold"), title_align="left", box=ROUNDED, width=width))
 
 
 def render_line(view: RunView) -> str:
     """The same as one line of text, for a log."""
-    parts = [f"step {view.steps_done}/{view.total_steps}", f"epoch {view.epoch}/{view.total_epochs}"]
+    parts = [f"step {view.steps_done}/{view.status.total_steps}", f"epoch {view.epochs}"]
     if view.reward is not None:
         parts.append(f"reward {view.reward:.3f}")
     if view.recent_reward is not None:
         parts.append(f"last {min(MEAN_OVER_STEPS, len(view.rewards))}: {view.recent_reward:.3f}")
     if view.tokens_per_s is not None:
         parts.append(f"{view.tokens_per_s:.0f} tokens/s")
-    parts.append(f"{view.phase} {duration(view.seconds_in_phase)}")
+    parts.append(f"{view.status.phase} {duration(view.status.seconds_in_phase)}")
     parts.append("servers " + (_server_row(view.servers).plain or "none yet"))
     if view.left_s is not None:
         parts.append(f"{duration(view.left_s)} left")
@@ -90,21 +91,11 @@ def _bar(value: float, low: float, span: float) -> str:
     return BARS[round((value - low) / span * (len(BARS) - 1))] if math.isfinite(value) else " "
 
 
-def duration(seconds: float) -> str:
-    """`4.2 s`, `3:07` or `2:03:07`."""
-    if seconds < 10:
-        return f"{max(seconds, 0.0):.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def _step_row(view: RunView, width: int) -> Text:
-    count = f"{view.steps_done}/{view.total_steps}"
-    share = view.steps_done / view.total_steps if view.total_steps else 0.0
-    tail = f"  {share:4.0%}   epoch {view.epoch}/{view.total_epochs}"
+    total = view.status.total_steps
+    count = f"{view.steps_done}/{total}"
+    share = view.steps_done / total if total else 0.0
+    tail = f"  {share:4.0%}   epoch {view.epochs}"
     bar = max(width - len(count) - 2 - len(tail), 0)
     full = round(bar * share)
     return Text.assemble((count, "bold"), "  ", ("━" * full, "cyan"), ("━" * (bar - full), "bright_black"), tail)
@@ -132,9 +123,8 @@ def _eval_row(evals: Sequence[EvalReport]) -> Text:
 
 def _phase_row(view: RunView) -> Text:
     speed = "" if view.tokens_per_s is None else f"   {view.tokens_per_s:,.0f} tokens/s"
-    return Text.assemble(
-        (view.phase, "bold"), f" {duration(view.seconds_in_phase)}{speed}   policy version {view.policy_version}"
-    )
+    after = f" {duration(view.status.seconds_in_phase)}{speed}   policy version {view.status.policy_version}"
+    return Text.assemble((view.status.phase, "bold"), after)
 
 
 def _server_row(servers: Sequence[ServerInfo]) -> Text:

@@ -68,6 +68,11 @@ class RunPaths:
         return cls(fileroot=Path(*root), user=user, experiment_name=experiment, trial_name=trial)
 
     @property
+    def title(self) -> str:
+        """As people see it."""
+        return f"{self.experiment_name} / {self.trial_name}"
+
+    @property
     def checkpoints(self) -> Path:
         return self.fileroot / "checkpoints" / self.user / self.experiment_name / self.trial_name
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.base.durable import replace_file
-from launcher.base.errors import JournalError
-from launcher.reporting.reward_curve import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR
+from launcher.reporting.png_figure import (
+    FAINT_INK,
+    GRID,
+    INK,
+    REWARD_COLOUR,
+    TROUBLE_COLOUR,
+    hide_spines,
+    write_png,
+)
 from launcher.resources.memory_estimate import MIB
 from launcher.sweep.recommendation import Advice
 from launcher.sweep.sweep_report import ending, incidents
@@ -27,18 +32,12 @@ PANELS: tuple[tuple[str, str, Callable[[TrialResult], float | None]], ...] = (
 
 
 def draw(title: str, results: Sequence[TrialResult], advice: Advice, path: Path) -> None:
-    """Write the picture as PNG, completely or not at all. Raises JournalError where it can't be drawn or written."""
-    try:
-        from matplotlib.figure import Figure  # takes half a second
-
-        height = max(LEAST_INCHES, 1.6 + ROW_INCHES * len(results))
-        figure = Figure(figsize=(12, height), dpi=130, facecolor="white", layout="constrained")
-        _draw(figure, title, results, advice)
-        data = io.BytesIO()
-        figure.savefig(data, format="png")
-        replace_file(path, data.getvalue())
-    except (ImportError, OSError) as error:
-        raise JournalError(f"{path} was not written: {error}", "sweep.csv beside it holds the figures") from error
+    """Write the picture, complete or not at all. Raises JournalError where it can't be drawn or written."""
+    height = max(LEAST_INCHES, 1.6 + ROW_INCHES * len(results))
+    write_png(
+        lambda figure: _draw(figure, title, results, advice), path, remedy="sweep.csv beside it holds the figures",
+        figsize=(12, height), dpi=130, layout="constrained",
+    )  # fmt: skip
 
 
 def _draw(figure: Any, title: str, results: Sequence[TrialResult], advice: Advice) -> None:
@@ -78,10 +77,7 @@ def _incidents(axis: Any, results: Sequence[TrialResult]) -> None:
 
 def _frame(axis: Any, name: str) -> None:
     axis.set_title(name, fontsize=9.5, color=FAINT_INK, loc="left")
-    for side in ("top", "right", "bottom", "left"):
-        axis.spines[side].set_visible(False)
-    axis.spines["left"].set_visible(True)
-    axis.spines["left"].set_color(GRID)
+    hide_spines(axis, but="left", colour=GRID)
     axis.tick_params(length=0, labelbottom=False)
 
 

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.base.messages import Cause, RunOutcome, TerminalStatus
-from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.base.messages import Cause
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.schema import RunConfig
-from launcher.reporting.closing_summary import summarize
-from launcher.reporting.run_records import read_records
+from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from launcher.sweep.memory_peaks import Peak
@@ -67,18 +65,17 @@ def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "
     """The result of a trial that was run, now or earlier. `output`: its last lines, for one that has no status."""
     event, reason = last_event(paths)
     status = {"run.finished": TrialStatus.FINISHED, "run.errored": TrialStatus.ERRORED}.get(event, TrialStatus.CUT_OFF)
-    outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=reason)
-    summary = summarize(read_records(paths), outcome, CheckpointStore(paths.default_checkpoints))
+    facts = read_facts(paths)
     return TrialResult(
         trial=trial,
         status=status,
         reason=output if event in ("", "run.started") else reason,
         cause=cause_in(reason) if status is TrialStatus.ERRORED else None,
-        steps=summary.steps,
-        step_s=summary.step_s,
-        tokens_per_s=summary.tokens_per_s,
-        reward=summary.reward_last,
-        incidents=Counter(incident.cause for incident in summary.incidents),
+        steps=len(facts.steps),
+        step_s=facts.losses.usual_step_s,
+        tokens_per_s=facts.tokens_per_s,
+        reward=facts.reward_last,
+        incidents=Counter(incident.cause for incident in facts.incidents),
         peak=peak,
     )
 

@@ -12,15 +12,21 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from launcher.base.errors import JournalError
-from launcher.base.messages import EvalReport, RunOutcome, TerminalStatus
+from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
-from launcher.reporting.closing_summary import render_summary, summarize, write_summary
-from launcher.reporting.reward_curve import REWARD_COLOUR, TROUBLE_COLOUR, Curve, curve_of, draw_curve, moving_mean
-from launcher.reporting.run_records import read_records
+from launcher.reporting.closing_summary import write_summary
+from launcher.reporting.downsample import running_mean
+from launcher.reporting.png_figure import REWARD_COLOUR, TROUBLE_COLOUR
+from launcher.reporting.reward_curve import draw_curve
+from launcher.reporting.run_facts import facts_of, read_facts
+from launcher.reporting.run_reader import RunData
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
+from tests.support import report_parts
+from tests.support.report_parts import T0, event
 
 REPOSITORY = Path(__file__).resolve().parents[4]
+TAKEN_BACK = [1 - 0.45 * (1 - part) for part in to_rgb(TROUBLE_COLOUR)]  # drawn at 45 % on white
 FINISHED = RunOutcome(status=TerminalStatus.FINISHED, reason="all 30 steps")
 
 
@@ -41,7 +47,8 @@ def write_step(paths, step, reward, *, attempt=1, failed=0, retried=1):
         "timeperf/step_s": 2.0,
         "grpo_actor/loss": 0.1,
     }
-    append_line(paths.metrics, {"global_step": step, "attempt": attempt} | figures)
+    head = {"global_step": step, "attempt": attempt, "time": T0 + 100 * attempt + step}
+    append_line(paths.metrics, head | figures)
     append_line(
         paths.ledger, {"global_step": step, "attempt": attempt, "rollouts_failed": failed, "rollouts_retried": retried}
     )
@@ -49,18 +56,22 @@ def write_step(paths, step, reward, *, attempt=1, failed=0, retried=1):
 
 def write_run(paths):
     """30 steps; 20 to 24 were trained twice, since the run was restored to step 19."""
-    journal = Journal(paths.events, 1, lambda: 0.0)
+    now = [T0]
+    journal = Journal(paths.events, 1, lambda: now[0])
     journal.record("eval.done", global_step=-1, policy_version=0, prompts=64, sampled=0.25, greedy=0.5)
     for step in range(25):
         write_step(paths, step, 0.1 if step < 10 else 0.5, failed=int(step == 3))
+    now[0] = T0 + 150
     journal.record("batch.rejected", global_step=24)
     for number, seconds in enumerate((2.0, 4.0, 3.0), 1):
         journal.record("incident.began", subject="server-0", incident=number, cause="server_crash")
-        journal.record("incident.ended", subject="server-0", incident=number, is_mended=True, seconds=seconds)
+        now[0] += seconds
+        journal.record("incident.ended", subject="server-0", incident=number, is_mended=True)
     journal.record("incident.began", subject="reward", incident=4, cause="verifier_broken")
     journal.record("trainer.restored", global_step=19)
     for step in range(20, 30):
         write_step(paths, step, 0.9, attempt=2)
+    now[0] = T0 + 300
     journal.record("checkpoint.committed", global_step=29)
     journal.record("eval.done", global_step=29, policy_version=30, prompts=64, sampled=0.75, greedy=0.875)
 
@@ -71,27 +82,20 @@ def save(store, step):
         store.commit(staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={}, keep=False)
 
 
-def summary_of(paths, outcome=FINISHED):
-    return summarize(read_records(paths), outcome, CheckpointStore(paths.default_checkpoints))
-
-
 def test_every_figure_is_that_of_the_files(paths):
     write_run(paths)
-    save(CheckpointStore(paths.default_checkpoints), 29)
-    summary = summary_of(paths)
-    assert (summary.steps, summary.steps_taken_back) == (30, 5)
-    assert summary.reward_first == pytest.approx(0.1) and summary.reward_last == pytest.approx(0.9)
-    assert [(report.sampled, report.greedy) for report in summary.evals] == [(0.25, 0.5), (0.75, 0.875)]
-    assert (summary.tokens_per_s, summary.step_s) == (2000.0, 2.0)
-    assert dict(summary.shares) == pytest.approx({"rollout": 0.25, "train": 0.5, "other": 0.25, "publish": 0.05})
-    assert (summary.rollouts_failed, summary.rollouts_retried, summary.batches_rejected) == (1, 35, 1)
-    assert (summary.checkpoints, summary.newest_checkpoint) == (1, "epoch0epochstep29globalstep29")
+    facts = read_facts(paths)
+    assert (len(facts.steps), sum(map(len, facts.taken_back))) == (30, 5)
+    assert facts.reward_first == pytest.approx(0.1) and facts.reward_last == pytest.approx(0.9)
+    assert [(report.sampled, report.greedy) for report in facts.evals] == [(0.25, 0.5), (0.75, 0.875)]
+    assert (facts.tokens_per_s, facts.losses.usual_step_s) == (2000.0, 2.0)
+    assert (facts.rollouts_failed, facts.rollouts_retried, facts.rejected) == (1, 35, 1)
 
 
 def test_the_text_a_person_reads(paths):
     write_run(paths)
     save(CheckpointStore(paths.default_checkpoints), 29)
-    assert render_summary(summary_of(paths), paths).splitlines() == [
+    assert write_summary(paths, FINISHED).splitlines() == [
         "FINISHED  exp / t0: all 30 steps",
         "",
         "  reward      0.100 (first 10 steps) → 0.900 (last 10 of 30; 5 more were taken back)",
@@ -101,6 +105,7 @@ def test_the_text_a_person_reads(paths):
         "  rollouts    1 failed   35 retried   rejected batches: 1",
         "  incidents   4, 3 mended: 3 server_crash (median 3.0 s), 1 verifier_broken",
         "  checkpoints 1, newest epoch0epochstep29globalstep29",
+        f"  curve       {paths.curve}",
         f"  files       {paths.logs}: metrics.jsonl ledger.jsonl events.jsonl",
     ]
 
@@ -120,8 +125,8 @@ def test_numbers_that_are_none_are_left_out_of_the_means(paths):
     for step, reward in enumerate([math.nan, 0.4, math.inf, 0.6]):
         write_step(paths, step, reward)
     append_line(paths.metrics, {"global_step": 4, "rollout/reward": "broken"})
-    summary = summary_of(paths)
-    assert summary.steps == 5 and summary.reward_last == pytest.approx(0.5)
+    facts = read_facts(paths)
+    assert len(facts.steps) == 5 and facts.reward_last == pytest.approx(0.5)
 
 
 def test_a_full_disk_costs_the_picture_not_the_word(tiny_disk):
@@ -143,16 +148,9 @@ def test_a_full_disk_costs_the_picture_not_the_word(tiny_disk):
         ([math.nan, 2.0, math.nan, math.nan], [math.nan, 2.0, 2.0, math.nan]),
     ],
 )
-def test_the_moving_mean(values, means):
-    assert moving_mean(values, 2) == pytest.approx(means, nan_ok=True)
-
-
-def test_the_curve_is_of_the_steps_that_stand(paths):
-    write_run(paths)
-    curve = curve_of(read_records(paths), title="exp / t0")
-    assert [step for step, _ in curve.rewards] == list(range(30))
-    assert curve.taken_back == tuple((step, 0.5) for step in range(20, 25))
-    assert (curve.restores, curve.incidents, curve.checkpoints) == ((19,), (24,), (29,))
+def test_the_running_mean(values, means):
+    found = running_mean(list(enumerate(values)), 2, len(values) or 1)
+    assert [mean for _, mean in found] == pytest.approx(means, nan_ok=True)
 
 
 def has_colour(path, colour):
@@ -160,37 +158,52 @@ def has_colour(path, colour):
     return bool((np.abs(pixels - np.array(to_rgb(colour))).max(axis=2) < 0.02).any())
 
 
+def picture_of(path, *, experiment="exp", rewards=(), taken_back=(), events=()):
+    """The picture of a run with these rewards from step 0 on; `taken_back` came before, from the same step on."""
+    data = RunData()
+    for values in (taken_back, rewards):
+        for number, reward in enumerate(values):
+            report_parts.step(data, number, 20 + number, reward=reward)
+    if not rewards:
+        event(data, "trainer.restored", 900, global_step=-1)
+    for number, (name, told) in enumerate(events):
+        event(data, name, 1000 + number, **told)
+    draw_curve(facts_of(data, experiment_name=experiment, trial_name="t0"), path)
+    return path
+
+
 def test_the_picture_shows_rewards_and_trouble_in_their_colours(tmp_path):
-    healthy, troubled = tmp_path / "healthy.png", tmp_path / "troubled.png"
-    rewards = tuple((step, step / 30) for step in range(30))
-    draw_curve(Curve(title="lr$1$ / t", rewards=rewards), healthy)  # not a formula
-    draw_curve(Curve(title="exp / t", rewards=rewards, incidents=(7,), restores=(9,)), troubled)
+    rewards = [number / 30 for number in range(30)]
+    healthy = picture_of(tmp_path / "healthy.png", experiment="lr$1$", rewards=rewards)  # not a formula
+    incident = ("incident.began", {"incident": 1, "cause": "server_crash", "onset_step": 7})
+    troubled = picture_of(tmp_path / "troubled.png", rewards=rewards, events=[incident])
+    taken_back = picture_of(tmp_path / "taken_back.png", rewards=rewards, taken_back=[0.5] * 20)
     assert has_colour(healthy, REWARD_COLOUR) and not has_colour(healthy, TROUBLE_COLOUR)
     assert has_colour(troubled, TROUBLE_COLOUR)
+    assert has_colour(taken_back, TAKEN_BACK) and not has_colour(healthy, TAKEN_BACK)
     assert matplotlib.image.imread(healthy).shape[:2] == (780, 1500)
 
 
 @pytest.mark.parametrize(
-    "curve",
+    "told",
     [
-        Curve(title="nothing"),
-        Curve(title="one", rewards=((0, 0.5),)),
-        Curve(title="no reward at all", rewards=((0, math.nan), (1, math.nan))),
-        Curve(title="only taken back", taken_back=((3, 0.0),), checkpoints=(2,)),
-        Curve(title="negative", rewards=((0, -5.0), (1, 3.0))),
-        Curve(title="long", rewards=tuple((step, 0.5) for step in range(2000))),
-        Curve(title="held-out", evals=(EvalReport(policy_version=0, prompts=1, sampled=0.1, greedy=0.2),)),
+        {},
+        {"rewards": [0.5]},
+        {"rewards": [math.nan, math.inf]},
+        {"taken_back": [0.0], "events": [("checkpoint.committed", {"global_step": 2})]},
+        {"rewards": [-5.0, 3.0]},
+        {"rewards": [0.5] * 5000},
+        {"events": [("eval.done", {"policy_version": 0, "prompts": 1, "sampled": 0.1, "greedy": 0.2})]},
     ],
-    ids=lambda curve: curve.title,
+    ids=["nothing", "one", "no reward at all", "only taken back", "negative", "long", "held-out"],
 )
-def test_any_run_has_a_picture(tmp_path, curve):
-    draw_curve(curve, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").stat().st_size > 10_000
+def test_any_run_has_a_picture(tmp_path, told):
+    assert picture_of(tmp_path / "curve.png", **told).stat().st_size > 10_000
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path):
     with pytest.raises(JournalError, match=r"gone/curve\.png was not written"):
-        draw_curve(Curve(title="x"), tmp_path / "gone" / "curve.png")
+        picture_of(tmp_path / "gone" / "curve.png")
 
 
 def test_records_that_cant_be_read_cost_the_figures_not_the_word(paths):

@@ -14,10 +14,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from launcher.base.messages import EvalReport, ServerInfo, ServerState, StepReport, TrainerStatus
+from launcher.base.messages import EvalReport, ServerInfo, ServerState, TrainerStatus
+from launcher.reporting.formats import duration
 from launcher.reporting.live_display import HEARTBEAT_S, LINE_EVERY_S, Display, is_worth_a_line
-from launcher.reporting.run_view import Progress, RunView
-from launcher.reporting.terminal_panel import duration, render_line, render_panel, sparkline
+from launcher.reporting.run_view import RunProgress, RunView
+from launcher.reporting.terminal_panel import render_line, render_panel, sparkline
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -28,18 +29,19 @@ def server(index, state, version=None, reason=""):
     )
 
 
-def view(**changes):
+def view(*, steps_done=37, total_steps=200, **changes):
     defaults = {
-        "experiment_name": "arithmetic_cpu",
-        "trial_name": "trial0",
+        "status": TrainerStatus(
+            phase="train",
+            next_step=steps_done,
+            total_steps=total_steps,
+            steps_per_epoch=100,
+            policy_version=steps_done,
+            pid=1,
+            seconds_in_phase=0.42,
+        ),
+        "title": "arithmetic_cpu / trial0",
         "attempt": 1,
-        "steps_done": 37,
-        "total_steps": 200,
-        "epoch": 1,
-        "total_epochs": 2,
-        "phase": "train",
-        "seconds_in_phase": 0.42,
-        "policy_version": 37,
         "elapsed_s": 95.0,
         "rewards": tuple(0.3 + 0.01 * step for step in range(37)),
         "step_seconds": (1.0, 2.0, 9.0),
@@ -157,19 +159,8 @@ def test_durations(seconds, text):
 
 
 def report(step, reward, **metrics):
-    return StepReport(
-        global_step=step,
-        epoch=0,
-        epoch_step=step,
-        attempt=1,
-        policy_version=step + 1,
-        time=0.0,
-        prompt_ids=(),
-        weight_versions=(),
-        rollouts_failed=0,
-        rollouts_retried=0,
-        metrics={"timeperf/step_s": 2.0} | ({} if reward is None else {"rollout/reward": reward}) | metrics,
-    )
+    rewards = {} if reward is None else {"rollout/reward": reward}
+    return {"global_step": step, "attempt": 1, "timeperf/step_s": 2.0} | rewards | metrics
 
 
 def status(next_step, *, total_steps=20):
@@ -185,17 +176,17 @@ def status(next_step, *, total_steps=20):
 
 
 def progress():
-    return Progress(experiment_name="exp", trial_name="t0", attempt=1, total_epochs=2, started=100.0)
+    return RunProgress("exp / t0", 1, started=100.0)
 
 
 def test_a_view_is_gathered_from_reports():
     gathered = progress()
     gathered.add([report(0, 0.2, **{"rollout/tokens_per_s": 900.0}), report(1, None), report(2, 0.4)])
-    gathered.note("server.ready")
+    gathered.last_event = "server.ready"
     shown = gathered.view(status(3), servers=[], now=160.0)
     assert repr(shown.rewards) == "(0.2, nan, 0.4)"
     assert shown.recent_reward == pytest.approx(0.3)
-    assert (shown.steps_done, shown.epoch, shown.elapsed_s, shown.left_s) == (3, 1, 60.0, 34.0)
+    assert (shown.steps_done, shown.epochs, shown.elapsed_s, shown.left_s) == (3, "1/2", 60.0, 34.0)
     assert (shown.tokens_per_s, shown.last_event) == (900.0, "server.ready")
 
 
@@ -208,7 +199,7 @@ def test_a_restore_takes_the_later_rewards_back():
 
 @pytest.mark.parametrize(("next_step", "epoch"), [(0, 1), (9, 1), (10, 2), (19, 2), (20, 2)])
 def test_the_epoch_of_the_step_under_way(next_step, epoch):
-    assert progress().view(status(next_step), servers=[], now=100.0).epoch == epoch
+    assert progress().view(status(next_step), servers=[], now=100.0).epochs == f"{epoch}/2"
 
 
 @pytest.mark.parametrize(

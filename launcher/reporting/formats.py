@@ -23,6 +23,17 @@ def seconds(value: float | None) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
+def duration(value: float) -> str:
+    """`4.2 s`, `3:07` or `2:03:07`."""
+    if value < 10:
+        return f"{max(value, 0.0):.1f} s"
+    if value < 60:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def spread(values: Sequence[float | None]) -> str:
     """`4.2 s (3.1 s to 9.0 s)`: the median, and the range where there are several."""
     known = [value for value in values if value is not None and math.isfinite(value)]
