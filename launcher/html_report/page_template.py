@@ -12,12 +12,13 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from launcher.reporting import formats
 
 TEMPLATES = Path(__file__).parent
+FRAME, MACROS = TEMPLATES / "page.html.j2", TEMPLATES / "macros.html.j2"
 UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ufffe\uffff]|[\ud800-\udfff]")
 """Control characters, what turns the direction of the text around, and halves of surrogate pairs."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -30,8 +31,14 @@ def render_page(template: Path, *, script: Path | None = None, **values: object)
         code = script.read_text()
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
-    page = _environment(template.parent).get_template(template.name)
+    page = load_template(template)
     return UNSHOWN.sub("\ufffd", page.render(values, policy=policy, script=Markup(code))).encode()
+
+
+@lru_cache
+def load_template(template: Path) -> Template:
+    """Compiled; the first time takes as long as several pages."""
+    return _environment(template.parent).get_template(template.name)
 
 
 @lru_cache

@@ -26,6 +26,8 @@ FILES = (
     *("config.yaml", "incidents/"),
 )
 
+REPORT = TEMPLATES / "report.html.j2"
+
 Tile = tuple[object, str, str]
 """Value, words, class."""
 
@@ -36,7 +38,7 @@ def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, pat
     names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
     shown = [one for one in reversed(facts.checkpoints) if one.fate in ("", "condemned", "damaged")]
     return render_page(
-        TEMPLATES / "report.html.j2",
+        REPORT,
         script=TEMPLATES / "refresh.js",
         title=facts.title,
         facts=facts,

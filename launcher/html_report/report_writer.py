@@ -12,7 +12,8 @@ import time
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
-from launcher.html_report.report_page import report_page
+from launcher.html_report.page_template import FRAME, MACROS, load_template
+from launcher.html_report.report_page import REPORT, report_page
 from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunReader
 from launcher.run_files.run_paths import RunPaths
@@ -55,6 +56,8 @@ class ReportWriter:
             self._turn(is_live=False)
 
     def _follow(self) -> None:
+        for template in (FRAME, MACROS, REPORT):
+            load_template(template)  # else the first page takes as long as several, and the second waits for it
         pause_s = self._period_s
         while not self._ended.wait(pause_s):
             began = time.monotonic()
