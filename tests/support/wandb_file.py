@@ -1,32 +1,17 @@
-"""Reads the `.wandb` file of an offline run: the log format of LevelDB, with records of wandb's own protobuf."""
+"""Reads the `.wandb` file of an offline run: its records, and what was logged."""
 
 import json
-import struct
 
 from wandb.proto import wandb_internal_pb2
 
-BLOCK = 32 * 1024
-FILE_HEADER = 7
-FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+from launcher.diagnosis.reading.wandb_files import read_records
 
 
 def records(path):
-    data = path.read_bytes()
-    assert data[:4] == b":W&B"
-    position, parts = FILE_HEADER, b""
-    while position + 7 <= len(data):
-        room = BLOCK - position % BLOCK
-        if room < 7:
-            position += room
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, position)
-        parts += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (FULL, LAST):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            yield record
-            parts = b""
+    for data in read_records(path):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        yield record
 
 
 def history(path):

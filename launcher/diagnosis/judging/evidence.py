@@ -171,7 +171,7 @@ def _still_generating(context: IncidentContext) -> Iterator[Evidence]:
     if max((h.time for h in lasts if h.time is not None), default=0.0) <= context.until:
         return
     if not any(seconds_of(h) >= PAUSE_S for h in context.near(Kind.NO_TOKENS) if not h.facts.get("is_last")):
-        yield _in(lasts, -3, "the servers went on making tokens after the onset")
+        yield _in(lasts, -3, "the servers continued to make tokens after the onset")
 
 
 def _no_rollout(context: IncidentContext) -> Iterator[Evidence]:

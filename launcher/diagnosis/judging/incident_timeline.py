@@ -111,9 +111,9 @@ def _moment(group: list[LogEvent]) -> TimelineMoment:
 
 def _step_of(event: LogEvent) -> int | None:
     """The step under way; of a checkpoint the step that it holds, where it says so."""
-    said = event.facts.get("global_step")
-    if event.kind is Kind.CHECKPOINT and isinstance(said, int):
-        return said
+    step = event.facts.get("global_step")
+    if event.kind is Kind.CHECKPOINT and isinstance(step, int):
+        return step
     return None if event.after_step is None else event.after_step + 1
 
 

@@ -6,7 +6,7 @@ broken line (old level, slope, new level) fitted by least squares dates it, whic
 profile gives the interval of steps in which the onset lies.
 
 Unlike launcher/policy/reward_health.py, which must decide at each step with what came before, this knows what came
-after: one bad batch is told from a fall by the steps that follow it, and spikes back to the old level end no fall.
+after: the steps that follow distinguish one bad batch from a fall, and spikes back to the old level end no fall.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def _noise(series: Floats) -> float:
     height = float(np.quantile(np.abs(series), 0.98))
     pairs = np.column_stack((np.abs(series[1:]), np.abs(series[:-1])))
     is_leap = (pairs.min(axis=1) == 0) & (pairs.max(axis=1) > height / 2)
-    told = np.abs(np.diff(series))[(pairs.max(axis=1) > 0) & ~is_leap]
-    return max(float(np.median(told)) / 0.954 if len(told) >= 5 else 0.0, NOISE_FLOOR * height, 1e-9)
+    differences = np.abs(np.diff(series))[(pairs.max(axis=1) > 0) & ~is_leap]
+    return max(float(np.median(differences)) / 0.954 if len(differences) >= 5 else 0.0, NOISE_FLOOR * height, 1e-9)
 
 
 def _noise_at(before: Floats) -> float:
@@ -244,7 +244,7 @@ def _shape(episode: Floats, middle: float, zeros: int, slope_steps: int) -> Shap
 
 
 def _in_steps(fall: Fall, index: np.ndarray, missing: np.ndarray) -> Fall:
-    """With the indices of the whole series."""
+    """With the indices of the complete series."""
     stop = fall.end if fall.end is not None else len(index)
     is_missing = missing[fall.onset : stop].mean() > 0.5
     return dataclasses.replace(

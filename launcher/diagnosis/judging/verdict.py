@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     advice = None if remedy is None or is_taken_back else _restore_advice(folders, guess, onset, remedy)
     return Diagnosis(
         condition=condition,
-        headline=_headline(condition, contents, onset, context, causes),
+        headline=_headline(condition, contents, onset, causes),
         onset=onset,
         others=tuple(_onset(contents, one) for one in falls if one is not main or onset is None),
         causes=causes,
@@ -119,31 +120,31 @@ def _main(falls: Sequence[FoundFall]) -> FoundFall | None:
 def _condition(contents: Contents, main: FoundFall | None) -> RunCondition:
     if main is not None and main.is_current and not main.fall.is_over:
         return RunCondition.FELL
-    if _ended_by(contents):
+    if _has_stopped(contents):
         return RunCondition.STOPPED
     if main is not None and (not main.is_current or main.fall.zeros >= 5):
         return RunCondition.RECOVERED
     return RunCondition.FINE
 
 
-def _ended_by(contents: Contents) -> list[LogEvent]:
-    """What ended the run: fatal, and no step was done after it. A run that did all its steps may end as it likes."""
+def _has_stopped(contents: Contents) -> bool:
+    """Did something end the run, so that no step came after it? A run that did all its steps may end as it likes."""
     endings = [h for h in contents.log_events if h.kind is Kind.RUN_ENDED]
     if endings:
-        return [] if endings[-1].facts.get("event") != "run.errored" else [endings[-1]]
+        return endings[-1].facts.get("event") == "run.errored"
     steps = contents.steps
-    if contents.total_steps and len(steps) and steps.last_step == contents.total_steps - 1:
-        return []
-    last_time = float(steps.times[-1]) if len(steps) else float("nan")
-    ending = [h for h in contents.log_events if h.kind in FATAL or h.kind in STALLING]
+    if contents.total_steps and steps.last_step == contents.total_steps - 1:
+        return False
+    last_time = float(steps.times[-1]) if len(steps) else -math.inf
+    ending = [h for h in contents.log_events if h.kind in (*FATAL, *STALLING)]
     after = [h for h in ending if not len(steps) or _is_after(h, steps.last_step, last_time)]
-    ready = [h.time for h in contents.log_events if h.kind is Kind.SERVER_READY and h.time is not None]
     fatal = [h for h in after if h.kind in FATAL]
     if not fatal:
-        return after if sum(h.count for h in after) >= OFTEN else []
-    if ready and not len(steps) and fatal[-1].time is not None and max(ready) > fatal[-1].time:
-        return []  # it came up in the end
-    return fatal
+        return sum(h.count for h in after) >= OFTEN
+    last = fatal[-1].time
+    ready = [h.time for h in contents.log_events if h.kind is Kind.SERVER_READY and h.time is not None]
+    has_started_in_the_end = bool(ready) and last is not None and max(ready) > last
+    return bool(len(steps)) or not has_started_in_the_end
 
 
 def _is_after(event: LogEvent, last_step: int | None, last_time: float) -> bool:
@@ -186,19 +187,15 @@ def _restore_advice(folders: RunFolders, guess: Guess | None, onset: Onset | Non
     return advise_restore(folders, guess, earliest=earliest, is_sharp=is_sharp, overrides=remedy.overrides)
 
 
-def _headline(
-    condition: RunCondition, contents: Contents, onset: Onset | None, context: IncidentContext, causes: Causes | None
-) -> str:
+def _headline(condition: RunCondition, contents: Contents, onset: Onset | None, causes: Causes | None) -> str:
     why = _why(causes)
-    if onset is not None and condition is RunCondition.FELL:
-        where = "the rewards were 0 from the first step" if onset.shape is Shape.NEVER else (
-            f"since global step {onset.step} the rewards are down, {onset.shape}: "
-            f"{onset.before:.3g} → {onset.after:.3g}, {onset.bad_steps} steps"
-        )  # fmt: skip
-        return f"{where}. {why}"
-    if onset is not None and condition is RunCondition.RECOVERED:
-        how = "and came back" if onset.stands else "and a recovery took it back"
+    if onset is not None:
         fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
+        if onset.shape is Shape.NEVER:
+            return f"the rewards were 0 from the first step. {why}"
+        if condition is RunCondition.FELL:
+            return f"since global step {onset.step} the rewards are down, {fell}, {onset.bad_steps} steps. {why}"
+        how = "and came back" if onset.stands else "and a recovery took it back"
         return f"at global step {onset.step} the rewards fell, {fell}, {how}. {why}"
     if condition is RunCondition.STOPPED:
         last = contents.steps.last_step

@@ -13,7 +13,7 @@ from launcher.diagnosis.reading.log_records import Kind
 from launcher.policy import exit_cause
 
 STEP = r"Train step \d+/\d+ done\.|trainer INFO: step \d+: reward "
-"""The line after which a step's table stands, and the line of our own trainer.log."""
+"""The line before a step's table, and the line of our own trainer.log."""
 
 KINDS: dict[Kind, str] = {
     Kind.REFUSED: r"ConnectionRefusedError|Connect call failed|Cannot connect to host|Connection refused",

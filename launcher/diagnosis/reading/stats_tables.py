@@ -6,7 +6,7 @@
     │ ppo_actor/task_reward/avg │  1.1328e-01 │ ppo_actor/update/grad_norm │  1.0397e+00 │ …
 
 Up to 0.4.0 there are N tables for a step, one for each minibatch, `Stats (i/N)`: a figure is the mean over those that
-have it. In merged.log every line begins with `[role]`, and lines of others stand in between.
+have it. In merged.log every line begins with `[role]`, with lines of other roles in between.
 """
 
 from __future__ import annotations
