@@ -39,21 +39,21 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     """Run the command line in sys.argv. `run_alone`: Python's arguments for a single run, as a sweep starts them."""
     speak_anywhere()
     register()
-    sys.argv[1:] = understood(sys.argv[1:])
+    sys.argv[1:] = ordered_arguments(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     codes: list[int] = []
 
     def job(composed: DictConfig) -> int:
         codes.append(CRASHED)
         with _full_error(wants_traceback):
-            codes[-1] = _said(composed)
+            codes[-1] = _run_composed(composed)
         return codes[-1]
 
     def trials(combinations: Sequence[Sequence[str]], compose: Compose) -> None:
         codes.append(CRASHED)
-        command = (sys.executable, *run_alone, *for_each_trial(sys.argv[1:]))
+        command = (sys.executable, *run_alone, *options_of_each_trial(sys.argv[1:]))
         with _full_error(wants_traceback):
-            codes[-1] = _swept(combinations, compose, command)
+            codes[-1] = _run_combinations(combinations, compose, command)
 
     hydra_plugin.hand_over_to(trials)
     command = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=CONFIG_NAME)(job)
@@ -72,7 +72,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     return next((code for code in codes if code), 0)
 
 
-def understood(arguments: Sequence[str]) -> list[str]:
+def ordered_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments in a form that Hydra takes.
 
     Overrides come after options: `conf=x --cfg job seed=1` is an error to argparse, which takes them in one piece
@@ -85,13 +85,13 @@ def understood(arguments: Sequence[str]) -> list[str]:
     return [*options, *overrides]
 
 
-def for_each_trial(arguments: Sequence[str]) -> list[str]:
-    """What of a sweep's arguments, beside the overrides of its trials, is each trial's too: where presets are found."""
+def options_of_each_trial(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a sweep, beside the overrides of its trials, that each trial needs too: where presets are."""
     options = [a for a in arguments if a not in ("-m", "--multirun") and (a.startswith("-") or "=" not in a)]
     return [a for a in options if not a.startswith("~")] + [a for a in arguments if a.startswith("hydra.searchpath")]
 
 
-def _swept(combinations: Sequence[Sequence[str]], compose: Compose, command: Sequence[str]) -> int:
+def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, command: Sequence[str]) -> int:
     def read(overrides: Sequence[str]) -> RunConfig:
         try:
             composed = compose(overrides)
@@ -119,7 +119,7 @@ def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
     return max(codes, default=0)
 
 
-def _said(composed: DictConfig) -> int:
+def _run_composed(composed: DictConfig) -> int:
     try:
         return launch(to_run_config(composed))
     except LauncherError as error:
@@ -149,7 +149,7 @@ def launch(config: RunConfig) -> int:
 
 
 def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
-    """What a run is judged by before it starts: this machine; of a cluster elsewhere, what `hardware.*` says of it."""
+    """The hardware to check a run against: this machine; for a cluster elsewhere, what `hardware.*` describes."""
     return found if config.cluster.address == "local" else planned_hardware(config, found)
 
 

@@ -7,7 +7,7 @@ CUDA context's size is a usual one, not measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.schema import ActorConfig, RunConfig
@@ -27,9 +27,8 @@ LOGITS_AT_ONCE = 2**26
 CUDA_CONTEXT_BYTES = 600 * MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One line of an account."""
+class Item(NamedTuple):
+    """One line of an account: what takes how many bytes, and how that was found."""
 
     what: str
     bytes: int
@@ -44,18 +43,10 @@ def server_on_gpu(config: RunConfig, shape: ModelShape, gpu_memory: int) -> tupl
     cache = kv_cache_bytes(config, shape, gpu_memory)
     tokens = cache // shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size)
     return (
-        Item(what="weights", bytes=weights, how=_each(shape.parameters, BYTES[sglang.dtype], sglang.tp_size)),
-        Item(
-            what="KV cache",
-            bytes=cache,
-            how=f"{tokens:,} tokens, by mem_fraction_static={sglang.mem_fraction_static:g}",
-        ),
-        Item(
-            what="working memory",
-            bytes=_server_working_bytes(gpu_memory),
-            how="CUDA graphs, prefill; SGLang's own estimate",
-        ),
-        Item(what="CUDA context", bytes=CUDA_CONTEXT_BYTES, how="usual"),
+        Item("weights", weights, _each(shape.parameters, BYTES[sglang.dtype], sglang.tp_size)),
+        Item("KV cache", cache, f"{tokens:,} tokens, by mem_fraction_static={sglang.mem_fraction_static:g}"),
+        Item("working memory", _server_working_bytes(gpu_memory), "CUDA graphs, prefill; SGLang's own estimate"),
+        Item("CUDA context", CUDA_CONTEXT_BYTES, "usual"),
     )
 
 
@@ -83,9 +74,9 @@ def server_on_cpu(config: RunConfig, shape: ModelShape) -> tuple[Item, ...]:
     pool = tokens * shape.kv_bytes_per_token(sglang.dtype)
     weights = shape.parameters * BYTES[sglang.dtype]
     return (
-        Item(what="weights", bytes=weights, how=_each(shape.parameters, BYTES[sglang.dtype])),
-        Item(what="KV cache", bytes=pool, how=f"{tokens:,} tokens, by max_total_tokens"),
-        Item(what="processes", bytes=SERVER_HOST_BYTES, how="HTTP, scheduler, detokenizer; measured"),
+        Item("weights", weights, _each(shape.parameters, BYTES[sglang.dtype])),
+        Item("KV cache", pool, f"{tokens:,} tokens, by max_total_tokens"),
+        Item("processes", SERVER_HOST_BYTES, "HTTP, scheduler, detokenizer; measured"),
     )
 
 
@@ -100,25 +91,23 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     ranks = actor.dp_size
     over = f" over {ranks} ranks" if ranks > 1 else ""
     items = [
-        Item(what="weights", bytes=4 * parameters // ranks, how=_each(parameters, 4) + over),
-        Item(what="gradients", bytes=4 * parameters // ranks, how=_each(parameters, 4) + over),
-        Item(what="optimizer", bytes=8 * parameters // ranks, how=_each(parameters, 8) + f"{over}, AdamW's moments"),
+        Item("weights", 4 * parameters // ranks, _each(parameters, 4) + over),
+        Item("gradients", 4 * parameters // ranks, _each(parameters, 4) + over),
+        Item("optimizer", 8 * parameters // ranks, _each(parameters, 8) + f"{over}, AdamW's moments"),
     ]
     if ranks > 1:
         items.append(_gathered(shape))
     if actor.dtype != "float32":
-        items.append(Item(what=f"{actor.dtype} copy", bytes=2 * parameters, how=_each(parameters, 2)))
+        items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.kl_ctl > 0:
         reference = BYTES[config.ref.dtype]
-        items.append(
-            Item(what="reference", bytes=reference * parameters // ranks, how=_each(parameters, reference) + over)
-        )
+        items.append(Item("reference", reference * parameters // ranks, _each(parameters, reference) + over))
     tokens = f"{actor.mb_spec.max_tokens_per_mb:,} tokens"
     how = ", checkpointed" if actor.gradient_checkpointing else ""
-    items.append(Item(what="activations", bytes=activation_bytes(actor, shape), how=tokens + how))
-    items.append(Item(what="logits", bytes=logit_bytes(actor, shape), how=f"of {shape.vocab:,} words, in pieces"))
-    process = Item(what="process", bytes=TRAINER_HOST_BYTES, how="torch, transformers, Ray; measured")
-    context = Item(what="CUDA context", bytes=CUDA_CONTEXT_BYTES, how="usual")
+    items.append(Item("activations", activation_bytes(actor, shape), tokens + how))
+    items.append(Item("logits", logit_bytes(actor, shape), f"of {shape.vocab:,} words, in pieces"))
+    process = Item("process", TRAINER_HOST_BYTES, "torch, transformers, Ray; measured")
+    context = Item("CUDA context", CUDA_CONTEXT_BYTES, "usual")
     return (*items, context if on_gpu else process)
 
 
@@ -127,7 +116,7 @@ def _gathered(shape: ModelShape) -> Item:
     weights and gradients (Zhao et al. 2023, "PyTorch FSDP", sections 3 and 4: a layer is gathered before it computes,
     the next one prefetched, and its gradients are reduced when it is done)."""
     whole = shape.outside_layers + 2 * shape.layer
-    return Item(what="gathered", bytes=8 * whole, how=_each(whole, 8) + ", embeddings and two layers")
+    return Item("gathered", 8 * whole, _each(whole, 8) + ", embeddings and two layers")
 
 
 def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:

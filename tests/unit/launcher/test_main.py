@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from launcher.__main__ import for_each_trial, main, understood
+from launcher.__main__ import main, options_of_each_trial, ordered_arguments
 from launcher.config.compose import REPOSITORY
 
 QUICK = "reward.fn=builtins:dict"  # imported in no time
@@ -213,7 +213,7 @@ def test_a_sweep_of_wrong_values_alone_starts_nothing(command, tmp_path):
 
 def test_what_a_trial_is_given_beside_its_overrides():
     given = ["-m", "--config-dir", "/mine", "conf=a", "~x", "seed=1,2", "hydra.searchpath=[file:///b]"]
-    assert for_each_trial(understood(given)) == ["--config-dir", "/mine", "hydra.searchpath=[file:///b]"]
+    assert options_of_each_trial(ordered_arguments(given)) == ["--config-dir", "/mine", "hydra.searchpath=[file:///b]"]
 
 
 def test_completion(command, monkeypatch):
@@ -246,7 +246,7 @@ def test_a_preset_of_the_users_own(command, tmp_path):
     ],
 )
 def test_options_and_overrides_may_stand_in_any_order(given, read):
-    assert understood(given) == read
+    assert ordered_arguments(given) == read
 
 
 def test_as_a_process_from_another_folder(tmp_path):
