@@ -32,6 +32,7 @@ class GenerationProbe:
         self._asked_at: float | None = None
         self._durations: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._running: set[asyncio.Task[None]] = set()
+        self._defect: BaseException | None = None
         self.waits = False
         """A generation has been requested since the last answer."""
         self.answered_at: float | None = None
@@ -43,7 +44,9 @@ class GenerationProbe:
 
     def send_if_due(self, *, makes_tokens: bool = False) -> None:
         """Every `probe_interval_s`; every `probe_busy_interval_s` while it makes tokens for others; while one waits,
-        another only after `silence_s`."""
+        another only after `silence_s`. Raises the error that nobody expected of an earlier one."""
+        if self._defect is not None:
+            raise self._defect
         now = self._clock()
         usual_s = self._settings.probe_busy_interval_s if makes_tokens else self._settings.probe_interval_s
         wait_s = self._settings.silence_s if self._running else usual_s
@@ -53,7 +56,13 @@ class GenerationProbe:
         self.waits = True
         task = asyncio.create_task(self._ask(now))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A probe that failed by a defect of ours asked the server nothing: it must not count as unanswered."""
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._defect, self.waits = error, False
 
     async def _ask(self, asked_at: float) -> None:
         try:

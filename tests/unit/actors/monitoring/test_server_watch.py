@@ -242,3 +242,24 @@ def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, 
 
     with tree(tmp_path) as process:
         watch(work, process.pid, stand_in)
+
+
+def test_a_probe_that_fails_by_a_defect_does_not_count_as_unanswered():
+    """It had waited for ever, and a healthy server was ended for it."""
+
+    class Broken:
+        async def generate(self, *args, **more):
+            raise KeyError("a defect")
+
+    async def scenario():
+        probe = GenerationProbe("http://127.0.0.1:9", Broken(), QUICK, time.monotonic)
+        probe.send_if_due()
+        assert probe.waits
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not probe.waits
+        with pytest.raises(KeyError, match="a defect"):
+            probe.send_if_due()
+        await probe.close()
+
+    asyncio.run(scenario())
