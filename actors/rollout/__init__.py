@@ -1,0 +1,5 @@
+"""Rollouts: which server answers which request, completions of each prompt with retries, and their scores.
+
+May import `actors.data`, `actors.reward`, `actors.serving` and what lies below them. Begin with `rollout_engine` (one
+batch), then `server_pool` (who may answer).
+"""

@@ -1,7 +1,6 @@
-"""The step loop's rollouts from running servers: the asyncio world, called from the training thread.
+"""Rollouts from running servers for the step loop: runs asyncio code on a thread of its own.
 
-One loop on one thread of its own holds the client, the pool and the reward workers. `collect` and `evaluate` wait for
-it; `stop` cancels whatever they wait for.
+That loop holds the client, the pool and the reward workers. `collect` and `evaluate` wait for it; `stop` cancels them.
 """
 
 from __future__ import annotations
@@ -97,14 +96,14 @@ class LiveRollouts:
         )
 
     def stop(self) -> None:
-        """What is being waited for ends in Stopped, and so does every later wait until `allow`."""
+        """The current wait raises Stopped, and so does every later one until `allow`."""
         self._stopping.set()
         waiting = self._waiting
         if waiting is not None:
             waiting.cancel()
 
     def allow(self) -> None:
-        """Take back a stop."""
+        """Undo a stop."""
         self._stopping.clear()
 
     def _evaluate(self, sampling: Sampling, n_samples: int, weight_version: int) -> Coroutine[Any, Any, RolloutBatch]:

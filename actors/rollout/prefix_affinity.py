@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.base.messages import ServerInfo
 
 MOST = 100_000
-"""Prompts remembered; the longest unasked is forgotten first. Some 20 MB."""
+"""Prompts remembered, about 20 MB; the least recently asked is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class _Home:
 
 
 class PrefixAffinity:
-    """`prompt` is any key that is the prompt's own; "" is nobody's."""
+    """`prompt` is the prompt's id; "" is not remembered."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[str, _Home] = OrderedDict()
@@ -37,6 +37,6 @@ class PrefixAffinity:
         return home is not None and home.name == server.name
 
     def is_warm(self, prompt: str, server: ServerInfo) -> bool:
-        """The same life at the same weights: neither a restart nor an update has emptied its cache since."""
+        """Whether neither a restart nor a weight update has emptied its cache since."""
         home = self._homes.get(prompt)
         return home == _Home(server.name, server.generation, (server.weight_version, server.lineage))

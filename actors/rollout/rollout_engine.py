@@ -1,9 +1,9 @@
 """Prompts in, scored groups of completions out, through whichever servers are READY.
 
-The samples of a prompt travel in one request, each coming back as soon as it is whole. A request that fails is
-retried with exponential backoff and jitter for what is still missing, moves to another server where the one asked
-brought nothing, and waits while there is none. What fails in the end has no reward: its prompt goes back to the queue
-and is generated anew, whole. A reward of 0 is only ever the reward function's own answer (P1).
+The samples of a prompt are one request, and each arrives as soon as it is complete. A failed request is retried with
+exponential backoff and jitter for what is missing, at another server where the first brought nothing, and waits while
+there is none. What fails in the end has no reward: its prompt returns to the queue and is generated again. A reward of
+0 is only ever the reward function's own answer (P1).
 
 Completions are scored as their group finishes, while the others are still being generated.
 """
@@ -31,7 +31,7 @@ from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, Ro
 from launcher.config.schema import RolloutConfig
 
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
-"""Failures that say something of the server, not of the request."""
+"""Failures of the server, not of the request."""
 
 
 class RolloutScorer(Protocol):
@@ -193,7 +193,7 @@ class RolloutEngine:
                     prompt, [samplings[index] for index in missing], weight_version, avoid
                 )
                 avoid = "" if samples.completions else server.name
-                self._pool.paces.made(server.name, sum(len(c.token_ids) for c in samples.completions.values()))
+                self._pool.throughput.made(server.name, sum(len(c.token_ids) for c in samples.completions.values()))
                 for place, completion in samples.completions.items():
                     if completion.weight_version == weight_version:
                         whole[missing[place]] = completion
@@ -204,10 +204,10 @@ class RolloutEngine:
     async def _ask_one(
         self, prompt: Prompt, samplings: Sequence[Sampling], weight_version: int, avoid: str
     ) -> tuple[ServerInfo, Samples]:
-        """One server's answer, another's where the first leaves before it has one: that is no attempt."""
+        """One server's answer; another's where the first leaves before it has answered, which is no attempt."""
         while True:
             with contextlib.suppress(RequestMigrated):
-                async with self._pool.lease(
+                async with self._pool.acquire(
                     weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id
                 ) as server:
                     asked = self._client.generate_samples(
@@ -216,10 +216,10 @@ class RolloutEngine:
                         samplings=samplings,
                         timeout_s=self._config.request_timeout,
                     )
-                    return server, await self._pool.unless_moved(server, asked)
+                    return server, await self._pool.unless_migrated(server, asked)
 
     async def _judge(self, name: str, samples: Samples, weight_version: int) -> None:
-        """Tell the pool what an answer says of its server. Raises RequestFailed where a sample is missing."""
+        """Report to the pool what an answer shows of its server. Raises RequestFailed where a sample is missing."""
         others = {one.weight_version for one in samples.completions.values()} - {weight_version}
         if others:
             reason = f"{name} answered with weight version {min(others)}, not {weight_version}"

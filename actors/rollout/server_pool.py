@@ -1,13 +1,12 @@
 """Which servers may answer rollouts now, and how busy each one is.
 
-A request takes a *lease* on one of the servers that are READY at the weight version it asks for (P3: weights before
-traffic), which one says launcher/policy/routing.py. Where there is none it waits: an outage costs time, never a
-rollout. A server that refused or reset a connection is SUSPECT and gets no traffic until it has said its weight version
-again. One that leaves is given nothing more; what it is still at is let end, or moves (`RequestMigrated`).
+A request acquires one of the servers that are READY at the weight version it asks for (P3: weights before traffic);
+launcher/policy/routing.py chooses. Where there is none it waits: an outage costs time, never a rollout. A server that
+refused or reset a connection is SUSPECT and gets no traffic until it has reported its weight version again. A server
+that leaves gets no new requests; those in flight finish or are migrated (`RequestMigrated`).
 
-Lives on one asyncio loop; every method is called there. Consumes: `update` (whoever supervises the servers),
-`confirm` and `suspect` (publisher, requests). Waits for: `lease`, `drain`. Unblocked by: any of the former, the end of
-a lease.
+All methods run on one asyncio loop. `acquire` and `drain` wait; `update` (from the supervisor), `confirm` and `suspect`
+(from publisher and requests) and the release of a server wake them.
 """
 
 from __future__ import annotations
@@ -32,76 +31,75 @@ Probe = Callable[[str], Awaitable[int | None]]
 
 PROBE_INTERVAL_S = 0.5
 LET_GO_S = 5.0
-"""After the word that a life is over: a process that was ended breaks off what it was at by itself, and what has come
-until then counts. A machine that is gone breaks off nothing; its requests would wait for rollout.request_timeout."""
+"""From the report of a server's end until its requests are migrated: a process that ended breaks its connections, and
+what has arrived counts. A machine that is gone breaks none: its requests would wait for rollout.request_timeout."""
 OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
 
 Answer = TypeVar("Answer")
-Life = tuple[str, int]
-"""A server's name and generation: what an earlier life had in flight is no load of the next."""
+ServerKey = tuple[str, int]
+"""A server's name and generation: an earlier incarnation's requests are no load of the next one."""
 
 
 class RequestMigrated(Exception):
-    """The server of a lease leaves, or is gone, before it has answered: to be asked again elsewhere. No attempt."""
+    """The server leaves or is gone before it has answered: ask another one. Does not count as an attempt."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What one life of a server is answering. `moved` is set when it is to let go of it."""
+    """What one incarnation of a server is answering. `migrate` is set when its requests are to be migrated."""
 
     requests: int = 0
     samples: int = 0
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    migrate: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ServerPool:
-    """`hold_timeout_s` is how long a lease waits for a server before the run is told that there is none.
-
-    None: for ever, where somebody else sees to the servers and decides when to give up.
+    """`hold_timeout_s`: how long `acquire` waits for a server before it raises; None: for ever, where a supervisor
+    repairs the servers and decides when to give up.
     """
 
     def __init__(self, probe: Probe, *, hold_timeout_s: float | None) -> None:
         self._probe = probe
         self._hold_timeout_s = hold_timeout_s
         self._servers: dict[str, ServerInfo] = {}
-        self._loads: dict[Life, Load] = {}
-        self._homes = PrefixAffinity()
+        self._loads: dict[ServerKey, Load] = {}
+        self._affinity = PrefixAffinity()
         self._samples = 0
         self._most_samples: int | None = None
-        self.leases_ended = 0
-        self.paces = ThroughputTracker()
+        self.released = 0
+        self.throughput = ThroughputTracker()
         self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
 
     async def update(self, servers: Iterable[ServerInfo]) -> None:
-        """Take the supervisor's word; an older generation than the one known is ignored."""
+        """Take the supervisor's view of servers; an older generation than the known one is ignored."""
         async with self._changed:
             for server in servers:
                 known = self._servers.get(server.name)
                 if known is None or server.generation >= known.generation:
                     if known is not None and server.generation > known.generation:
-                        self.paces.forget(server.name)
+                        self.throughput.forget(server.name)
                     self._servers[server.name] = server
                     self._admitted[server.name] = server.generation if server.state is ServerState.READY else -1
-                    self._let_go_of_what_is_over(server.name)
+                    self._migrate_what_has_ended(server.name)
             self._changed.notify_all()
 
-    def _let_go_of_what_is_over(self, name: str) -> None:
-        for life, load in self._loads.items():
-            if life[0] == name and self._is_over(life):
-                asyncio.get_running_loop().call_later(LET_GO_S, load.moved.set)
+    def _migrate_what_has_ended(self, name: str) -> None:
+        for key, load in self._loads.items():
+            if key[0] == name and self._is_over(key):
+                asyncio.get_running_loop().call_later(LET_GO_S, load.migrate.set)
 
-    def _is_over(self, life: Life) -> bool:
-        name, generation = life
+    def _is_over(self, key: ServerKey) -> bool:
+        name, generation = key
         known = self._servers.get(name)
         if known is None or known.generation < generation:
-            return False  # nobody has told of it yet
+            return False  # not reported yet
         return known.generation > generation or known.state in OVER
 
-    async def while_it_lives(self, server: ServerInfo, asking: Awaitable[Answer]) -> Answer:
-        """What this life of a server answers, which may have no lease. Raises ServerError where it is over first: a
-        machine that is gone would keep whoever asks until the deadline."""
+    async def unless_ended(self, server: ServerInfo, asking: Awaitable[Answer]) -> Answer:
+        """Await an answer of this incarnation of a server. Raises ServerError where it ends first: a machine that is
+        gone would keep the caller waiting until the deadline."""
         answering = asyncio.ensure_future(asking)
         over = asyncio.ensure_future(self._wait_over((server.name, server.generation)))
         try:
@@ -114,13 +112,12 @@ class ServerPool:
                 task.cancel()
             await asyncio.gather(answering, over, return_exceptions=True)
 
-    async def _wait_over(self, life: Life) -> None:
+    async def _wait_over(self, key: ServerKey) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._is_over(life))
+            await self._changed.wait_for(lambda: self._is_over(key))
 
     async def update_if_alive(self, server: ServerInfo) -> None:
-        """The word of somebody who has looked at it, and may have been overtaken. Raises ServerError where this life is
-        over by now: it must get no traffic any more."""
+        """`update` with what may be outdated. Raises ServerError where this incarnation has ended."""
         if self._is_over((server.name, server.generation)):
             raise ServerError(f"{server.name} (generation {server.generation}) ended meanwhile")
         await self.update([server])
@@ -129,19 +126,19 @@ class ServerPool:
         return tuple(self._servers.values())
 
     def in_flight(self) -> dict[str, int]:
-        """Requests that each server is answering, those of an earlier life included until they have ended."""
+        """Requests that each server is answering, including an earlier incarnation's until they have ended."""
         requests = dict.fromkeys(self._servers, 0)
         for (name, _), load in self._loads.items():
             requests[name] = requests.get(name, 0) + load.requests
         return requests
 
     def is_living(self, server: ServerInfo) -> bool:
-        """Is it this life of it that the pool knows, and not over?"""
+        """Whether this is the incarnation that the pool knows, and it has not ended."""
         known = self._servers.get(server.name)
         return known is not None and known.generation == server.generation and known.state not in OVER
 
     async def confirm(self, name: str, weight_version: int, lineage: int | None = None) -> None:
-        """The server has said that it holds these weights: it may answer for them, if it was admitted in this life."""
+        """The server holds these weights: it gets traffic for them, if this incarnation was admitted."""
         known = self._servers.get(name)
         if known is None or known.state in OVER:  # it left, or ended, while its answer was on the way
             return
@@ -150,13 +147,13 @@ class ServerPool:
         await self._put(name, state=state, weight_version=weight_version, lineage=lineage, reason="")
 
     async def mark_stale(self, name: str, reason: str) -> None:
-        """The server's weights are not, or may not be, the ones it was sent: no traffic until confirmed."""
+        """The server may not hold the weights it was sent: no traffic until confirmed."""
         known = self._servers.get(name)
         if known is not None and known.state not in OVER:
             await self._put(name, state=ServerState.STALE, reason=reason)
 
     async def suspect(self, name: str, reason: str) -> None:
-        """A request found nobody there. No traffic until the server answers a probe."""
+        """A connection failed. No traffic until the server answers a probe."""
         server = self._servers.get(name)
         if server is None or server.state is not ServerState.READY:
             return
@@ -169,13 +166,16 @@ class ServerPool:
         await asyncio.gather(*self._probing.values(), return_exceptions=True)
 
     async def limit(self, most_samples: int) -> None:
-        """From now on at most so many samples are asked for at once; what is in flight goes on."""
+        """From now on at most so many samples in flight; those already in flight continue."""
         async with self._changed:
             self._most_samples = most_samples
             self._changed.notify_all()
 
     async def drain(self, name: str, *, within_s: float) -> int:
-        """Give it no more; when what it is at has ended, or has moved after `within_s`, forget it. How many moved."""
+        """No new requests for it; when those in flight have finished, or were migrated after `within_s`, forget it.
+
+        Returns how many were migrated.
+        """
         server = self._servers.get(name)
         if server is None:
             return 0
@@ -189,38 +189,37 @@ class ServerPool:
             except TimeoutError:
                 moved = sum(load.requests for load in mine)
                 for load in mine:
-                    load.moved.set()
+                    load.migrate.set()
                 with contextlib.suppress(TimeoutError):  # a request that does not let go ends by its own deadline
                     async with asyncio.timeout(LET_GO_S):
                         await self._changed.wait_for(lambda: not any(load.requests for load in mine))
             if self._servers[name].generation == server.generation:
                 del self._servers[name], self._admitted[name]
-                self.paces.forget(name)
+                self.throughput.forget(name)
         return moved
 
     @asynccontextmanager
-    async def lease(
+    async def acquire(
         self, weight_version: int, *, avoid: str = "", samples: int = 1, prompt: str = ""
     ) -> AsyncIterator[ServerInfo]:
-        """A READY server at `weight_version`, another than `avoid` where there is one, for a request of so many
-        samples of `prompt`.
+        """A READY server at `weight_version`, not `avoid` where there is another, for so many samples of `prompt`.
 
-        Raises RolloutError after `hold_timeout_s` without any.
+        Raises RolloutError after `hold_timeout_s` without one.
         """
-        server = await self._acquire(weight_version, avoid, samples, prompt)
-        life = (server.name, server.generation)
-        load = self._loads[life]
-        self.paces.begins(server.name, time.monotonic())
+        server = await self._wait_for_server(weight_version, avoid, samples, prompt)
+        key = (server.name, server.generation)
+        load = self._loads[key]
+        self.throughput.begins(server.name, time.monotonic())
         try:
             yield server
         finally:
-            self.paces.ends(server.name, time.monotonic())
+            self.throughput.ends(server.name, time.monotonic())
             load.requests -= 1
             load.samples -= samples
             self._samples -= samples
-            self.leases_ended += 1
+            self.released += 1
             if load.requests == 0:
-                self._loads.pop(life, None)
+                self._loads.pop(key, None)
             if self._most_samples is not None or server.name not in self._servers or self._is_leaving(server.name):
                 async with self._changed:
                     self._changed.notify_all()
@@ -228,10 +227,10 @@ class ServerPool:
     def _is_leaving(self, name: str) -> bool:
         return self._servers[name].state is ServerState.STOPPED
 
-    async def unless_moved(self, server: ServerInfo, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """What a request to a leased server answers. Raises Moved where the server leaves first."""
+    async def unless_migrated(self, server: ServerInfo, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """Await a request to an acquired server. Raises RequestMigrated where the server leaves first."""
         load = self._loads[(server.name, server.generation)]
-        asking, moved = asyncio.ensure_future(request), asyncio.ensure_future(load.moved.wait())
+        asking, moved = asyncio.ensure_future(request), asyncio.ensure_future(load.migrate.wait())
         try:
             await asyncio.wait((asking, moved), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
@@ -242,7 +241,7 @@ class ServerPool:
                 task.cancel()
             await asyncio.gather(asking, moved, return_exceptions=True)
 
-    async def _acquire(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo:
+    async def _wait_for_server(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo:
         try:
             async with asyncio.timeout(self._hold_timeout_s), self._changed:
                 while (server := self._route(weight_version, avoid, samples, prompt)) is None or not self._has_room(
@@ -253,7 +252,7 @@ class ServerPool:
                 load.requests += 1
                 load.samples += samples
                 self._samples += samples
-                self._homes.asked(prompt, server)
+                self._affinity.asked(prompt, server)
                 return server
         except TimeoutError as error:
             raise RolloutError(
@@ -272,8 +271,8 @@ class ServerPool:
                 name=server.name,
                 index=server.index,
                 samples=self._samples_of(server),
-                is_warm=self._homes.is_warm(prompt, server),
-                is_home=self._homes.is_home(prompt, server),
+                is_warm=self._affinity.is_warm(prompt, server),
+                is_home=self._affinity.is_home(prompt, server),
                 is_avoided=server.name == avoid,
             )
             for server in self._servers.values()

@@ -1,7 +1,7 @@
-"""How fast each server generates, by its clients' clock: tokens for each second in which it had requests.
+"""Measures how fast each server generates: tokens for each second in which it had requests.
 
-A server that others slow down (a neighbour on its GPU, a throttled clock) lives and answers, so no probe finds fault;
-only that its tokens come later than they used to, and than its peers' do, shows it.
+A server that is slowed down (a neighbour on its GPU, a throttled clock) answers every probe; only its throughput
+shows it, compared with its own past and with its peers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ USUAL_AT_LEAST = 10
 
 @dataclass(slots=True)
 class _Server:
-    """`since`: the beginning of the busy stretch under way; `windows`: tokens/s, oldest first."""
+    """`since`: when the current busy period began; `windows`: tokens/s, oldest first."""
 
     requests: int = 0
     since: float = 0.0
@@ -57,18 +57,18 @@ class ThroughputTracker:
         """Busy time counts once, however many requests shared it."""
         server = self._servers.get(name)
         if server is None or server.requests == 0:
-            return  # begun in a life that has been forgotten
+            return  # begun by an incarnation that has been forgotten
         server.busy_s += now - server.since
         server.since = now
         server.requests -= 1
         server.close_window_if_full()
 
     def forget(self, name: str) -> None:
-        """Another life of it begins with no past."""
+        """A new incarnation begins without a past."""
         self._servers.pop(name, None)
 
     def slow(self, settings: HealthConfig) -> Mapping[str, str]:
-        """Which are slow now, and why that is said."""
+        """The slow servers, with the reason."""
         paces = self.paces()
         reasons = {
             name: slow_reason(pace, [other for peer, other in paces.items() if peer != name], settings)

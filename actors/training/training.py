@@ -205,7 +205,7 @@ class Training:
                 is_finished=self._is_finished,
                 is_at_gate=self._gate.is_waiting,
                 phase=loop.phase.name,
-                progress=loop.phase.entered + self.servers.pool.leases_ended,
+                progress=loop.phase.entered + self.servers.pool.released,
                 lineage=self.servers.publisher.lineage,
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,
@@ -218,7 +218,7 @@ class Training:
                 servers=self.servers.pool.servers(),
                 in_flight=self.servers.pool.in_flight(),
                 loading=self.servers.publisher.loading(),
-                slow=self.servers.pool.paces.slow(self._config.health),
+                slow=self.servers.pool.throughput.slow(self._config.health),
                 evals=tuple(loop.evals),
             )
 

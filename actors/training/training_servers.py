@@ -141,7 +141,7 @@ class TrainingServers:
         try:
             distance = golden_distance(
                 lambda: self._thread.call(
-                    self.pool.while_it_lives(
+                    self.pool.unless_ended(
                         server,
                         self._client.generate(server.url, token_ids=prompt, sampling=GREEDY, timeout_s=timeout_s),
                     )

@@ -1,7 +1,7 @@
-"""What a server starts from: a model folder of its own, that nobody removes while it loads.
+"""Keeps the model folder that a server starts from until it has loaded it.
 
-The trainer's newest folder lives only until the next but one is published, and a server takes longer than that to
-start. A folder of hard links costs no memory, and keeps the files.
+The trainer removes its folder when the next but one is published, and a server takes longer than that to start. A
+folder of hard links takes no memory and keeps the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.checkpoints.checkpoint_folder import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWeights:
-    """`lineage` None: not known to be the trainer's own; they are replaced before traffic."""
+    """`lineage` None: not known to be the trainer's; they are replaced before the server gets traffic."""
 
     path: str
     version: int
@@ -25,7 +25,7 @@ class StartWeights:
 
 
 def first_weights(checkpoint: Checkpoint | None, model_path: str, lineage: int | None) -> StartWeights:
-    """Those of the checkpoint that the trainer is about to load; the run's first, where it has none."""
+    """The weights of the checkpoint that the trainer will load, or the run's first."""
     if checkpoint is None or checkpoint.manifest is None:
         return StartWeights(path=model_path, version=0, lineage=lineage)
     version = checkpoint.manifest.policy_version
@@ -33,7 +33,7 @@ def first_weights(checkpoint: Checkpoint | None, model_path: str, lineage: int |
 
 
 def keep_for(name: str, weights: PublishedWeights) -> StartWeights | None:
-    """The same folder under a name of this server's own, in place of the one before; None where it has gone."""
+    """Hard-link the folder under this server's name, replacing the one before; None where it is gone."""
     source = Path(weights.path)
     target = _folder(source.parent, name)
     shutil.rmtree(target, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Does a server hold the trainer's weights? One greedy completion, its log-probs against the trainer's own.
+"""Checks that a server holds the trainer's weights: one greedy completion, its log-probs against the trainer's own.
 
-The version label is what somebody wrote; this is what the weights say. Stale by one version or damaged in one tensor,
-in float32 the log-probs differ by orders of magnitude more than the same weights do (thresholds: `gate.*`).
+A version label can be wrong; log-probs can't. With weights that are one version old or damaged in one tensor they
+differ, in float32, by orders of magnitude more than with the same weights (thresholds: `gate.*`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.base.rollouts import Completion
 GOLDEN_TOKENS = 16
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=GOLDEN_TOKENS, min_new_tokens=1)
 TRIES = 3
-"""While other servers serve, the trainer steps on; an answer from the version before is asked for again."""
+"""While other servers serve, the trainer keeps stepping; an answer from an older version is asked for again."""
 
 Own = Callable[[Sequence[int]], tuple[int, list[float]]]
 """The trainer's policy version and its log-probs of a completion."""

@@ -13,13 +13,13 @@ KEPT_VERSIONS = 2
 
 
 class WeightFolders:
-    """`{root}/v{version}`: whole Hugging Face folders, each appearing under its name only when complete."""
+    """`{root}/v{version}`: Hugging Face folders, each appearing under its name only when complete."""
 
     def __init__(self, root: Path, export: Callable[[Path], None]) -> None:
         """`export` writes a model folder into an existing empty one."""
         self._root = root
         self._export = export
-        shutil.rmtree(root, ignore_errors=True)  # what an earlier attempt was killed over
+        shutil.rmtree(root, ignore_errors=True)  # left by an earlier attempt that was killed
         root.mkdir(parents=True, mode=0o700)
 
     def write(self, version: int) -> Path:
@@ -40,12 +40,12 @@ class WeightFolders:
             ) from error
 
     def have(self, version: int) -> Path:
-        """The folder of a version, written where it does not stand yet. Raises WeightsRefused."""
+        """The folder of a version, written where it doesn't exist yet. Raises WeightsRefused."""
         folder = self._root / f"v{version}"
         return folder if folder.is_dir() else self.write(version)
 
     def forget_all(self) -> None:
-        """After a restore the same numbers stand for other weights."""
+        """After a restore the same version numbers mean other weights."""
         for folder in self._root.glob("v*"):
             shutil.rmtree(folder, ignore_errors=True)
 

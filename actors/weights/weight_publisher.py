@@ -1,12 +1,12 @@
 """New weights to every server, each confirming the version before it gets traffic (P3).
 
-`disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; it also is what a
-restarted server starts from. `tensor`: over the wire to servers on this node, with no copy on any disk.
+`disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; a restarted server
+starts from it too. `tensor`: over HTTP to servers on this node, without a file.
 
-All load side by side, each by its own deadline, and each gets traffic as soon as it has confirmed. The step goes on
-when the first has, and the others have had about as long again: by then the even ones serve, and one that stalls is
-late. Its loading goes on beside the step; it is STALE until it confirms, and one that confirms a version that is no
-longer the newest is sent the newest next. Whoever was late or refused is not waited for again until it has kept up.
+All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
+continues when the first has confirmed and the others have had about as long again. A server that is late then loads
+beside the step: it is STALE until it confirms, and is sent the newest version next if there is a newer one. A server
+that was late or refused is not waited for again until it has kept up.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 import torch
 
-from actors.rollout.server_pool import OVER, Life, ServerPool
+from actors.rollout.server_pool import OVER, ServerKey, ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
 
 PATIENCE_S = 1.0
-"""At least so long, and at least as long again as the first one took, the others are waited for."""
+"""The others are waited for at least so long, and at least as long again as the first one took."""
 
 NamedWeights = Mapping[str, torch.Tensor]
 Send = Callable[[str], Awaitable[None]]
@@ -59,7 +59,7 @@ class WeightPublisher:
         tp_size: int,
         timeout_s: float,
     ) -> None:
-        """`folders` None: over the wire. `weights` are the ones to send then, each server split over `tp_size` GPUs."""
+        """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs."""
         self._client = client
         self._pool = pool
         self._folders = folders
@@ -69,38 +69,38 @@ class WeightPublisher:
         self.lineage = 0
         self.newest: PublishedWeights | None = None
         self._parcel: _Parcel | None = None
-        self._loading: dict[Life, asyncio.Task[bool]] = {}
-        self._reading: dict[Life, int] = {}
-        self._late: set[Life] = set()
+        self._loading: dict[ServerKey, asyncio.Task[bool]] = {}
+        self._reading: dict[ServerKey, int] = {}
+        self._late: set[ServerKey] = set()
         self._exporting = asyncio.Lock()
 
     def loading(self) -> tuple[str, ...]:
-        """Servers that are being sent weights now, also those that no step waits for."""
+        """Servers that are being sent weights now, those that no step waits for too."""
         return tuple(sorted({name for name, _ in self._loading}))
 
     async def begin(self, lineage: int) -> None:
-        """From now on the weights are those after the `lineage`-th restore; folders from before it are others."""
+        """From now on the weights are those after the `lineage`-th restore; earlier folders are invalid."""
         self.lineage, self.newest, self._parcel = lineage, None, None
         await self.close()
         if self._folders is not None:
             self._folders.forget_all()
 
     async def close(self) -> None:
-        """Nobody waits for what is still loading."""
+        """Cancel what is still loading."""
         tasks = list(self._loading.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def publish(self, version: int) -> None:
-        """Send the current weights as `version` to all servers side by side; back when those that keep up have them.
+        """Send the current weights as `version` to all servers; returns when those that keep up have them.
 
-        Raises WeightsRefused where no server at all took them; one alone that did not is STALE.
+        Raises WeightsRefused where no server took them; a single one that did not is STALE.
         """
         servers = [server for server in self._pool.servers() if server.state not in OVER]
         send = await self._prepare(version, may_share=len(servers) == 1)
         self._parcel = _Parcel(version=version, lineage=self.lineage, send=send)
-        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_life(server))}
+        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
         took_them = await self._wait_for(fresh)
         if self._folders is not None:
             self._folders.forget_before(version, spare=frozenset(self._reading.values()))
@@ -112,12 +112,12 @@ class WeightPublisher:
             )
 
     async def _wait_for(self, fresh: Mapping[asyncio.Task[bool], ServerInfo]) -> bool:
-        """Until the first has taken them and the others had their time, or all have ended. Did any take them?"""
+        """Until the first has taken them and the others had their time, or all have ended. Returns whether any did."""
         started, give_up_at = time.monotonic(), float("inf")
         waiting = set(self._loading.values())
         took_them = False
         while waiting:
-            awaited = {task for task in waiting if task in fresh and _life(fresh[task]) not in self._late}
+            awaited = {task for task in waiting if task in fresh and _key(fresh[task]) not in self._late}
             if took_them and (not awaited or time.monotonic() >= give_up_at):
                 break
             left_s = max(0.0, give_up_at - time.monotonic()) if took_them else None
@@ -126,75 +126,75 @@ class WeightPublisher:
                 took_them = True
                 now = time.monotonic()
                 give_up_at = now + max(PATIENCE_S, now - started)
-        self._late |= {_life(fresh[task]) for task in waiting if task in fresh}
+        self._late |= {_key(fresh[task]) for task in waiting if task in fresh}
         return took_them
 
     def _begin_loading(self, server: ServerInfo) -> asyncio.Task[bool]:
-        life = _life(server)
-        task = self._loading[life] = asyncio.create_task(self._bring_up_to_date(server))
-        task.add_done_callback(functools.partial(self._ended, life))
+        key = _key(server)
+        task = self._loading[key] = asyncio.create_task(self._bring_up_to_date(server))
+        task.add_done_callback(functools.partial(self._ended, key))
         return task
 
-    def _ended(self, life: Life, task: asyncio.Task[bool]) -> None:
-        if self._loading.get(life) is task:
-            del self._loading[life]
+    def _ended(self, key: ServerKey, task: asyncio.Task[bool]) -> None:
+        if self._loading.get(key) is task:
+            del self._loading[key]
 
-    def _is_loading(self, life: Life) -> bool:
-        return life in self._loading and not self._loading[life].done()
+    def _is_loading(self, key: ServerKey) -> bool:
+        return key in self._loading and not self._loading[key].done()
 
     async def _bring_up_to_date(self, server: ServerInfo) -> bool:
-        """Send the newest, again where another has become the newest meanwhile. Does it hold the newest?"""
-        life = _life(server)
+        """Send the newest weights until none newer appear meanwhile. Returns whether the server holds the newest."""
+        key = _key(server)
         while (parcel := self._parcel) is not None:
             if not await self._deliver(server, parcel):
-                self._late.add(life)
+                self._late.add(key)
                 return False
             if parcel is self._parcel:
-                self._late.discard(life)
+                self._late.discard(key)
                 return True
         return False
 
     async def _deliver(self, server: ServerInfo, parcel: _Parcel) -> bool:
         if not self._pool.is_living(server):
             return False
-        life = _life(server)
-        self._reading[life] = parcel.version
+        key = _key(server)
+        self._reading[key] = parcel.version
         await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
         try:
-            await self._pool.while_it_lives(server, parcel.send(server.url))
+            await self._pool.unless_ended(server, parcel.send(server.url))
         except ServerError as error:
             if self._pool.is_living(server):
                 await self._pool.mark_stale(server.name, error.message)
             return False
         finally:
-            del self._reading[life]
+            del self._reading[key]
         if self._pool.is_living(server):
             await self._pool.confirm(server.name, parcel.version, parcel.lineage)
         return True
 
     async def prepare(self, version: int) -> Send:
-        """Make the current weights ready to be sent as `version`, whatever happens to the model from then on.
+        """Make the current weights ready to be sent as `version`; afterwards the model may change.
 
-        The model must not change until this returns. Raises WeightsRefused.
+        It must not change until this returns. Raises WeightsRefused.
         """
         return await self._prepare(version, may_share=False)
 
     async def send_to(self, server: ServerInfo, send: Send, version: int) -> None:
-        """Send what was prepared to one server, which stays without traffic until it is admitted.
+        """Send prepared weights to one server, which gets no traffic until it is admitted.
 
         Raises ServerError: WeightsRefused, RequestFailed, or that it has ended.
         """
         lineage = self.lineage
         await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
-        await self._pool.while_it_lives(server, send(server.url))
+        await self._pool.unless_ended(server, send(server.url))
         await self._pool.confirm(server.name, version, lineage)
-        self._late.discard(_life(server))
+        self._late.discard(_key(server))
 
     async def _prepare(self, version: int, *, may_share: bool) -> Send:
-        """The model is read in a thread, by one at a time: for seconds, in which the loop still answers requests.
+        """Read the model in a thread, one caller at a time: it takes seconds, and the loop must answer meanwhile.
 
-        `may_share`: the tensors may be the model's own memory. So it is where the only server is waited for; of
-        several, one may be late.
+        `may_share`: the tensors may be the model's own memory, as where the only server is waited for; of several, one
+        may be late.
         """
         async with self._exporting:
             if self._folders is None:
@@ -209,10 +209,10 @@ class WeightPublisher:
             )
 
 
-def _life(server: ServerInfo) -> Life:
+def _key(server: ServerInfo) -> ServerKey:
     return (server.name, server.generation)
 
 
 def _copies(weights: NamedWeights) -> NamedWeights:
-    """Those that share the model's memory; in another number format they are copies already."""
+    """Copies of the tensors that share the model's memory; those of another dtype are copies already."""
     return {name: tensor.clone() if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()}

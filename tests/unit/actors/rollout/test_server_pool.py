@@ -29,7 +29,7 @@ def pool(*, hold_s=HOLD_S, answers=None):
 
 
 async def leased(servers, version, **options):
-    async with servers.lease(version, **options) as info:
+    async with servers.acquire(version, **options) as info:
         return info.name
 
 
@@ -37,7 +37,7 @@ def test_the_least_busy_server_is_leased():
     async def scenario():
         servers = pool()
         await servers.update([server("server-0", 0), server("server-1", 1)])
-        async with servers.lease(0) as first, servers.lease(0) as second, servers.lease(0) as third:
+        async with servers.acquire(0) as first, servers.acquire(0) as second, servers.acquire(0) as third:
             return first.name, second.name, third.name
 
     assert asyncio.run(scenario()) == ("server-0", "server-1", "server-0")
@@ -120,7 +120,7 @@ def test_a_lease_is_given_back_when_its_request_fails():
         servers = pool()
         await servers.update([server("server-0", 0), server("server-1", 1)])
         with pytest.raises(ValueError):
-            async with servers.lease(0):
+            async with servers.acquire(0):
                 raise ValueError
         return await leased(servers, 0)
 
@@ -135,7 +135,7 @@ def test_a_limit_holds_requests_back_until_others_have_ended():
         order = []
 
         async def ask(name, samples, ends):
-            async with servers.lease(0, samples=samples):
+            async with servers.acquire(0, samples=samples):
                 order.append(name)
                 await ends.wait()
 
@@ -162,7 +162,7 @@ def test_a_lower_limit_lets_fewer_in():
         servers = pool()
         await servers.update([server("server-0", 0)])
         await servers.limit(4)
-        async with servers.lease(0, samples=4):
+        async with servers.acquire(0, samples=4):
             waiting = asyncio.create_task(leased(servers, 0, samples=1))
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -179,11 +179,15 @@ def test_a_prompt_comes_back_to_the_server_that_has_its_prefix_and_not_after_new
     async def scenario():
         servers = pool()
         await servers.update([server("server-0", 0), server("server-1", 1)])
-        async with servers.lease(0, samples=2):  # server-0 is busy: the prompt goes to the other
+        async with servers.acquire(0, samples=2):  # server-0 is busy: the prompt goes to the other
             first = await leased(servers, 0, prompt="p", samples=2)
-        async with servers.lease(0, samples=1, prompt="q"), servers.lease(0, samples=1), servers.lease(0, samples=1):
+        async with (
+            servers.acquire(0, samples=1, prompt="q"),
+            servers.acquire(0, samples=1),
+            servers.acquire(0, samples=1),
+        ):
             again = await leased(servers, 0, prompt="p", samples=2)
-        async with servers.lease(0, samples=1, prompt="p"):  # its home has one in flight, the other none
+        async with servers.acquire(0, samples=1, prompt="p"):  # its home has one in flight, the other none
             await servers.confirm("server-0", 1)
             await servers.confirm("server-1", 1)
             after_update = await leased(servers, 1, prompt="p")
@@ -198,10 +202,10 @@ def test_what_an_earlier_life_has_in_flight_is_no_load_of_the_next_and_is_not_gi
     async def scenario():
         servers = pool()
         await servers.update([server("server-0", 0), server("server-1", 1)])
-        async with servers.lease(0, samples=9) as old, servers.lease(0, samples=8):
+        async with servers.acquire(0, samples=9) as old, servers.acquire(0, samples=8):
             assert old.name == "server-0"
             await servers.update([server("server-0", 0, generation=1)])
-            async with servers.lease(0, samples=8) as first:
+            async with servers.acquire(0, samples=8) as first:
                 second = await leased(servers, 0, samples=1)
         return first.name, second, servers.in_flight()
 
@@ -218,8 +222,8 @@ def test_a_server_that_leaves_ends_what_it_is_at_and_is_forgotten():
         answered = asyncio.Event()
 
         async def ask():
-            async with servers.lease(0) as leased_one:
-                return await servers.unless_moved(leased_one, answered.wait()), leased_one.name
+            async with servers.acquire(0) as leased_one:
+                return await servers.unless_migrated(leased_one, answered.wait()), leased_one.name
 
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
@@ -246,8 +250,8 @@ def test_what_a_leaving_server_does_not_end_in_time_moves():
                 cancelled.append(True)
 
         async def ask():
-            async with servers.lease(0) as leased_one:
-                await servers.unless_moved(leased_one, never())
+            async with servers.acquire(0) as leased_one:
+                await servers.unless_migrated(leased_one, never())
 
         asking = asyncio.create_task(ask())
         await asyncio.sleep(0)
@@ -274,8 +278,8 @@ def test_what_a_process_that_was_ended_breaks_off_by_itself_is_waited_for():
         breaks = asyncio.Event()
 
         async def ask():
-            async with servers.lease(0) as leased_one:
-                await servers.unless_moved(leased_one, breaks.wait())
+            async with servers.acquire(0) as leased_one:
+                await servers.unless_migrated(leased_one, breaks.wait())
                 return "what has come"
 
         asking = asyncio.create_task(ask())
@@ -294,7 +298,7 @@ def test_nobody_waits_for_a_life_that_is_over_nor_brings_it_back(word):
     async def scenario():
         servers = pool()
         await servers.update([server(state=ServerState.STALE)])
-        asking = asyncio.create_task(servers.while_it_lives(server(), asyncio.Event().wait()))
+        asking = asyncio.create_task(servers.unless_ended(server(), asyncio.Event().wait()))
         await asyncio.sleep(0)
         await servers.update([word])
         async with asyncio.timeout(HOLD_S):
@@ -312,7 +316,7 @@ def test_a_life_that_nobody_has_told_of_yet_is_not_over():
         servers = pool()
         await servers.update([server(state=ServerState.DEAD)])
         fresh = server(generation=1)
-        assert await servers.while_it_lives(fresh, asyncio.sleep(0, "an answer")) == "an answer"
+        assert await servers.unless_ended(fresh, asyncio.sleep(0, "an answer")) == "an answer"
         await servers.update_if_alive(fresh)
         return servers.servers()
 
@@ -326,7 +330,7 @@ def test_a_request_that_does_not_let_go_holds_up_no_drain(monkeypatch):
     async def scenario():
         servers = pool()
         await servers.update([server()])
-        async with servers.lease(0):
+        async with servers.acquire(0):
             moved = await asyncio.wait_for(servers.drain("server-0", within_s=0.01), HOLD_S)
             return moved, servers.servers()
 

@@ -47,7 +47,7 @@ def test_a_restarted_server_at_the_same_address_gets_traffic_again():
         await pool.confirm("server-0", 0)
         before = pool.servers()[0].state
         await pool.update([server(generation=1)])
-        async with pool.lease(0, avoid="server-0") as leased:
+        async with pool.acquire(0, avoid="server-0") as leased:
             await pool.close()
             return before, leased.generation
 

@@ -152,7 +152,7 @@ def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_whole_de
                 await publisher.publish(1)
             assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
             assert publisher.loading() == ("server-0",)
-            async with pool.lease(1) as leased:
+            async with pool.acquire(1) as leased:
                 assert leased.name == "server-1", "traffic starts"
             monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
             async with asyncio.timeout(DEADLINE_S):  # it is not waited for again
