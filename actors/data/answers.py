@@ -1,8 +1,8 @@
-"""Final answers in GSM8K's way of writing: the text after `####`, or inside `\\boxed{}`.
+"""Final answers as GSM8K writes them: the text after `####`, or inside `\\boxed{}`.
 
-Pure text, standard library only: the driver reads a data set with it before anything is started, and the reward
-function compares with it. A plain number is read exactly here, in microseconds; fractions and LaTeX are left to
-math-verify (`actors/reward/gsm8k.py`).
+Standard library only: the driver checks a data set with it before anything is started, and the reward function compares
+with it. Plain numbers are parsed here, in microseconds; fractions and LaTeX are left to math-verify
+(`actors/reward/gsm8k.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_ANSWER_CHARS = 200
 """No final answer is longer. A model that repeats one token until its limit must cost nothing to read."""
 
 MARKERS_READ = 5
-"""Of the last markers only: a model that repeats `#### 1/0` must not cost seconds either."""
+"""Only the last ones: a model that repeats `#### 1/0` must not cost seconds."""
 
 _MARK = re.compile(r"####|\\f?boxed\s*\{")
 _NUMBER = re.compile(r"([-+]?)\s*(\d[\d,]*(?:\.\d*)?|\.\d+)\s*%?")

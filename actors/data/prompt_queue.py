@@ -4,9 +4,8 @@
       ▲         │
       └─────────┴ requeue (failed or rejected), or a restore: what was in flight is taken again, first
 
-An epoch's order is a sort of the ids by a hash of (seed, epoch, id). Unlike a shuffle by a random generator it is the
-same under every version of Python and of numpy (whose generators may change between versions), and it doesn't depend
-on the order in which the data set was read; so a run resumes exactly wherever it goes on.
+An epoch's order is a sort of the ids by a hash of (seed, epoch, id). Unlike a random shuffle it is the same under every
+version of Python and numpy, and doesn't depend on the order in which the data set was read, so a run resumes exactly.
 """
 
 from __future__ import annotations
@@ -116,13 +115,13 @@ class PromptQueue:
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        """Worked out once: the queue is saved after each step, and a million prompts took most of a second."""
+        """Cached: the queue is saved after each step, and hashing a million ids took most of a second."""
         ids = sorted(self._ids) if self._shuffle else self._ids
         return _digest(self._seed, self._shuffle, *ids)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Raises CheckpointError, and changes nothing, where the state is of another data set,
-        order or seed, or damaged."""
+        """Continue from `state`. Raises CheckpointError, changing nothing, where it is damaged or of another data set,
+        order or seed."""
         self._check_same(state)
         epoch, cursor, first, last = (state.get(name) for name in ("epoch", "cursor", "first", "last"))
         if not (_is_count(epoch) and _is_count(cursor) and _are_ids(first) and _are_ids(last)):

@@ -1,4 +1,4 @@
-"""Where records come from: JSON lines, a JSON list, parquet, a folder of those, the Hugging Face hub.
+"""Reads records from JSON lines, a JSON list, parquet, a folder of those, or the Hugging Face hub.
 
 Files are streamed: a few records are in memory at a time, and reading stops when the caller has enough. Each source
 yields (where, fields); `where` names file and line or row. All raise DataError.

@@ -1,4 +1,4 @@
-"""What a run trains on and is evaluated on, as token ids."""
+"""Loads the prompts that a run trains on and is evaluated on, as token ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainingData:
 
     @property
     def golden_prompt(self) -> tuple[int, ...]:
-        """The same one in every life of the run."""
+        """The prompt of the weight check; the same in every incarnation of the trainer."""
         return self.prompts[min(self.prompts)].token_ids
 
 

@@ -1,10 +1,9 @@
-"""Importing torch and transformers, and what is built with them, in half the processor time.
+"""Imports torch and transformers in half the processor time.
 
-transformers imports what it finds installed, for parts of it that nobody here uses: sklearn (and with it pandas) for
-a way of speculative decoding, scipy for losses of object detection, torchao for quantised models. Inside the block
-they are said to be absent, which transformers takes for an answer. Nothing is garbage while importing, yet looking for
-it took a quarter of the time; and what was imported stays, so later collections need not look at it either: half a
-million objects, 0.2 s each time, in the midst of a step.
+transformers imports optional packages that it finds, for parts that are not used here: sklearn (with pandas), scipy,
+torchao. Inside the block they are hidden. Garbage collection, which took a quarter of the time and finds nothing while
+importing, is off; the imported objects are then exempt from later collections (half a million objects, 0.2 s each
+time).
 
 Measured on two busy cores, three times, `import actors.training.training`: 8.5 to 9.8 s of processor time, 3.3 to 7.5 s
 inside.
@@ -22,7 +21,7 @@ NEEDLESS = ("scipy", "sklearn", "torchao")
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """For a process of our own, once, around its imports and what lives as long as it does."""
+    """Use it once in a process, around its imports and the objects that last as long as it does."""
     hidden = [name for name in NEEDLESS if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # documented: importing it raises ModuleNotFoundError

@@ -1,8 +1,8 @@
-"""What one process holds of the model that learns: all of it, or, among several ranks, a slice of each weight.
+"""The part of the learning model in one process: all of it, or, with several ranks, a slice of each weight.
 
-Every public method but the constructor's is one piece of work that all ranks do at the same time, each with its own
-arguments; where there are several, only rank 0's answer counts. Who orders them: actors/model/policy_model.py.
-The arithmetic is the same either way; the order in which gradients are summed is not.
+Each public method is an operation that all ranks run at the same time, each with its own arguments; only rank 0's
+answer counts. actors/model/policy_model.py calls them. The arithmetic is the same for one rank and for several, except
+for the order in which gradients are summed.
 """
 
 from __future__ import annotations
@@ -171,12 +171,12 @@ class ModelPart:
         return values
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """By Hugging Face name; of one process they share memory with the model, of several they are copies."""
+        """By Hugging Face name; in one process they share memory with the model, of several ranks they are copies."""
         for name, weight in model_folder.named_weights(self.model):
             yield name, self._whole(weight.to(dtype))
 
     def gather_weights(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-        """The same at once: one that stopped half-way would leave the other ranks waiting."""
+        """All at once: a generator that stopped half-way would leave the other ranks waiting."""
         return list(self.weights(dtype))
 
     def learned(self) -> LearnedState:

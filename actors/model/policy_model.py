@@ -33,7 +33,7 @@ __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
 
 
 class Crew(Protocol):
-    """The ranks beside this one, which is the first. `lost` says why they can't work together any more, or is ""."""
+    """The ranks beside this one, which is the first. `lost`: why they can't work together any more, or ""."""
 
     size: int
     lost: str
@@ -41,7 +41,7 @@ class Crew(Protocol):
     def meet(self, device: torch.device) -> RankGroup: ...
 
     def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
-        """Have each rank do `work` with its arguments, the own part too, whose answer is returned."""
+        """Run `work` on each rank with its arguments; returns this rank's answer."""
 
     def close(self) -> None: ...
 
@@ -92,7 +92,7 @@ class PolicyModel:
 
     @property
     def lost(self) -> str:
-        """Why the ranks can't go on, all of them; "" where they can."""
+        """Why the ranks can't continue; "" where they can."""
         return "" if self._crew is None else self._crew.lost
 
     @property
@@ -198,10 +198,9 @@ class PolicyModel:
         )
 
     def load(self, folder: Path) -> None:
-        """Go on exactly where `save` was called: weights, moments, counters, random numbers. Drops any gradient.
+        """Restore exactly what `save` wrote: weights, moments, counters, random numbers. Drops any gradient.
 
-        The reference stays: it is the model of ref.path, not of a checkpoint.
-        Raises CheckpointError naming the file; where something misfits, nothing has been changed.
+        The reference stays: it is the model of ref.path. Raises CheckpointError naming the file, changing nothing.
         """
         facts = training_state.read_facts(folder)
         training_state.load_training_state(

@@ -1,12 +1,11 @@
-"""The trainer's ranks as one process of them sees them: how they meet, and what they exchange (FSDP2).
+"""The process group of the trainer's ranks: how they meet, and their collective operations (FSDP2).
 
-Each rank holds a slice of every weight, of its gradient and of its moments. A layer is put together when it is run
-and taken apart again behind it; gradients are summed, each rank keeping its slice. Every exchange is made by all ranks
-in the same order, or by none: who is alone in one waits until its deadline.
+Each rank holds a slice of every weight, its gradient and its moments. A layer is gathered when it runs and resharded
+afterwards; gradients are summed, each rank keeping its slice. All ranks run every operation in the same order: a rank
+that is alone in one waits until its deadline.
 
-Rank 0 makes the place to meet: a store on one address of its machine, on a port that is free, under a name that is
-drawn anew for each life. A rank of an earlier life knows neither, so no rank has two holders.
-CPU: gloo. GPU: NCCL, which has not been run.
+Rank 0 opens a store on one address of its machine, on a free port, under a name that is new for each incarnation. A
+rank of an earlier incarnation knows neither, so no rank exists twice. CPU: gloo. GPU: NCCL, which has not been run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the `size` ranks of one life meet. `timeout_s`: of each exchange, the first included."""
+    """Where the `size` ranks of one incarnation meet. `timeout_s`: of each operation, the first included."""
 
     address: str
     port: int
@@ -44,7 +43,7 @@ class Meeting:
 
 
 class MeetingPlace:
-    """Rank 0's. It listens on `address` alone for as long as this object lives."""
+    """Rank 0's store. It listens on `address` only, as long as this object exists."""
 
     def __init__(self, address: str, *, size: int, timeout_s: float) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -70,7 +69,7 @@ class RankGroup:
     def __init__(
         self, meeting: Meeting, rank: int, *, own_address: str, device: torch.device, place: MeetingPlace | None = None
     ) -> None:
-        """Returns when all have come. `place` is rank 0's. Raises TrainerError."""
+        """Returns when all ranks have joined. `place` is rank 0's. Raises TrainerError."""
         interface = interface_of(own_address)
         for variable in INTERFACE_VARIABLES:
             os.environ[variable] = interface
@@ -95,7 +94,7 @@ class RankGroup:
         except (RuntimeError, ValueError) as error:  # torch's own kinds of failure are RuntimeErrors
             raise TrainerError(f"trainer rank {rank} could not meet the others: {error}") from error
 
-    # ── exchanges ──
+    # ── collective operations ──
 
     def shard(self, model: nn.Module) -> None:
         """Keep one slice of each weight of `model`, which is moved to the device layer by layer.

@@ -1,5 +1,4 @@
-"""A safetensors file of a training state: read with suspicion, nothing taken before it is seen to fit; or overwritten
-in place."""
+"""Reads a safetensors file of a training state, checking everything first; or overwrites one in place."""
 
 from __future__ import annotations
 
@@ -66,10 +65,10 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
 
 
 def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Checked:
-    """Write a safetensors file over whatever `path` holds, without giving back its memory first. Raises OSError.
+    """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
 
-    Not atomic: whoever reads it knows from elsewhere when it is whole. safetensors' own writer makes a copy of each
-    tensor, and a new file, whose pages the kernel clears before they are written.
+    Not atomic: a manifest says when it is complete. safetensors' own writer copies each tensor and makes a new file,
+    whose pages the kernel clears before they are written.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     head = _header(ordered)

@@ -1,4 +1,4 @@
-"""What a model folder lacks for going on bit by bit: optimizer moments, random number states, float32 master weights.
+"""Saves and loads what a model folder lacks for an exact resume: optimizer moments, random states, master weights.
 
 Two files beside the model, and nothing in them is executed when they are read:
 `training_state.json` (counters, states of Python's and NumPy's generators) and `training_state.tensors`, which is a

@@ -1,9 +1,8 @@
-"""Rank 0's hold on the other trainer ranks: it starts them, has all work at one thing at a time, and sees one fail.
+"""Rank 0's control of the other trainer ranks: starts them, runs one collective operation at a time, detects a failure.
 
-A rank that ended, hangs or failed is the end of all: `lost` says which one and why, whoever waits for work gets it as
-a TrainerError, and the trainer's view carries it to the Coordinator, which starts the trainer's process anew and with
-it every rank. An exchange may wait for the lost one, beyond the reach of any exception; if nobody has ended this
-process after a while, it ends itself.
+A rank that ended, hangs or failed ends the group: `lost` names it with the reason, callers get a TrainerError, and the
+trainer's view carries it to the Coordinator, which restarts the trainer's process and with it every rank. A collective
+may wait for the lost rank, out of reach of any exception; if nobody ends this process, it ends itself after a while.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
 """Between two signs of life; a rank's end is heard of at once."""
 SILENCE_FACTOR = 6
-"""Times health.trainer_silence_s, for a rank that may merely be slow: one seen to be stopped gets no more than once."""
+"""Times health.trainer_silence_s for a rank that may merely be slow; once for one that is seen to be stopped."""
 SETTLE_S = 0.5
-"""A rank's end makes the others fail, and may be heard of after them."""
+"""A rank's end makes the others fail, and may be reported after them."""
 EXPLAIN_S = 5.0
-"""That a failed exchange waits for the reason."""
+"""How long a failed operation waits for the reason."""
 GRACE_S = 10.0
-"""For work that a lost rank holds up; the Coordinator, which looks each second, ends this process sooner."""
+"""For work that a lost rank blocks; the Coordinator, which looks each second, ends this process sooner."""
 DEATH, GUESSES = "The actor is dead because", re.compile(r"(There are some potential root|Some common) causes")
 LONGEST_REASON = 600
 RANK_LOST = 9
-"""Exit code of a rank 0 that a lost rank held up."""
+"""Exit code of a rank 0 that a lost rank blocked."""
 
 log = logging.getLogger("trainer")
 
@@ -59,8 +58,8 @@ class RankController:
     def __init__(
         self, config: RunConfig, paths: RunPaths, journal: Journal, options: Sequence[Mapping[str, Any]]
     ) -> None:
-        """`options`: Ray's, of each rank but the first: where it is placed and what it books. A name among them is not
-        given: one of the life before may still bear it.
+        """`options`: Ray's, of each rank but the first: placement and resources. A name among them is not used, as a
+        rank of the incarnation before may still have it.
         """
         self.size = config.actor.dp_size
         self.lost = ""
@@ -126,9 +125,9 @@ class RankController:
         return [LOOPBACK] * len(nodes) if is_one_machine else addresses
 
     def together(self, part: ModelPart, work: str, arguments: Sequence[Sequence[Any]]) -> Any:
-        """Have each rank do `work`, with its arguments; the own part's answer. One piece of work at a time.
+        """Run `work` on each rank with its arguments; returns rank 0's answer. One operation at a time.
 
-        Raises TrainerError where a rank is lost, and what the own part raises. After either all ranks are lost.
+        Raises TrainerError where a rank is lost, and what rank 0's part raises. After either, all ranks are lost.
         """
         with self._turn:
             if self.lost:
@@ -188,7 +187,7 @@ class RankController:
                 return
 
     def _ended(self, stays: Sequence[Any]) -> str:
-        """One that ended rather than one that failed: it may have failed for that."""
+        """The rank that ended, rather than one that failed, perhaps because of it."""
         ended, failed = "", ""
         for rank, stay in enumerate(stays, start=1):
             if not ray.wait([stay], timeout=0)[0]:
@@ -202,7 +201,7 @@ class RankController:
         return ended or failed
 
     def _mute(self, pings: dict[int, tuple[Any, float]]) -> str:
-        """Counted in looks, not seconds: a pause of this process condemns nobody."""
+        """Counted in looks, not seconds: a pause of this process accuses nobody."""
         for rank, handle in enumerate(self._ranks, start=1):
             pending, silent_s = pings.get(rank, (None, 0.0))
             if pending is None or ray.wait([pending], timeout=0)[0]:
@@ -245,7 +244,7 @@ class RankController:
 
 
 def said(error: Exception) -> str:
-    """In one line: the innermost error of a task; of Ray's text on a death what is known, not what it might be."""
+    """One line: a task's innermost error; of Ray's text on a death the facts without the guesses."""
     inner = error.cause if isinstance(error, RayTaskError) else error
     text = " ".join(str(inner).split())
     known = text[max(text.find(DEATH), 0) :]

@@ -1,9 +1,8 @@
-"""A trainer rank beside the first as a Ray actor: a slice of the model, and its share of each step.
+"""A further trainer rank as a Ray actor: a slice of the model, and its share of each step.
 
-It decides nothing: rank 0 (actors/ranks/rank_controller.py) tells it each piece of work, and the figures meet in the
-exchanges between the ranks. It belongs to the trainer's process and to its raylet and ends with either; where it has
-not been asked for a sign of life for long, as behind a broken network, it ends too. It is never restarted: the ranks
-are one, and begin anew together.
+Rank 0 (actors/ranks/rank_controller.py) orders each operation. A rank ends with the trainer's process and with its
+raylet, and when rank 0 has not pinged it for long, as behind a broken network. It is never restarted alone: all ranks
+restart together.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from actors.model.rank_collectives import Meeting
 
 LEASE_S = 120.0
-"""Without a question of rank 0, after which a rank is nobody's. Longer than rank 0 waits for an answer."""
+"""Without a ping of rank 0, after which a rank ends. Longer than rank 0 waits for an answer."""
 FORGOTTEN = 8
 """Exit code of a rank whose lease has ended."""
 
@@ -74,7 +73,7 @@ class TrainerRank:
 
     @ray.method(concurrency_group="work")
     def prepare(self) -> None:
-        """Import what takes long, before the others wait for it."""
+        """Import what takes long, before others wait for this rank."""
         handler = logging.FileHandler(self._paths.trainer_rank_log(self._rank))
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -106,7 +105,7 @@ class TrainerRank:
 
     @ray.method(concurrency_group="work")
     def do(self, work: str, *arguments: Any) -> None:
-        """One piece of work of `ModelPart`. What it finds is rank 0's to know."""
+        """Run one operation of `ModelPart`; only rank 0 uses the result."""
         try:
             if self._failure or self._part is None:
                 raise TrainerError(self._failure or "this rank has not joined")
@@ -116,7 +115,7 @@ class TrainerRank:
             raise
 
     def _fail(self, work: str, error: Exception) -> None:
-        """Whatever it was: half a piece of work is none, and the others may wait in the midst of it."""
+        """Any error ends this rank: the others may be waiting in the middle of the operation."""
         log.exception("rank %d failed at %s", self._rank, work)
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
         self._failure = self._failure or f"{work}: {kind}: {error}"

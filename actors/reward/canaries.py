@@ -1,9 +1,9 @@
 """Known answers, scored by the live reward function with each batch (launcher/policy/canary_policy.py judges the
 scores).
 
-They are made of the data set's own answers: a record's answer must go on to get the reward that it gets when the run
-begins, and the same answer with another number must go on to get less. What a custom function says to them is learnt
-once and kept on disk, so that an attempt that begins with a broken function is not fooled by it.
+They are made from the data set: a record's answer must keep the reward that it gets when the run begins, and the same
+answer with another number must keep getting less. The expected rewards are learnt once and kept on disk, so that an
+attempt that begins with a broken function is not misled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.policy.canary_policy import CanaryScore
 
 MOST_RECORDS = 8
 TRIES = 2
-"""A function whose word on the same item differs from one time to the next can't be held to it."""
+"""A function that scores the same item differently each time can't be tested with it."""
 LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 log = logging.getLogger("canaries")
@@ -162,7 +162,7 @@ def _read(path: Path) -> dict[str, float]:
         return {str(name): float(value) for name, value in kept.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, TypeError) as error:  # damaged: learn anew, and say so
+    except (OSError, ValueError, AttributeError, TypeError) as error:  # damaged: learn again, and log it
         log.warning("canaries.unreadable path=%s reason=%r", path, error)
         return {}
 

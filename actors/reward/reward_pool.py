@@ -1,10 +1,10 @@
-"""Completions in, rewards out: the reward function in processes of its own, each completion with its own time limit.
+"""Scores completions with the reward function in separate processes, with a time limit for each completion.
 
-    score ─► queue ─► Scorer thread ─► RewardProcess     as many of both as reward.workers
-                      takes a group    killed and replaced when a completion takes longer than reward.timeout
+    score ─► queue ─► RewardScorer thread ─► RewardProcess     as many of both as reward.workers
+                      takes a group          killed and replaced when a completion takes longer than reward.timeout
 
-A group goes to its process in one message and comes back line by line, so that the limit runs for each completion,
-and one that hangs costs neither the others' rewards nor their time. Why there is no reward is said in `Score.error`.
+A group is sent in one message and answered line by line, so the limit applies to each completion, and one that hangs
+costs the others neither rewards nor time. `Score.error` says why there is no reward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launcher.base.errors import RewardError, RewardImportError
 from launcher.config.schema import RewardConfig
 
 TRIES = 2
-"""A process that was killed from outside says nothing of its item; one that dies twice on the same item does."""
+"""A process may be killed from outside; one that dies twice on the same item died of it."""
 
 log = logging.getLogger("reward")
 
@@ -69,17 +69,15 @@ class RewardPool:
         self._scorers = [RewardScorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
 
     async def score(self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False) -> list[Score]:
-        """One score for each completion, in order. Raises RewardImportError and RewardError where no process that
-        scores can be had.
+        """One score for each completion, in order. Raises RewardImportError and RewardError where no process can score.
 
-        `whole_or_none`: after the first that takes too long the rest is not tried, as it would be of no use: a
-        function that never returns is then met after one time limit, not after one for each sample.
+        `whole_or_none`: after the first that takes too long the rest is not tried, so a function that never returns
+        is found out after one time limit, not after one for each sample.
         """
         return await asyncio.wrap_future(self._submit(completions, prompt, whole_or_none=whole_or_none))
 
     def check(self, prompt: Scorable) -> float:
-        """The reward of the prompt's own answer. Raises RewardImportError where there is none: better before the
-        first step than in it."""
+        """The reward of the prompt's own answer, as a check before the first step. Raises RewardImportError."""
         (score,) = self._submit([str(prompt.record["answer"])], prompt).result()
         if score.value is None:
             raise RewardImportError(
@@ -101,7 +99,7 @@ class RewardPool:
         return job.scores
 
     def close(self) -> None:
-        """End the processes, whatever they do; who waits for a score gets RewardError."""
+        """Kill the processes; callers that wait for a score get RewardError."""
         with self._submitting:
             self._closed.set()
         for _ in self._scorers:
@@ -121,8 +119,8 @@ class RewardPool:
 
 
 class RewardScorer:
-    """A thread and its process. The thread itself starts the process, and lives as long as the pool: a process whose
-    starting thread ends is ended by the kernel (PR_SET_PDEATHSIG)."""
+    """A thread and its process. The thread starts the process and lasts as long as the pool: the kernel ends a process
+    whose starting thread ends (PR_SET_PDEATHSIG)."""
 
     def __init__(
         self, config: RewardConfig, jobs: queue.SimpleQueue[Job | None], closed: threading.Event, index: int
@@ -173,10 +171,10 @@ class RewardScorer:
         return scores
 
     def _score_rest(self, process: RewardProcess, items: Sequence[dict[str, object]], scores: list[Score]) -> None:
-        """Append to `scores` what the process answers. Raises TimeoutError and ProcessGone for the item after those."""
+        """Append the process's answers to `scores`. Raises TimeoutError and ProcessGone for the next item."""
         process.send(items[len(scores) :], time.monotonic() + self._config.timeout)
         while len(scores) < len(items):
-            answer = process.next_answer(time.monotonic() + self._config.timeout)
+            answer = process.receive(time.monotonic() + self._config.timeout)
             scores.append(Score(value=answer.get("value"), error=answer.get("error", "")))
 
     def _warm(self) -> RewardProcess:

@@ -1,7 +1,7 @@
-"""One scoring process, as its parent sees it: start, send, receive with a deadline, kill.
+"""The parent's side of one scoring process: start, send, receive with a deadline, kill.
 
-A plain subprocess and a socket pair rather than multiprocessing: nothing of the parent's main module is imported in
-the child (in a Ray worker that is Ray itself), and a child that was stopped or killed while idle is noticed as well.
+A plain subprocess and a socket pair rather than multiprocessing: the child imports nothing of the parent's main module
+(in a Ray worker that is Ray itself), and a child that was killed while idle is noticed too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ProcessGone(Exception):
 
 
 class RewardProcess:
-    """Starts at once and doesn't wait. Of one thread, whose end ends the process too; `kill` may come from any."""
+    """Starts without waiting. Used by one thread, whose end ends the process too; any thread may call `kill`."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._fn = config.fn
@@ -62,7 +62,7 @@ class RewardProcess:
             return
         hint = "reward.fn is imported in a process of its own; its output is in the log"
         try:
-            message = self._receive(self._ready_by)
+            message = self.receive(self._ready_by)
         except TimeoutError as error:
             what = f"reward.fn={self._fn!r} was not imported within reward.setup_timeout={self._setup_timeout:g} s"
             raise RewardImportError(what, hint) from error
@@ -80,11 +80,8 @@ class RewardProcess:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ProcessGone(self._obituary()) from error
 
-    def next_answer(self, deadline: float) -> dict[str, Any]:
-        """The next item's. Raises TimeoutError and ProcessGone."""
-        return self._receive(deadline)
-
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The next answer. Raises TimeoutError and ProcessGone."""
         while b"\n" not in self._received:
             self._socket.settimeout(_until(deadline))
             try:
@@ -98,15 +95,15 @@ class RewardProcess:
         return json.loads(line)  # type: ignore[no-any-return]
 
     def _obituary(self) -> str:
-        """Its end of the line is closed, so it has ended or is about to."""
+        """How it ended: its end of the socket is closed."""
         self.kill()
         code = self._process.wait()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
-        """With all that it started. Doesn't wait; `bury` does."""
+        """Kill it with all that it started. Doesn't wait; `bury` does."""
         if self._process.returncode is not None:
-            return  # reaped: its number may be another's by now
+            return  # reaped: its pid may be another's by now
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

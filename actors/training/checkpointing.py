@@ -1,4 +1,4 @@
-"""When to save, and what a checkpoint of a run holds: model, optimizer, data position, counters."""
+"""Decides when to save a checkpoint, and saves and loads it: model, optimizer, data position, counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from launcher.run_files.run_paths import RunPaths
 
 
 class Checkpointer:
-    """Saves when `saver` or `recover` is due; the saver's checkpoints stay, of the others the newest few."""
+    """Saves when `saver` or `recover` is due; keeps the saver's checkpoints and the newest few of the others."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, journal: Journal) -> None:
         self._config = config
@@ -54,11 +54,11 @@ class Checkpointer:
         return next((c for c in reversed(self._store.list()) if c.state is CheckpointState.COMMITTED), None)
 
     def remember(self, model: PolicyModel, queue: PromptQueue, position: RunPosition, report: StepReport) -> None:
-        """Keep the state behind the step of `report` in memory: from then on no kill takes the step back."""
+        """Keep the state after the step of `report` in memory: from then on no kill loses the step."""
         self._memory.keep(model, queue, position, report, self._base)
 
     def forget(self, position: RunPosition) -> None:
-        """The trainer ends: what the disk holds as well need not stay in memory."""
+        """The trainer ends: remove from memory what is on disk too."""
         if self._uploads is not None:
             self._uploads.close()
         name = position.checkpoint_name
@@ -66,7 +66,7 @@ class Checkpointer:
             self._memory.remove()
 
     def is_due(self, *, ended_epoch: bool) -> bool:
-        """After each committed step, once: is a checkpoint due?"""
+        """Whether a checkpoint is due; call it once after each committed step."""
         now = time.monotonic()
         self._keep_next |= self._saver.step_done(ended_epoch=ended_epoch, now=now)
         return self._recover.step_done(ended_epoch=ended_epoch, now=now) or self._keep_next
@@ -113,9 +113,9 @@ class Checkpointer:
         return committed
 
     def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> RunPosition:
-        """Put model, optimizer, RNG, data position and counters back to what `folder` holds.
+        """Restore model, optimizer, RNG, data position and counters from `folder`.
 
-        Checkpoints of later steps are set aside: those steps are trained again. Raises CheckpointError.
+        Checkpoints of later steps are set aside, as those steps are trained again. Raises CheckpointError.
         """
         model.load(folder)
         path = folder / POSITION_FILE
@@ -125,11 +125,11 @@ class Checkpointer:
             queue.load_state_dict(state["queue"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} can't be read: {error!r}", "resume from an older checkpoint") from error
-        self._go_on_from(position, folder.name)
+        self._continue_from(position, folder.name)
         return position
 
     def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Restored:
-        """Back to the state after a step, from memory or else from the disk, proven whole before anything changes."""
+        """Restore the state after a step, from memory or else from disk, verified before anything changes."""
         state = self._memory.find(global_step, self._store.list())
         if state is not None:
             try:
@@ -146,18 +146,18 @@ class Checkpointer:
 
     def _load_state(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
         restored = self._memory.load(state, model, queue)
-        self._go_on_from(restored.position, str(state), is_last_step_owed=True)
+        self._continue_from(restored.position, str(state), is_last_step_owed=True)
         return restored
 
     def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> RunPosition:
-        """Back to the weights that the run began with, and to the data position `first`; every checkpoint is aside."""
+        """Restore the run's first weights and the data position `first`; all checkpoints are set aside."""
         model.begin_anew()
         queue.load_state_dict(first)
-        self._go_on_from(RunPosition(), "the beginning")
+        self._continue_from(RunPosition(), "the beginning")
         return RunPosition()
 
-    def _go_on_from(self, position: RunPosition, what: str, *, is_last_step_owed: bool = False) -> None:
-        """`is_last_step_owed`: what was due after the last step may not have been done; it is asked again."""
+    def _continue_from(self, position: RunPosition, what: str, *, is_last_step_owed: bool = False) -> None:
+        """`is_last_step_owed`: what was due after the last step may not have been done, so it counts as due again."""
         done = position.next_step - 1
         for aside in self._store.set_aside_after(done):
             self._journal.record("checkpoint.set_aside", subject=aside.name, reason=f"resumed from {what}")

@@ -1,4 +1,4 @@
-"""Where a run stands: the counters that a checkpoint holds."""
+"""The position of a run: the counters that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ REWARDS_KEPT = 20
 """Rewards of the last steps that a checkpoint's manifest averages as its health."""
 
 EVALS_KEPT = 100
-"""The first and the newest, which are shown: every state after a step and every look at the trainer carries them. All
-stand in events.jsonl."""
+"""The first and the newest: each state in memory and each view of the trainer holds them. events.jsonl has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPosition:
-    """Where the run stands: `next_step` counts from 0, `epoch_step` is its number within `epoch`."""
+    """`next_step` counts from 0; `epoch_step` is its number within `epoch`."""
 
     next_step: int = 0
     epoch: int = 0

@@ -1,10 +1,9 @@
-"""The training state after each step, kept in memory outside the process, and taken from there again.
+"""Keeps the training state after each step in memory outside the process, and restores it from there.
 
-The step is done with the rename of its state's manifest. The state holds its lines of the ledger and of the metrics
-too, and those are written after it: so a trainer that is killed before the rename has not taken the step at all, and
-one that is killed after it goes on behind the step, and first writes down what is missing
-(actors/training/step_records.py). With the ledger first, a kill between the two would take back a step that was written
-down.
+A step is done when its state's manifest is renamed. The state holds the step's lines of ledger and metrics too, which
+are written afterwards. So a trainer killed before the rename has not taken the step; one killed after it continues
+after the step and first writes the missing lines (actors/training/step_records.py). With the ledger first, a kill
+between the two would undo a step that was written down.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """Where a trainer goes on. `last`: the step that its state ends with, where it comes from memory."""
+    """Where a trainer continues. `last`: the state's last step, where it comes from memory."""
 
     position: RunPosition
     last: StepReport | None = None
 
 
 class StepMemory:
-    """Of one life of the trainer. What can't be kept costs an event and not the run."""
+    """One for each incarnation of the trainer. A state that can't be kept is an event, not an error."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, journal: Journal) -> None:
         self._states = InMemoryCheckpoints(paths)
@@ -63,7 +62,7 @@ class StepMemory:
     def keep(
         self, model: PolicyModel, queue: PromptQueue, position: RunPosition, report: StepReport, base: Checkpoint | None
     ) -> None:
-        """The state behind the step of `report`, which is `position`. `base`: the newest checkpoint on the disk."""
+        """Keep the state at `position`, after the step of `report`. `base`: the newest checkpoint on disk."""
         name = position.checkpoint_name
         began = time.monotonic()
         if not self._is_on or name is None or self._slots == 0 or began < self._next_at:
@@ -119,21 +118,21 @@ class StepMemory:
         return slots
 
     def _failed(self, step: int, error: OSError) -> None:
-        """Said once, until it works again. What was half written has no manifest."""
+        """Recorded once, until it works again. A half-written state has no manifest."""
         if not self._has_failed:
             reason = f"the state after the step can't be kept in {self._states.root}: {error.strerror or error}"
             self._journal.record("state.failed", subject="trainer", reason=reason, global_step=step)
         self._has_failed = True
 
     def find(self, global_step: int, checkpoints: Sequence[Checkpoint]) -> InMemoryCheckpoint | None:
-        """The state after a step, where it counts beside these checkpoints."""
+        """The state after a step, where it is still valid beside these checkpoints."""
         if not self._is_on:
             return None
         found = [state for state in self._states.current(checkpoints) if state.global_step == global_step]
         return found[-1] if found else None
 
     def load(self, state: InMemoryCheckpoint, model: PolicyModel, queue: PromptQueue) -> Restored:
-        """Put everything back to it, once it is proven whole. Raises CheckpointError; it then counts no more."""
+        """Verify the state, then restore everything from it. Raises CheckpointError and drops the state."""
         try:
             state.verify()
             kept = _read(state.path / POSITION_FILE)
@@ -150,7 +149,7 @@ class StepMemory:
         return restored
 
     def drop_after(self, global_step: int) -> None:
-        """The run goes on behind this step; where nothing is kept any more, what an earlier life kept goes too."""
+        """Drop later states; all, where no states are kept any more."""
         if self._is_on:
             self._states.drop_after(global_step)
         else:
@@ -161,7 +160,7 @@ class StepMemory:
 
 
 def _full_size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes, also where the optimizer has not moved every weight yet: each brings as much again for each moment."""
+    """Bytes of a complete state: each weight that the optimizer has not stepped yet will add as much per moment."""
     weights = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith(MASTER))
     return max((1 + len(MOMENTS)) * weights, sum(tensor.nbytes for tensor in tensors.values()))
 

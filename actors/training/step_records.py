@@ -1,4 +1,4 @@
-"""The lines that a committed step leaves behind: in the ledger, in the metrics, for whoever asks the trainer."""
+"""Writes each committed step to the ledger and the metrics, and keeps its report for the display."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.run_files.line_tail import current_line
 from launcher.run_files.run_paths import RunPaths
 
 MOST_REPORTS = 2000
-"""Kept for whoever shows them: 4 KB each with batches of 256 prompts. All stand in the run's files."""
+"""Kept for the display: 4 KB each with batches of 256 prompts. The run's files have all."""
 
 log = logging.getLogger("trainer")
 
 
 class StepRecords:
-    """`committed`: steps of this life so far."""
+    """`committed`: steps of this incarnation so far."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.committed = 0
@@ -36,12 +36,12 @@ class StepRecords:
         self._tell(report)
 
     def since(self, committed: int) -> tuple[StepReport, ...]:
-        """Those committed since there were so many, of this life; of more than MOST_REPORTS the newest."""
+        """This incarnation's steps after the first `committed`; at most the newest MOST_REPORTS."""
         new = min(self.committed - committed, len(self._reports))
         return tuple(self._reports)[len(self._reports) - new :] if new > 0 else ()
 
     def complete(self, report: StepReport) -> None:
-        """Write what a kill kept from being written of the last step: its state was whole before its lines were."""
+        """Write the lines of the last step that are missing because of a kill: its state came first."""
         if not _stands(self._metrics.path, report.metrics_line(), ("attempt", "time")):
             self._metrics.append(report.metrics_line())
         ledger_line = report.ledger_line()
@@ -61,6 +61,6 @@ class StepRecords:
 
 
 def _stands(path: Path, line: Mapping[str, object], keys: tuple[str, ...]) -> bool:
-    """Is the line that stands for this step this one? Before a restore another branch of the run wrote one too."""
+    """Whether this is the valid line of its step: before a restore, another branch of the run wrote one too."""
     known = current_line(path, cast(int, line["global_step"]))
     return known is not None and all(known.get(key) == line[key] for key in keys)
