@@ -25,9 +25,9 @@ def held():
     thread, waits = LoopThread("rollouts"), threading.Event()
 
     class Pool(ServerPool):
-        async def _acquire(self, *request):
+        async def _wait_for_server(self, *request):
             waits.set()
-            return await super()._acquire(*request)
+            return await super()._wait_for_server(*request)
 
     async def make():
         client, pool = SGLangClient(), Pool(nobody, hold_timeout_s=None)
