@@ -40,8 +40,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Of one micro-batch, or of several: `totals` [8] over its tokens, float64, in the order of `Means`; `farthest` is
-    a maximum. `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is of another one.
+    """Of one micro-batch, or of several: `totals` [8] over its tokens, float64, the loss and then
+    FIGURES; `farthest` is a maximum. `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is
+    of another one.
 
     They stay on the device until the whole batch is done: a figure asked for earlier would hold up the GPU.
     """
@@ -51,19 +52,8 @@ class Sums:
     distances: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """Of one batch: `loss` as it is weighted, the others means over the completion tokens, and the maximum."""
-
-    loss: float
-    clipped_low: float
-    clipped_high: float
-    ratio: float
-    approx_kl: float
-    kl_ref: float
-    entropy: float
-    distance: float
-    farthest: float
+FIGURES = ("clip_fraction_low", "clip_fraction_high", "ratio_mean", "approx_kl", "kl_ref", "entropy", "distance")
+"""Means over the completion tokens, in the order of the totals after the loss."""
 
 
 class Objective:
@@ -137,23 +127,16 @@ class Objective:
             distances=torch.stack([one.distances for one in sums]).sum(dim=0),
         )
 
-    def means(self, batch: Batch, sums: Sums) -> Means:
-        """All figures, in one transfer from the device. Over no tokens at all they are not numbers, as 0 / 0 is not."""
+    def figures(self, batch: Batch, sums: Sums) -> dict[str, float]:
+        """FIGURES, `loss` as it is weighted, and the maximum `farthest`, in one transfer from the device.
+
+        Over no tokens at all they are not numbers, as 0 / 0 is not.
+        """
         if not batch.n_tokens:
-            return Means(**dict.fromkeys(Means.__slots__, math.nan))
-        loss, *others, largest = torch.cat([sums.totals, sums.farthest.double().reshape(1)]).tolist()
-        low, high, ratio, approx_kl, kl_ref, entropy, distance = (value / batch.n_tokens for value in others)
-        return Means(
-            loss=loss,
-            clipped_low=low,
-            clipped_high=high,
-            ratio=ratio,
-            approx_kl=approx_kl,
-            kl_ref=kl_ref,
-            entropy=entropy,
-            distance=distance,
-            farthest=largest,
-        )
+            return dict.fromkeys(("loss", *FIGURES, "farthest"), math.nan)
+        loss, *totals, farthest = torch.cat([sums.totals, sums.farthest.double().reshape(1)]).tolist()
+        means = {name: total / batch.n_tokens for name, total in zip(FIGURES, totals, strict=True)}
+        return {"loss": loss, **means, "farthest": farthest}
 
     def distances(self, groups: Sequence[RolloutGroup], sums: Sums) -> dict[str, float]:
         """By server, the mean |server's - trainer's log-prob| over the tokens that it made; {} where one made all."""

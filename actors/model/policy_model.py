@@ -20,7 +20,7 @@ from torch import Tensor
 
 from actors.model import model_folder, training_state
 from actors.model.model_part import ModelPart, Sources, torch_dtype, training_device
-from actors.model.objective import Batch, Means
+from actors.model.objective import Batch
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
 from actors.model.update_stats import LogprobDistance, UpdateStats
@@ -115,8 +115,8 @@ class PolicyModel:
             for index in range(len(batches[0].micro_batches)):
                 self._do("run", index)
             sums, grad_norm = self._do("finish")
-            means, distances = self._objective.means(batches[0], sums), self._objective.distances(groups, sums)
-            self._stats = self._stats_of(batches, means, grad_norm, distances)
+            figures, distances = self._objective.figures(batches[0], sums), self._objective.distances(groups, sums)
+            self._stats = self._stats_of(batches, figures, grad_norm, distances)
         except torch.OutOfMemoryError as error:
             self.discard()
             raise TrainerError(
@@ -245,25 +245,21 @@ class PolicyModel:
         return [own] if self._crew is None else [own, *[others] * (self._crew.size - 1)]
 
     def _stats_of(
-        self, batches: Sequence[Batch], means: Means, grad_norm: float, distances: Mapping[str, float]
+        self, batches: Sequence[Batch], figures: dict[str, float], grad_norm: float, distances: Mapping[str, float]
     ) -> UpdateStats:
         batch = batches[0]
-        figures = {"loss": means.loss, "gradient norm": grad_norm, "distance of log-probs": means.distance}
+        kl_ref, distance, farthest = (figures.pop(name) for name in ("kl_ref", "distance", "farthest"))
+        checked = {"loss": figures["loss"], "gradient norm": grad_norm, "distance of log-probs": distance}
         optimizer = self._actor.optimizer
         return UpdateStats(
-            loss=means.loss,
+            **figures,
             grad_norm=grad_norm,
             learning_rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=optimizer),
-            clip_fraction_low=means.clipped_low,
-            clip_fraction_high=means.clipped_high,
-            ratio_mean=means.ratio,
-            approx_kl=means.approx_kl,
-            kl_ref=means.kl_ref if self._actor.kl_ctl > 0 else None,
-            entropy=means.entropy,
-            logprob_distance=LogprobDistance(mean=means.distance, max=means.farthest, by_server=distances),
+            kl_ref=kl_ref if self._actor.kl_ctl > 0 else None,
+            logprob_distance=LogprobDistance(mean=distance, max=farthest, by_server=distances),
             n_sequences=len(batch.weights),
             n_learning=batch.n_learning,
             n_tokens=batch.n_tokens,
             n_micro_batches=sum(len(one.micro_batches) for one in batches),
-            problems=tuple(f"{name} is {value}" for name, value in figures.items() if not math.isfinite(value)),
+            problems=tuple(f"{name} is {value}" for name, value in checked.items() if not math.isfinite(value)),
         )
