@@ -1,4 +1,4 @@
-"""What a person is told of the journal: one line when an incident begins, with what is being done, one when it ends.
+"""Events of the journal as lines for people: one when an incident begins, with the repair under way, one when it ends.
 
 [ 83.2 s] incident 1: server-1 crashed (ended by SIGKILL); it is being restarted
 [ 86.0 s] incident 1 is over after 2.8 s: server-1 serves again

@@ -50,10 +50,6 @@ class IncidentFacts:
     actions: tuple[str, ...]
     has_folder: bool
 
-    @property
-    def may_have_spoilt_steps(self) -> bool:
-        return self.cause in OF_LEARNING
-
 
 def incidents_of(
     data: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]

@@ -8,6 +8,7 @@ semantic  plain, with the steps counted as lost that were trained on what turned
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -80,7 +81,8 @@ def _merged(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _touches(line: StepLine, spans: Sequence[tuple[float, float]]) -> bool:
     """Was an incident open at any moment of this step?"""
-    return any(start < line.time and end > line.time - line.step_s for start, end in spans)
+    before = bisect_left(spans, (line.time,))
+    return before > 0 and spans[before - 1][1] > line.time - line.step_s
 
 
 def _bad_steps(steps: Sequence[StepLine], incidents: Sequence[IncidentFacts]) -> list[StepLine] | None:
