@@ -1,4 +1,4 @@
-"""The Coordinator's hands on a real run: its server and trainer actors, its checkpoints, its folders of weights.
+"""Carries out the Coordinator's actions on a real run: its server and trainer actors, checkpoints, weight folders.
 
 Each action ends with a fresh look at what it changed: a plan made from an older one would order it again.
 """
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Sequence
+from typing import assert_never
 
 from actors.cluster.actor_calls import ActorAway
 from actors.processes.background_tasks import BackgroundTasks
@@ -21,7 +22,7 @@ from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
 from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
-from launcher.base.messages import Cause, Overrides, ServerInfo, ServerState, TerminalStatus
+from launcher.base.messages import Cause, Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
@@ -38,13 +39,14 @@ from launcher.policy.actions import (
     RestoreTrainer,
     ResumeTrainer,
 )
-from launcher.policy.canary_policy import is_sound
+from launcher.policy.canary_policy import CanaryRound, is_sound
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S = 30.0
 VERIFIER_S = 2.0
 """Between two rounds of known answers while training is paused."""
+VERIFIER_ANSWER_S = 60.0
 
 
 class ActionExecutor:
@@ -67,12 +69,13 @@ class ActionExecutor:
 
     async def begin(self) -> None:
         """Adopt, or start: a server that this attempt never started, a trainer that is empty and never was."""
-        self._memory.begin()
+        await self._memory.begin()
         await self._eyes.refresh()
         for name, slot in self._slots.items():
-            slot.is_abandoned = name in self._history.abandoned
             if name in self._history.generations:
                 slot.adopt(self._history.generations[name], self._history.start_lineages[name])
+            if name in self._history.abandoned:
+                slot.give_up()
         self._trainer.adopt()
         self._eyes.begin_looking()
         if self._monitor is not None:
@@ -88,7 +91,7 @@ class ActionExecutor:
             self._tasks.start(self._first_start(self._start_trainer(before)))
 
     async def _first_start(self, starting: Awaitable[object]) -> None:
-        """What can't be started for what the user wrote ends the run; anything else is the plan's to mend."""
+        """A start that the user's settings make impossible ends the run; the plan repairs anything else."""
         try:
             await starting
         except UsageError as error:
@@ -98,13 +101,13 @@ class ActionExecutor:
         self.changed.set()
 
     async def _ask_the_verifier_again(self, monitor: MonitorHandle) -> None:
-        """While the trainer is paused for a broken reward function, no batch shows whether it has been mended."""
+        """While the trainer is paused for a broken reward function, no batch shows whether it works again."""
         while True:
             await asyncio.sleep(VERIFIER_S)
             incident = self._eyes.incident(time.monotonic())
             if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and not self._trainer.view.is_running:
                 with contextlib.suppress(LauncherError):
-                    scored = await self._trainer.score_canaries()
+                    scored: CanaryRound = await self._trainer.call("score_canaries", within_s=VERIFIER_ANSWER_S)
                     if is_sound(scored, self._config.reward_health):
                         self._trainer.reward_answers()
                     await monitor.canaries(scored)
@@ -114,7 +117,7 @@ class ActionExecutor:
         if before:
             await asyncio.wait(before)
         started = time.monotonic()
-        ready = await self._trainer.start(self._history.started_trainer())
+        ready = await self._restart_trainer()
         self._history.event(
             "trainer.started",
             subject="trainer",
@@ -123,11 +126,16 @@ class ActionExecutor:
             **dataclasses.asdict(ready),
         )
 
-    def look(self) -> Observation:
+    async def _restart_trainer(self) -> TrainerReady:
+        overrides = self._history.started_trainer()
+        await self._history.flush()
+        return await self._trainer.start(overrides)
+
+    async def look(self) -> Observation:
         if self._unusable is not None:
             raise self._unusable
         self._tasks.check()
-        return self._eyes.look(is_stopped=self._is_stopped)
+        return await self._eyes.look(is_stopped=self._is_stopped)
 
     # ── acting ──
 
@@ -150,7 +158,10 @@ class ActionExecutor:
                 return self._fleet.leave_deadline_s
             case Halt():
                 return config.health.trainer_first_s + 4 * STOP_S
-        return STOP_S
+            case ResumeTrainer() | CondemnCheckpoints() | AbandonServer():
+                return STOP_S
+            case _:
+                assert_never(action)
 
     async def perform(self, action: Action) -> Facts:
         try:
@@ -166,8 +177,8 @@ class ActionExecutor:
                 await self._trainer.resume()
             case RestartTrainer(overrides=rung):
                 if (where := self._trainer.facts().ran_out) is not None:
-                    self._memory.ran_out("trainer", where, self._trainer.lengths, rung)
-                await self._trainer.start(self._history.started_trainer())
+                    await self._memory.ran_out("trainer", where, self._trainer.lengths, rung)
+                await self._restart_trainer()
                 return {"pid": self._trainer.view.pid}
             case RestoreTrainer(global_step=step, onset_step=onset_step):
                 return await self._restore(step, onset_step)
@@ -187,6 +198,8 @@ class ActionExecutor:
                 return await self._admit(self._slots[name])
             case Halt(word=word):
                 await self._halt(word)
+            case _:
+                assert_never(action)
         return {}
 
     async def _restore(self, global_step: int, onset_step: int | None) -> Facts:
@@ -202,17 +215,13 @@ class ActionExecutor:
 
     async def _restart_server(self, slot: ServerHandle, rung: Overrides) -> Facts:
         if (where := self._eyes.ran_out(slot)) is not None:
-            self._memory.ran_out(slot.name, where, self._trainer.lengths, rung)
-        await self._limit_rollouts()
+            await self._memory.ran_out(slot.name, where, self._trainer.lengths, rung)
+        if self._memory.concurrency is not None:  # before requests that wait for a server find one
+            with contextlib.suppress(LauncherError):  # a trainer that is away starts with the limit
+                await self._trainer.call("limit_rollouts", self._memory.concurrency)
         await self._take_from_traffic(slot, ServerState.DEAD)
         info = await self._start_server(slot)
         return {"generation": slot.generation, "pid": info.pid, "weight_version": info.weight_version}
-
-    async def _limit_rollouts(self) -> None:
-        """Before requests that wait for a server find one. A trainer that is away starts with the limit."""
-        if self._memory.concurrency is not None:
-            with contextlib.suppress(LauncherError):
-                await self._trainer.limit_rollouts(self._memory.concurrency)
 
     async def _start_server(self, slot: ServerHandle) -> ServerInfo:
         generation = self._history.generations.get(slot.name, -1) + 1
@@ -222,6 +231,7 @@ class ActionExecutor:
             slot.not_started(error.message)
             raise
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
+        await self._history.flush()
         return await slot.start(generation, weights, overrides)
 
     def _start_weights(self, name: str) -> StartWeights:
@@ -237,10 +247,10 @@ class ActionExecutor:
         """Its requests end with its process in any case; a trainer that is away has none."""
         if slot.info is not None:
             with contextlib.suppress(LauncherError):
-                await self._trainer.set_servers([dataclasses.replace(slot.info, state=state)])
+                await self._trainer.call("set_servers", [dataclasses.replace(slot.info, state=state)])
 
     async def _abandon(self, slot: ServerHandle) -> None:
-        slot.is_abandoned = True
+        slot.give_up()
         await self._take_from_traffic(slot, ServerState.FAILED)
         await slot.stop()
 
@@ -254,7 +264,7 @@ class ActionExecutor:
         """The version that it got: the one that was ordered, or a newer one."""
         self._eyes.watched.load_begins(name)
         within_s = self._config.actor.weight_update_timeout
-        version = await self._trainer.send_weights(self._living(name), lineage, within_s=within_s)
+        version: int = await self._trainer.call("send_weights", self._living(name), lineage, within_s=within_s)
         if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
             await self._monitor.trust(name)
         return version
@@ -262,19 +272,15 @@ class ActionExecutor:
     async def _admit(self, slot: ServerHandle) -> Facts:
         known = {(info.name, info.generation): info for info in self._trainer.view.servers}
         info = known.get((slot.name, slot.generation), self._living(slot.name))
-        within_s = self._config.rollout.request_timeout
-        distance = await self._trainer.admit(info, within_s=within_s)
-        facts: dict[str, object] = {
+        distance = await self._trainer.call("admit", info, within_s=self._config.rollout.request_timeout)
+        recovered_after_s = slot.recovered_after_s()
+        return {
             "pid": info.pid,
             "url": info.url,
             "generation": info.generation,
             "weight_version": info.weight_version,
             "distance": distance,
-        }
-        if slot.exit is not None and slot.exit.generation == slot.generation - 1 > slot.recovered:
-            slot.recovered = slot.exit.generation
-            facts["recovered_after_s"] = time.monotonic() - slot.exit.monotonic
-        return facts
+        } | ({} if recovered_after_s is None else {"recovered_after_s": recovered_after_s})
 
     # ── the end ──
 
@@ -285,10 +291,10 @@ class ActionExecutor:
             if word is not TerminalStatus.FINISHED:
                 await self._quietly("trainer", self._save(), within_s=self._config.health.trainer_first_s)
             weights = self._trainer.view.weights
-            await self._quietly("trainer", self._trainer.close_training())
+            await self._quietly("trainer", self._trainer.call("close"))
             await asyncio.gather(*(self._quietly(name, slot.stop()) for name, slot in self._slots.items()))
             for name in self._slots:
-                forget(name, weights)
+                await self._quietly(name, asyncio.to_thread(forget, name, weights))
         finally:  # else a stop that fails would be ordered again and again
             self._is_stopped = True
 

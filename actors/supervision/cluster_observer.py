@@ -1,33 +1,32 @@
-"""The Coordinator's eyes on a real run: its servers, its trainer, its monitor, its checkpoints.
+"""Observes a real run for the Coordinator: its servers, its trainer, its monitor, its nodes and its checkpoints.
 
-What is seen is gathered by tasks that each wait for one actor, so that one that hangs delays nothing that is known of
-the others.
+Each actor is asked by a task of its own, so one that hangs delays nothing that is known of the others. The disk is read
+in threads, since the loop that runs this answers whether the Coordinator is alive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from actors.cluster.fencing import lease_of
 from actors.cluster.node_identity import is_here
 from actors.cluster.node_watch import ClusterNode, NodeWatch
-from actors.monitoring.monitor_view import Watched
 from actors.processes.background_tasks import BackgroundTasks
+from actors.supervision.checkpoint_scan import CheckpointScan
+from actors.supervision.exit_reason import HangReasons
+from actors.supervision.fleet_record import index_of
 from actors.supervision.interfaces import Observation
-from actors.supervision.monitor_handle import MonitorHandle
+from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
 from actors.supervision.oom_backoff import OomBackoff
-from actors.supervision.oom_hint import OomHint
 from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.trainer_handle import TrainerHandle
-from actors.supervision.watched_servers import WatchedServers
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Incident, ServerExit, ServerInfo, ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -39,8 +38,9 @@ from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
 from launcher.run_files.run_paths import RunPaths
 
+NOTHING_JUDGED = -1
 MARGIN_S = 15.0
-"""For what surrounds a deadline of its own: a call that waits, a process that ends."""
+"""Added to a deadline that something has of its own: a call that waits, a process that ends."""
 
 
 class ClusterObserver:
@@ -65,7 +65,7 @@ class ClusterObserver:
         self._config = config
         self._history = history
         self.memory = memory
-        self._last_words = OomHint(lambda name: paths.server_log(int(name.rpartition("-")[2])))
+        self._hangs = HangReasons(lambda name: paths.server_log(index_of(name)))
         self._slow: set[str] = set()
         self._progress = ProgressTracker(history, furthest)
         self.slots: dict[str, ServerHandle] = {}
@@ -90,15 +90,14 @@ class ClusterObserver:
             if monitor is None
             else MonitorHandle(
                 monitor,
-                targets=self._targets,
+                targets=lambda: self.watched.targets(self.trainer.view),
                 changed=self.changed,
                 hung_after_s=config.health.supervisor_silence_s,
                 hung=self._monitor_hung,
             )
         )
         self.catalog = CheckpointCatalog.of_run(config, paths)
-        self._checkpoints: tuple[CheckpointFacts, ...] | None = None
-        self._is_disk_unreadable = False
+        self.checkpoints = CheckpointScan(self._read_checkpoints, unreadable=self._checkpoints_unreadable)
 
     def add_slot(self, name: str, actor: Any) -> ServerHandle:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
@@ -108,7 +107,8 @@ class ClusterObserver:
         return self.slots[name]
 
     async def refresh(self) -> None:
-        """Ask everybody anew, side by side."""
+        """Ask everybody anew, side by side; after an action, whose effect the next plan must know."""
+        self.checkpoints.invalidate()
         await asyncio.gather(self.trainer.probe.refresh(), *(slot.probe.refresh() for slot in self.slots.values()))
 
     def begin_looking(self) -> None:
@@ -120,7 +120,16 @@ class ClusterObserver:
         if self.monitor is not None:
             self.monitor.begin_looking()
 
-    def look(self, *, is_stopped: bool) -> Observation:
+    async def look(self, *, is_stopped: bool) -> Observation:
+        """What is known when it returns; only the disk is waited for, and not for long."""
+        found = await self.checkpoints.latest()
+        look = self._compose(found, is_stopped=is_stopped)
+        if self._hangs.has_unread:
+            await self._hangs.read()
+            look = self._compose(found, is_stopped=is_stopped)
+        return look
+
+    def _compose(self, found: Sequence[CheckpointFacts], *, is_stopped: bool) -> Observation:
         self._tasks.check()
         now = time.monotonic()
         trainer = self.trainer.facts(self.nodes.homeless_since(TRAINER))
@@ -143,7 +152,7 @@ class ClusterObserver:
                 for name, slot in self.slots.items()
             ),
             trainer=trainer,
-            checkpoints=self.checkpoints(healthy_until),
+            checkpoints=self.judged(found, healthy_until),
             memory=self.memory.settings(self.trainer.lengths),
             incident=incident,
             progress_at=self._progress.at(TRAINER),
@@ -163,20 +172,16 @@ class ClusterObserver:
     def incident(self, now: float) -> Incident | None:
         return self.trainer.incident(now) or (self.monitor.incident if self.monitor is not None else None)
 
-    def checkpoints(self, healthy_until: int) -> tuple[CheckpointFacts, ...]:
-        """As last seen, where the disk can't be read now: a run that steps needs none of them, and to take it for one
-        that has none would begin it anew. Raises CheckpointError and JournalError where it never could be read."""
-        try:
-            seen = self.catalog.facts(healthy_until, self._history.damaged_checkpoints)
-        except LauncherError as error:
-            if self._checkpoints is None:
-                raise
-            if not self._is_disk_unreadable:
-                self._history.event("checkpoint.unreadable", subject="checkpoints", reason=error.message)
-            self._is_disk_unreadable = True
-            return self._checkpoints
-        self._checkpoints, self._is_disk_unreadable = seen, False
-        return seen
+    def _read_checkpoints(self) -> tuple[CheckpointFacts, ...]:
+        return self.catalog.facts(NOTHING_JUDGED, dict(self._history.damaged_checkpoints))
+
+    def _checkpoints_unreadable(self, reason: str) -> None:
+        self._history.event("checkpoint.unreadable", subject="checkpoints", reason=reason)
+
+    def judged(self, found: Sequence[CheckpointFacts], healthy_until: int) -> tuple[CheckpointFacts, ...]:
+        """`healthy_until`: the last step that was judged healthy."""
+        status = self.catalog.status_of_step
+        return tuple(replace(one, status=status(one.global_step, healthy_until=healthy_until).status) for one in found)
 
     def ran_out(self, slot: ServerHandle) -> RanOut | None:
         """Where memory ran out, if that ended this life."""
@@ -186,10 +191,11 @@ class ClusterObserver:
         judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
         homeless_since = self.nodes.homeless_since(slot.name)
         facts = slot.facts(in_pool, judged, is_publishing=is_publishing, homeless_since=homeless_since)
-        facts = dataclasses.replace(facts, is_loading=slot.name in self.trainer.view.loading)
-        return self._last_words.explain(facts, slot.generation)
+        facts = replace(facts, is_loading=slot.name in self.trainer.view.loading)
+        return self._hangs.explain(facts, slot.generation)
 
     async def close(self) -> None:
+        self.checkpoints.close()
         closing = [
             self._tasks.close(),
             self.trainer.close(),
@@ -200,9 +206,6 @@ class ClusterObserver:
             closing.append(self.monitor.close())
         await asyncio.gather(*closing, return_exceptions=True)
 
-    def _targets(self) -> list[Watched]:
-        return self.watched.targets(self.trainer.view)
-
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
         """Before the look that it is part of: with the help of whoever is READY."""
         helpers = [name for name in self.slots if name in in_pool and in_pool[name].state is ServerState.READY]
@@ -211,7 +214,7 @@ class ClusterObserver:
             slot.progress_at = self._progress.at(name)
 
     def _note_pace(self, slow: Mapping[str, str]) -> None:
-        """Said when it begins and when it ends, and acted on by nobody: slow is not dead."""
+        """Recorded when it begins and when it ends; nobody acts on it: slow is not dead."""
         for name in slow.keys() - self._slow:
             self._history.event("server.slow", subject=name, reason=slow[name])
         for name in self._slow - slow.keys():
@@ -219,11 +222,11 @@ class ClusterObserver:
         self._slow = set(slow)
 
     def _note_fleet(self) -> None:
-        """Said when a server has no node any more, and when one has room for it again."""
+        """Recorded when a server has no node any more, and when one has room for it again."""
         homeless = {name for name in self.slots if self.nodes.homeless_since(name) is not None}
         left = len(self.slots) - len(homeless)
         for name in sorted(homeless - self._homeless):
-            reason = f"no node has room for {name}: {left} of {len(self.slots)} servers go on"
+            reason = f"no node has room for {name}: {left} of {len(self.slots)} servers continue"
             self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
             known = [info for info in self.trainer.view.servers if info.name == name]
             self._tasks.start(self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
@@ -252,14 +255,14 @@ class ClusterObserver:
 
     async def _tell_trainer(self, infos: list[ServerInfo]) -> None:
         with contextlib.suppress(LauncherError):  # a trainer that is away has no requests either
-            await self.trainer.set_servers(infos)
+            await self.trainer.call("set_servers", infos)
 
     def _node_joined(self, node: ClusterNode) -> None:
         self._history.event("node.joined", subject=node.address, reason="it is of the cluster", node=node.id)
 
     def _server_died(self, end: ServerExit) -> None:
         if (end.name, end.generation) in self._history.died:
-            return  # told to the Coordinator before this one
+            return  # recorded by the Coordinator before this one
         self._history.server_died(end, time.monotonic() - end.monotonic)
 
     def _monitor_hung(self) -> None:

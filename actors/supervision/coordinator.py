@@ -31,6 +31,8 @@ from launcher.policy.run_state import ENDS
 
 TURN_S = 0.25
 """Between two looks where nothing calls for one."""
+FLUSH_S = 10.0
+"""At the end of the run, for the journal's last lines."""
 
 
 class Coordinator:
@@ -63,14 +65,16 @@ class Coordinator:
         self._incidents.begin()
         try:
             while self._history.state not in ENDS:
-                await self._wait(self.turn())
+                await self._wait(await self.turn())
             self._incidents.close(self._clock())
-            return self._outcome(self._hands.look())
+            return self._outcome(await self._hands.look())
         finally:
             await self._drop_tasks()
             await self._hands.close()
             if self._artifacts is not None:
                 await self._artifacts.close()
+            with contextlib.suppress(TimeoutError):  # a disk that stalls must not keep the outcome from the driver
+                await asyncio.wait_for(self._history.flush(), FLUSH_S)
 
     def abort(self, reason: str) -> None:
         """End the run, saving what there is. Asking twice changes nothing."""
@@ -119,11 +123,11 @@ class Coordinator:
             self._history.asked_to_hold(reason)
             self._hands.changed.set()
 
-    def turn(self) -> float | None:
+    async def turn(self) -> float | None:
         """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
+        look = await self._hands.look()
         self._reap()
         now = self._clock()
-        look = self._hands.look()
         seen = self._observe(look)
         made = plan(seen, self._history.attempts, self._config, now)
         self._incidents.turn(seen, made, look.rejections, now)
@@ -158,12 +162,16 @@ class Coordinator:
         )
 
     async def _perform(self, action: Action) -> None:
-        """To its end, however it ends; a failed one is due again, and the plan counts how often."""
+        """To its end, however it ends; a failed one is due again, and the plan counts how often.
+
+        That it was begun is on the disk first: a Coordinator that takes over must know.
+        """
         started, deadline_s = self._clock(), self._hands.deadline_s(action)
         try:
             if self._artifacts is not None:
                 await self._artifacts.evidence_before(action)
             async with asyncio.timeout(deadline_s):
+                await self._history.flush()
                 facts = await self._hands.perform(action)
         except TimeoutError:
             self._history.failed(action, f"not done within {deadline_s:g} s", self._clock() - started)

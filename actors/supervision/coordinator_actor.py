@@ -1,4 +1,4 @@
-"""The Coordinator as a Ray actor: finds the run's other actors by name, and adopts what lives.
+"""The Coordinator as a Ray actor: finds the run's other actors by name, and adopts what runs.
 
 Ray restarts it with its constructor's arguments; whoever waits for its outcome asks again.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
 
 from actors.cluster.fencing import MARGIN_S, bind_to_cluster, lease_of
 from actors.cluster.node_identity import this_node
+from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
@@ -27,11 +28,12 @@ from actors.training.trainer import MONITOR
 from launcher.base.messages import RunOutcome
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory
-from launcher.run_files.control_requests import ControlRequest, wanted
+from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
 from launcher.run_files.journal import Journal, last_of
 from launcher.run_files.run_paths import RunPaths
 
-HEED_S = 0.5
+REQUESTS_S = 0.5
+"""Between two looks at what a person wants of the run."""
 COORDINATOR = "coordinator"
 TRAINER = "trainer"
 
@@ -50,7 +52,7 @@ def _find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str,
 
 @ray.remote
 class CoordinatorActor:
-    """`run` once in each life; `abort` at any time."""
+    """`run` once in each incarnation; `abort` at any time."""
 
     def __init__(
         self,
@@ -81,57 +83,70 @@ class CoordinatorActor:
         return await asyncio.shield(self._running)
 
     async def ping(self) -> None:
-        """Its answer says that its loop turns."""
+        """Its answer shows that its loop runs."""
 
     async def abort(self, reason: str) -> None:
         if self._coordinator is not None:
             self._coordinator.abort(reason)
 
     async def _begin(self) -> RunOutcome:
-        """One that was started anew on another node waits until the one before it has ended, behind a partition too."""
-        journal = Journal(self._paths.events, self._attempt, time.time)
+        """One that was started on another node waits until the one before it has ended, behind a partition too."""
+        journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
         node = this_node()
-        before = last_of(self._paths.events, "coordinator.placed", self._attempt).get("node")
-        if before not in (None, node) and (lease_s := lease_of(self._config)) is not None:
+        placed = await asyncio.to_thread(last_of, self._paths.events, "coordinator.placed", self._attempt)
+        if placed.get("node") not in (None, node) and (lease_s := lease_of(self._config)) is not None:
             await asyncio.sleep(lease_s + MARGIN_S)
         journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
-        coordinator = self._make()
-        heeding = asyncio.create_task(self._heed(coordinator))
+        coordinator = await self._make(journal)
+        requests = BackgroundTasks()
+        requests.start(follow_requests(coordinator, lambda: wanted(self._paths), journal))
         try:
             return await coordinator.run()
         finally:
-            heeding.cancel()
+            await requests.close()
 
-    async def _heed(self, coordinator: Coordinator) -> None:
-        """What a person wants of the run, as it stands in its file: level, not edge, so it outlives a Coordinator."""
-        while True:
-            asked = await asyncio.to_thread(wanted, self._paths)
-            wish = ControlRequest.RUN if asked is None else asked.wish
-            coordinator.hold(
-                f"a pause {asked.description}" if asked is not None and wish is ControlRequest.PAUSE else ""
-            )
-            if asked is not None and wish is ControlRequest.STOP:
-                coordinator.abort(asked.description)
-            elif asked is not None and asked.servers is not None:
-                coordinator.resize(asked.servers, without=asked.leaves, reason=asked.description)
-            await asyncio.sleep(HEED_S)
-
-    def _make(self) -> Coordinator:
-        journal = Journal(self._paths.events, self._attempt, time.time)
-        events, attempt = self._paths.events, self._attempt
-        history = RunHistory.read(journal, events, attempt, clock=time.monotonic, node=this_node())
+    async def _make(self, journal: Journal) -> Coordinator:
+        """Files and the cluster's store are read in threads: this loop answers `ping`."""
+        await journal.flush()
+        events, attempt, to_thread = self._paths.events, self._attempt, asyncio.to_thread
+        history = await to_thread(RunHistory.read, journal, events, attempt, clock=time.monotonic, node=this_node())
+        members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
         memory = OomBackoff(self._config, history, self._book, on_gpu=self._on_gpu, shares_gpu=self._shares_gpu)
-        eyes = ClusterObserver(
+        observer = ClusterObserver(
             self._config,
             self._paths,
             history,
-            servers=_find_servers(history.fleet.members(server_names(self._config)), history.fleet.joining),
-            trainer=ray.get_actor(TRAINER),
-            monitor=ray.get_actor(MONITOR) if self._has_monitor else None,
+            servers=await to_thread(_find_servers, members, joining),
+            trainer=await to_thread(ray.get_actor, TRAINER),
+            monitor=await to_thread(ray.get_actor, MONITOR) if self._has_monitor else None,
             memory=memory,
-            furthest=furthest_step(self._paths.metrics, attempt),
+            furthest=await to_thread(furthest_step, self._paths.metrics, attempt),
         )
-        hands = ActionExecutor(self._config, history, eyes, shares_gpu=self._shares_gpu)
-        artifacts = ArtifactCollector(self._paths, pids=eyes.pids)
-        self._coordinator = Coordinator(self._config, hands, history, artifacts=artifacts)
+        executor = ActionExecutor(self._config, history, observer, shares_gpu=self._shares_gpu)
+        artifacts = ArtifactCollector(self._paths, pids=observer.pids)
+        self._coordinator = Coordinator(self._config, executor, history, artifacts=artifacts)
         return self._coordinator
+
+
+async def follow_requests(coordinator: Coordinator, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
+    """Carry out what a person wants of the run, as its file says now: a state, not an order, so that the request
+    outlives a Coordinator. An error is recorded once, and costs neither the run nor the next request."""
+    error_before = ""
+    while True:
+        try:
+            carry_out(await asyncio.to_thread(read), coordinator)
+            error_before = ""
+        except Exception as error:  # noqa: BLE001 - else pause and stop would end without a word
+            if repr(error) != error_before:
+                journal.record("request.failed", subject="user", reason=repr(error))
+            error_before = repr(error)
+        await asyncio.sleep(REQUESTS_S)
+
+
+def carry_out(asked: RequestEntry | None, coordinator: Coordinator) -> None:
+    wish = ControlRequest.RUN if asked is None else asked.wish
+    coordinator.hold(f"a pause {asked.description}" if asked is not None and wish is ControlRequest.PAUSE else "")
+    if asked is not None and wish is ControlRequest.STOP:
+        coordinator.abort(asked.description)
+    elif asked is not None and asked.servers is not None:
+        coordinator.resize(asked.servers, without=asked.leaves, reason=asked.description)

@@ -1,8 +1,8 @@
-"""A server joins, and a server leaves, while the run goes on.
+"""Adds servers to a run and removes them, while it trains.
 
-joining  the driver makes its actor, as it made the others ─► it starts, gets weights and the golden probe as any
+joining  the driver creates its actor, as it did for the others ─► it starts, gets weights and the golden probe as any
          server that is restarted ─► traffic
-leaving  no traffic any more ─► what it is at ends, or moves ─► it stops ─► the driver ends its actor
+leaving  no traffic any more ─► in-flight requests finish, or are migrated ─► it stops ─► the driver ends its actor
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FleetScaling:
         self.leave_deadline_s = self._drain_s + STOP_S + 2 * MARGIN_S
 
     async def join(self, name: str) -> Facts:
-        """From now on it is of the fleet, watched and mended as the others. Raises ServerError where nobody made it."""
+        """From now on it is watched and repaired as the others. Raises ServerError where nobody created its actor."""
         slot = self._eyes.add_slot(name, await self._actor_of(name))
         slot.expect()
         slot.begin_looking()
@@ -61,17 +61,18 @@ class FleetScaling:
             async with asyncio.timeout(ACTOR_S):
                 while True:
                     with contextlib.suppress(ValueError):
-                        return self._find(name)
+                        return await asyncio.to_thread(self._find, name)
                     await asyncio.sleep(LOOK_S)
         except TimeoutError as error:
             raise ServerError(f"nobody has made an actor for {name} within {ACTOR_S:g} s") from error
 
     async def _begin(self, slot: ServerHandle) -> None:
-        """A start that fails is the plan's to mend, whatever it failed for: the run has other servers."""
         try:
             await self._start(slot)
-        except LauncherError as error:
-            self._history.event("start.failed", subject=slot.name, reason=error.message)
+        except Exception as error:  # noqa: BLE001 - the run has other servers: the plan repairs it, whatever it failed for
+            reason = error.message if isinstance(error, LauncherError) else f"a defect: {error!r}"
+            slot.not_started(reason)
+            self._history.event("start.failed", subject=slot.name, reason=reason)
         self._eyes.changed.set()
 
     async def leave(self, name: str) -> Facts:
@@ -80,12 +81,14 @@ class FleetScaling:
             return {"moved": 0, "servers": len(self._eyes.slots)}
         moved = 0
         with contextlib.suppress(LauncherError):  # a trainer that is away has no requests, and its next life none here
-            moved = await self._eyes.trainer.drain_server(name, within_s=self._drain_s)
+            moved = await self._eyes.trainer.call(
+                "drain_server", name, self._drain_s, within_s=self._drain_s + MARGIN_S
+            )
         try:
             await slot.stop()
         except LauncherError as error:  # its actor is ended next, and its tree with it
             self._history.event("actor.stop_failed", subject=name, reason=error.message)
-        forget(name, self._eyes.trainer.view.weights)
+        await asyncio.to_thread(forget, name, self._eyes.trainer.view.weights)
         self._eyes.slots.pop(name, None)
         await slot.close()
         return {"moved": moved, "servers": len(self._eyes.slots)}

@@ -1,4 +1,4 @@
-"""What the Coordinator sees and does through: the seam between deciding and acting.
+"""The interface through which the Coordinator observes and acts.
 
 Behind it are Ray, processes and disks (actors/supervision/action_executor.py); a test puts a model of a run there.
 """
@@ -19,9 +19,9 @@ from launcher.policy.observed import ServerFacts, TrainerFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What is known now, without waiting for anybody. `evals`: held-out accuracies so far, for the last word.
+    """What is known now. `evals`: held-out accuracies so far, for the run's outcome.
 
-    `rejections`: batches that were turned away since the last step. `monitor_silent_s`: for how long the HealthMonitor
+    `rejections`: batches that were rejected since the last step. `monitor_silent_s`: for how long the HealthMonitor
     has been asked in vain.
     """
 
@@ -43,20 +43,20 @@ Facts = Mapping[str, object]
 
 
 class ClusterInterface(Protocol):
-    """`changed` is set by the hands whenever a look would show something that should not wait for the next turn."""
+    """`changed` is set whenever a look would show something that should not wait for the next turn."""
 
     changed: asyncio.Event
 
     async def begin(self) -> None:
-        """Adopt what lives, start what was never started, and return without waiting for it to be ready."""
+        """Adopt what runs, start what was never started, and return without waiting for it to be ready."""
 
-    def look(self) -> Observation: ...
+    async def look(self) -> Observation: ...
 
     def deadline_s(self, action: Action) -> float:
         """Within which `perform` must have ended."""
 
     async def perform(self, action: Action) -> Facts:
-        """Do it, and return what there is to say of it. Raises LauncherError."""
+        """Do it, and return figures for the journal. Raises LauncherError."""
 
     async def close(self) -> None:
-        """Stop watching. What lives goes on living."""
+        """Stop watching. Servers and trainer continue."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,11 @@ from actors.cluster.actor_calls import answer
 from actors.cluster.node_identity import clock_shift
 from actors.monitoring.monitor_view import MonitorView, Watched
 from actors.supervision.actor_probe import ActorProbe
+from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import LauncherError
-from launcher.base.messages import Health, Incident, Verdict
+from launcher.base.messages import Health, Incident, ServerInfo, ServerState, TrainerView, Verdict
 from launcher.policy.canary_policy import CanaryRound
+from launcher.policy.observation_history import Task
 
 ANSWER_S = 2.0
 LOOK_S = 0.5
@@ -136,3 +138,44 @@ def _verdicts(view: MonitorView | None) -> object:
         return None
     servers = tuple((s.name, s.generation, s.verdict.health, bool(s.doubt)) for s in view.servers)
     return servers, view.incident and view.incident.cause
+
+
+class WatchedServers:
+    """The servers that the HealthMonitor is to watch now, each with the long task that it was given.
+
+    A server that starts has a deadline of its own; one that loads weights owes nobody a token until it has, for
+    `load_s` at most.
+    """
+
+    def __init__(self, slots: Mapping[str, ServerHandle], *, load_s: float) -> None:
+        self._slots = slots
+        self._load_s = load_s
+        self._loading_since: dict[str, float] = {}
+
+    def load_begins(self, name: str) -> None:
+        """Weights are sent again: the deadline begins again."""
+        self._loading_since[name] = time.monotonic()
+
+    def targets(self, view: TrainerView) -> list[Watched]:
+        in_pool = {(info.name, info.generation): info for info in view.servers}
+        targets = []
+        for name, slot in self._slots.items():
+            is_loading = slot.serves and _is_loading(in_pool.get((name, slot.generation)), view)
+            if not is_loading:
+                self._loading_since.pop(name, None)
+            if slot.info is not None and slot.serves:
+                task = self._task(name) if is_loading else None
+                targets.append(Watched(server=slot.info, waiting=view.in_flight.get(name, 0), task=task))
+        return targets
+
+    def _task(self, name: str) -> Task:
+        since = self._loading_since.setdefault(name, time.monotonic())
+        return Task(name="loading weights", since=since, deadline_s=self._load_s)
+
+
+def _is_loading(known: ServerInfo | None, view: TrainerView) -> bool:
+    """It is not the trainer's version yet, and somebody is sending that."""
+    if known is None:
+        return False
+    is_behind = known.weight_version != view.policy_version
+    return known.state is ServerState.STALE or (view.phase == "publish" and is_behind)

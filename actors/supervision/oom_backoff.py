@@ -1,11 +1,12 @@
-"""The memory ladder on a real run: under which settings memory ran out, what is remembered, and what takes effect now.
+"""Under which settings memory ran out, what is remembered of it, and which settings take effect now.
 
-A life that ended is judged by the settings that it was started with. Where these have given way since, because
-another server met the same end first, the next life already has others and no further rung is due.
+An incarnation that ended is judged by the settings that it was started with. Where these have given way since, because
+another server met the same end first, the next incarnation already has others and no further step is due.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from actors.supervision.run_history import RunHistory
@@ -36,12 +37,12 @@ class OomBackoff:
         self._on_gpu = on_gpu
         self._shares_gpu = shares_gpu
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """Take up what earlier attempts learnt; once in an attempt, before anything is started."""
         if self._book is None or self._history.started_with:
             return
         try:
-            kept = self._book.read()
+            kept = await asyncio.to_thread(self._book.read)
         except StorageError as error:
             self._history.event("memory.book_damaged", subject="memory", reason=error.message)
             return
@@ -69,7 +70,7 @@ class OomBackoff:
         gave_way = any(began_with.get(key) != now[key] for key in OF_SERVERS & now.keys())
         return replace(facts, ran_out=None) if facts.ran_out is not None and gave_way else facts
 
-    def ran_out(self, subject: str, where: RanOut, lengths: Lengths, rung: Overrides) -> None:
+    async def ran_out(self, subject: str, where: RanOut, lengths: Lengths, rung: Overrides) -> None:
         """Write down that `subject` did, and keep the `rung` that was taken for later attempts."""
         under = self._history.started_with.get(subject, {})
         tried = TriedSettings(ran_out=where, settings=self.settings(lengths, under))
@@ -79,7 +80,8 @@ class OomBackoff:
             return
         kept = RememberedSettings(overrides=dict(self._history.overrides), tried=tuple(self._history.tried))
         try:
-            self._book.keep(kept, by=f"{self._config.experiment_name}/{self._config.trial_name}")
+            by = f"{self._config.experiment_name}/{self._config.trial_name}"
+            await asyncio.to_thread(self._book.keep, kept, by=by)
         except StorageError as error:
             self._history.event("memory.not_kept", subject="memory", reason=error.message)
 

@@ -121,6 +121,10 @@ class RunHistory:
 
     # ── writing ──
 
+    async def flush(self) -> None:
+        """Returns when everything that was decided so far is on the disk; nothing is done on a decision before."""
+        await self._journal.flush()
+
     def begin(self) -> None:
         self._record("run.initializing", reason="servers and trainer are starting", pid=os.getpid())
 

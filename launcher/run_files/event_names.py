@@ -24,6 +24,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "run.broke": "the driver met an error that it did not expect, with its traceback",
     "run.halting": "the Coordinator halts the run, with the reason",
     "run.halted": "the halt is done",
+    "request.failed": "a request to pause, stop or resize the run could not be carried out",
     "run.hold_asked": "an operator asked for a pause",
     "run.hold_released": "an operator asked to resume",
     "run.abort_asked": "an operator asked for the end of the run",

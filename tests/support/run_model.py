@@ -88,7 +88,7 @@ class ModelHands:
         if self.run.trainer.verdict == STARTING:
             self.run.train(verdict=ALIVE)
 
-    def look(self):
+    async def look(self):
         run = self.run
         return Observation(
             servers=tuple(run.servers.values()),

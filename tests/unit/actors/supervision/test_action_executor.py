@@ -29,7 +29,7 @@ class FakeTrainer:
             raise AttributeError(name)
 
         async def call(*args, **kwargs):
-            error = self._does.get(name)
+            error = self._does.get(args[0] if name == "call" else name)
             if error is not None:
                 raise error
 
@@ -60,18 +60,21 @@ class Trial:
             slots={"server-0": self.slot},
             trainer=trainer or FakeTrainer(),
             monitor=None,
-            shelf=SimpleNamespace(newest_model=lambda damaged: self.newest_model()),
+            catalog=SimpleNamespace(newest_model=lambda damaged: self.newest_model()),
             refresh=self.nothing,
             begin_looking=lambda: None,
             close=self.nothing,
-            look=lambda is_stopped: SimpleNamespace(is_stopped=is_stopped),
-            memory=SimpleNamespace(begin=lambda: None),
+            look=self.look,
+            memory=SimpleNamespace(begin=self.nothing),
         )
         self.newest_model = lambda: None
         self.hands = ActionExecutor(RunConfig(experiment_name="hands"), self.history, eyes, shares_gpu=False)
 
     async def nothing(self):
         pass
+
+    async def look(self, is_stopped):
+        return SimpleNamespace(is_stopped=is_stopped)
 
     async def begun(self):
         await self.hands.begin()
@@ -92,9 +95,9 @@ def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
     """Else a halt would be ordered again and again, and the run never have its word."""
 
     async def scenario():
-        trial = Trial(tmp_path, trainer=FakeTrainer(close_training=error), actor=FakeActor(stop=None))
+        trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=None))
         await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
-        return trial.hands.look().is_stopped
+        return (await trial.hands.look()).is_stopped
 
     assert play(scenario)
 
@@ -127,7 +130,7 @@ def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
 
         trial.newest_model = defect
         await trial.begun()
-        trial.hands.look()
+        await trial.hands.look()
 
     with pytest.raises(KeyError, match="a defect"):
         play(scenario)
@@ -141,7 +144,18 @@ def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
         )
         trial.history.started_server("server-0", 0, 0, 1)
         await trial.begun()
-        trial.hands.look()
+        await trial.hands.look()
 
     with pytest.raises(ResourceError, match="port 30000"):
+        play(scenario)
+
+
+def test_an_action_that_nobody_carries_out_is_not_recorded_as_done(tmp_path):
+    class Unknown:
+        name = "server-0"
+
+    async def scenario():
+        await Trial(tmp_path).hands.perform(Unknown())
+
+    with pytest.raises(AssertionError, match="Expected code to be unreachable"):
         play(scenario)

@@ -51,7 +51,10 @@ class Trial:
             )
 
     def standing(self):
-        return [facts.global_step for facts in self.eyes.checkpoints(-1) if facts.is_complete]
+        return asyncio.run(self.seen())
+
+    async def seen(self):
+        return [facts.global_step for facts in await self.eyes.checkpoints.latest() if facts.is_complete]
 
     def events(self, name):
         return [line for line in read_lines(self.paths.events) if line["event"] == name]
@@ -90,7 +93,7 @@ def test_one_that_never_could_be_read_is_not_taken_for_empty(trial):
     trial.save(9)
     away(trial)
     with pytest.raises(CheckpointError, match="can't be listed"):
-        trial.eyes.checkpoints(-1)
+        trial.standing()
 
 
 def test_a_step_that_was_trained_again_is_not_damaged_for_what_lay_there_before(trial):
@@ -115,3 +118,30 @@ def test_no_checkpoint_is_called_damaged_while_the_disk_can_not_be_read(trial):
     asyncio.run(trial.restore_fails(19))
     back()
     assert trial.standing() == [19] and not trial.events("checkpoint.damaged")
+
+
+def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_nothing_is_left_after_close(trial, monkeypatch):
+    async def scenario():
+        ended = []
+
+        async def never_told(*args):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        async def defect(*args):
+            raise KeyError("a defect")
+
+        monkeypatch.setattr(trial.eyes.trainer, "call", never_told)
+        trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(trial.eyes.trainer, "call", defect)
+        trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
+        await asyncio.sleep(0)
+        with pytest.raises(KeyError, match="a defect"):
+            await trial.eyes.look(is_stopped=False)
+        await trial.eyes.close()
+        return ended
+
+    assert asyncio.run(scenario()) == [True]

@@ -40,7 +40,7 @@ class Trial:
         """Looks a second apart, with what was begun in each given the time to end."""
         for _ in range(n):
             self.run.now += 1.0
-            self.coordinator.turn()
+            await self.coordinator.turn()
             for _ in range(5):
                 await asyncio.sleep(0)
 
@@ -167,7 +167,7 @@ def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_path):
         trial.run.kill_server("server-0")
         trial.run.now += 1.0
         trial.hands.patience_s = 0.0
-        trial.coordinator.turn()
+        await trial.coordinator.turn()
         while not trial.events("server.restarting_failed"):
             await asyncio.sleep(0)
         trial.hands.hangs.clear()

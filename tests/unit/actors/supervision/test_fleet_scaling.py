@@ -10,7 +10,7 @@ from actors.supervision.fleet_record import FleetRecord
 from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
-from launcher.base.errors import RunError, ServerError, UsageError
+from launcher.base.errors import LauncherError, RunError, ServerError, UsageError
 from launcher.base.messages import Cause, ServerState, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import AbandonServer, AdmitServer, Halt, JoinServer, LeaveServer, RestartServer
@@ -189,8 +189,9 @@ class Fleet:
         self.drains = []
         actor = actor or FakeActor(info=never, stop=None)
 
-        async def drain_server(name, *, within_s):
-            self.drains.append((name, within_s))
+        async def call(method, name, drain_s, *, within_s):
+            assert method == "drain_server" and within_s > drain_s
+            self.drains.append((name, drain_s))
             if drain is not None:
                 raise drain
             return 2
@@ -201,14 +202,15 @@ class Fleet:
 
         async def begin(slot):
             if start is not None:
-                slot.not_started(start.message)
+                if isinstance(start, LauncherError):
+                    slot.not_started(start.message)
                 raise start
 
         self.eyes = SimpleNamespace(
             changed=self.changed,
             slots={},
             add_slot=add_slot,
-            trainer=SimpleNamespace(view=TrainerView(pid=1), drain_server=drain_server),
+            trainer=SimpleNamespace(view=TrainerView(pid=1), call=call),
         )
         self.hands = FleetScaling(
             RunConfig(experiment_name="fleet"), self.history, self.eyes, start=begin, find=find or (lambda name: actor)
@@ -282,3 +284,19 @@ def test_a_trainer_that_is_away_keeps_nobody(tmp_path):
     assert kinds(decide(observed(server(0), server(1), leaving=ASKED, trainer=trainer(is_publishing=True)))) == [
         LeaveServer
     ]
+
+
+def test_a_newcomer_whose_start_meets_a_defect_is_dead_and_in_the_journal_and_not_starting_for_ever(tmp_path):
+    async def scenario():
+        fleet = Fleet(tmp_path, start=KeyError("a defect"))
+        await fleet.hands.join("server-4")
+        await asyncio.wait_for(fleet.changed.wait(), 10)
+        slot = fleet.eyes.slots["server-4"]
+        seen = slot.facts(None, None, is_publishing=False)
+        await fleet.hands.close()
+        await slot.close()
+        return fleet, seen
+
+    fleet, seen = asyncio.run(scenario())
+    assert seen.state is ServerState.DEAD and "a defect" in seen.verdict.reason
+    assert fleet.events() == [("start.failed", "server-4")]

@@ -1,5 +1,6 @@
 """The ladder on a run: what a life ran with, what is written down, and what an attempt begins with."""
 
+import asyncio
 import time
 
 from actors.supervision.oom_backoff import OomBackoff
@@ -33,11 +34,11 @@ class Attempt:
         journal = Journal(self.events, self.number, time.time)
         self.history = RunHistory.read(journal, self.events, self.number)
         self.ladder = OomBackoff(self.config, self.history, self.book, on_gpu=False, shares_gpu=False)
-        self.ladder.begin()
+        asyncio.run(self.ladder.begin())
 
     def give_way(self, name, rung, where=RanOut.SERVER_HOST):
         self.history.begun(RestartServer(name=name, reason="", overrides=rung))
-        self.ladder.ran_out(name, where, Lengths(longest_sequence=40), rung)
+        asyncio.run(self.ladder.ran_out(name, where, Lengths(longest_sequence=40), rung))
 
     def names(self):
         return [event["event"] for event in read_lines(self.events)] if self.events.exists() else []

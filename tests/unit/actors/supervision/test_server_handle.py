@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from actors.cluster.actor_calls import ActorAway
 from actors.supervision import server_handle
@@ -194,7 +194,7 @@ def test_of_one_that_is_gone_the_reason_is_waited_for_and_decides():
 
 
 def test_the_reason_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr(server_handle, "WORD_S", 0.0)
+    monkeypatch.setattr(server_handle, "REASON_S", 0.0)
 
     async def play(slot, actor, died):
         await slot.start(0, WEIGHTS, {})
@@ -312,7 +312,7 @@ def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
 
 
 def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
-    monkeypatch.setattr(ServerHandle, "_given_up", lambda self: None)
+    monkeypatch.setattr(ServerHandle, "_given_up", lambda self, running: None)
 
     async def play(slot, actor, died):
         hanging(monkeypatch, actor, "info")
@@ -322,3 +322,52 @@ def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
 
     seen = scenario(play)
     assert (seen.state, seen.verdict.health) == (ServerState.STARTING, Health.UNKNOWN)
+
+
+def test_an_end_is_told_also_after_the_question_for_it_failed_once(monkeypatch):
+    """A call that Ray lost: without another question a crash would have no `server.died` and no exit code."""
+    monkeypatch.setattr(server_handle, "LOOK_S", 0.005)
+
+    async def play(slot, actor, died):
+        wait_exit, asked = actor.wait_exit.remote, []
+
+        async def lost_once():
+            asked.append(1)
+            if len(asked) == 1:
+                raise ActorUnavailableError("the connection was reset", None)
+            return await wait_exit()
+
+        actor.wait_exit.remote = lost_once
+        await slot.start(0, WEIGHTS, {})
+        while not asked:
+            await asyncio.sleep(0)
+        actor.end("ended by SIGSEGV", exit_code=-11)
+        for _ in range(200):
+            if died:
+                break
+            await asyncio.sleep(0.005)
+        return [end.exit_code for end in died], facts(slot).state
+
+    assert scenario(play) == ([-11], ServerState.DEAD)
+
+
+def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_incarnation(monkeypatch):
+    monkeypatch.setattr(server_handle, "LOOK_S", 0.001)
+
+    async def play(slot, actor, died):
+        asked = []
+
+        async def gone():
+            asked.append(1)
+            raise ActorUnavailableError("it has died", None)
+
+        actor.wait_exit.remote = gone
+        await slot.start(0, WEIGHTS, {})
+        await asyncio.sleep(0.02)
+        await slot.stop()
+        await asyncio.sleep(0.02)
+        before = len(asked)
+        await asyncio.sleep(0.02)
+        return before > 1, len(asked) - before
+
+    assert scenario(play) == (True, 0)

@@ -150,7 +150,7 @@ def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch):
     world = World()
 
     async def scenario(link):
-        monkeypatch.setattr(link._life, "look", lambda *args, **kwargs: {}["a defect"])
+        monkeypatch.setattr(link._liveness, "look", lambda *args, **kwargs: {}["a defect"])
         link.begin_looking()
         async with asyncio.timeout(10):
             while True:

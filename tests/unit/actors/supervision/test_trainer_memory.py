@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.supervision import trainer_exit, trainer_handle
+from actors.supervision import exit_reason, trainer_handle
 from actors.supervision.trainer_handle import TrainerHandle
+from actors.supervision.trainer_states import ProcessId
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -108,7 +109,7 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory(monkeypatch, kills,
     monkeypatch.setattr(trainer_handle, "process_ended", ended)
 
     async def wait(trainer):
-        await trainer._wait_end(("", 1))
+        await trainer._wait_end(ProcessId("", 1))
 
     facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait)
     assert facts.verdict.health is Health.DEAD
@@ -131,7 +132,7 @@ def test_a_process_that_found_no_memory_to_say_so_but_in_its_log(monkeypatch, tm
     async def wait(trainer):
         with log.open("a") as file:
             file.write(words if when == "since" else "step 3\n")
-        await trainer._wait_end(("", 1))
+        await trainer._wait_end(ProcessId("", 1))
 
     facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait, log=log)
     assert facts.verdict.health is Health.DEAD
@@ -170,10 +171,10 @@ def test_a_process_of_which_ray_says_only_elsewhere_that_it_ended_it_for_memory(
         return said
 
     monkeypatch.setattr(trainer_handle, "process_ended", ended)
-    monkeypatch.setattr(trainer_exit, "killed_for_memory", words)
+    monkeypatch.setattr(exit_reason, "killed_for_memory", words)
 
     async def wait(trainer):
-        await trainer._wait_end(("", 1))
+        await trainer._wait_end(ProcessId("", 1))
 
     facts = facts_after(Actor(view=TrainerView(pid=1, is_started=True)), wait)
     assert (facts.verdict.health, facts.verdict.cause) == (Health.DEAD, cause)

@@ -11,6 +11,7 @@ import pytest
 
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.server_handle import ServerHandle
+from actors.supervision.server_states import ServerDead, ServerStopped
 from actors.weights.weight_consistency_check import golden_distance
 from launcher.base.errors import TrainerError, WeightsRefused
 from launcher.base.messages import Cause, Health
@@ -35,14 +36,14 @@ from tests.unit.launcher.policy.test_memory_backoff import MIB, samples
 
 def hear_of_a_death(monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(ServerHandle, "_watch", lambda self, generation: asyncio.sleep(0))
+        monkeypatch.setattr(ServerHandle, "_watch_exit", lambda self, generation: asyncio.sleep(0))
 
     async def play(slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         actor.end("ended by itself")
         for _ in range(20):
             await asyncio.sleep(0)
-        return len(died), slot.exit is not None
+        return len(died), isinstance(slot.state, ServerDead)
 
     return scenario(play)
 
@@ -59,9 +60,9 @@ def test_an_end_that_was_ordered_is_no_death():
         actor.end("told to stop", at=time.monotonic(), was_told=True)
         for _ in range(20):
             await asyncio.sleep(0)
-        return died, slot.exit
+        return died, isinstance(slot.state, ServerStopped)
 
-    assert scenario(play) == ([], None)
+    assert scenario(play) == ([], True)
 
 
 # ── the gate's certain rules, which no setting switches off ──

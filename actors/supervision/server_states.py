@@ -1,0 +1,60 @@
+"""The states of a server's incarnation as the Coordinator orders and learns them; each has only the data that it needs.
+
+starting ─► running ─► dead ─► starting the next incarnation; stopped and failed by order. What a running one does now
+(STARTING, STALE, READY, SUSPECT) is in the answers of its actor and of the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.policy.exit_cause import ExitFinding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incarnation:
+    """`generation`: its number, -1 before the first. `lineage`: of the weights that it started from, None: unknown."""
+
+    generation: int
+    lineage: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStarting(Incarnation):
+    """An order to start it is under way, so that it does not run means nothing. `lost`: why its node was, "" if not."""
+
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRunning(Incarnation):
+    """Its start has ended. `failed_start`: with what error; `late_at`: when the start of an adopted one is given up.
+
+    `gone_since`: its process is gone, and its guard has not reported the reason yet. `was_ready`: before the publish
+    that is under way.
+    """
+
+    failed_start: str = ""
+    late_at: float = float("inf")
+    gone_since: float | None = None
+    was_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerDead(Incarnation):
+    """It has ended without an order, or its node was lost."""
+
+    finding: ExitFinding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStopped(Incarnation):
+    """Ended by order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFailed(Incarnation):
+    """Given up for the rest of the run."""
+
+
+ServerIncarnationState = ServerStarting | ServerRunning | ServerDead | ServerStopped | ServerFailed

@@ -1,0 +1,102 @@
+"""The disk is read off the control loop: one that stalls delays nothing, and what was changed is read again."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from actors.supervision import checkpoint_scan
+from actors.supervision.checkpoint_scan import CheckpointScan
+from launcher.base.errors import CheckpointError
+
+
+class Disk:
+    """What is on it, until it stalls or fails."""
+
+    def __init__(self):
+        self.holds, self.error = ("step 9",), None
+        self.turns = threading.Event()
+        self.turns.set()
+        self.reads = 0
+        self.told = []
+
+    def read(self):
+        self.reads += 1
+        found = self.holds
+        self.turns.wait(10)
+        if self.error is not None:
+            raise self.error
+        return found
+
+    def play(self, scenario):
+        async def inside():
+            scan = CheckpointScan(self.read, unreadable=self.told.append)
+            try:
+                return await scenario(scan)
+            finally:
+                self.turns.set()
+                scan.close()
+
+        return asyncio.run(inside())
+
+
+def test_while_the_disk_stalls_the_loop_runs_and_what_was_seen_last_is_used(monkeypatch):
+    """Else `ping` has no answer, and the driver ends a Coordinator that is well, again and again (P7)."""
+    monkeypatch.setattr(checkpoint_scan, "SCAN_S", 0.05)
+    disk = Disk()
+
+    async def scenario(scan):
+        first = await scan.latest()
+        disk.turns.clear()
+        disk.holds = ("step 9", "step 19")
+        turns = 0
+
+        async def loop_runs():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        running = asyncio.create_task(loop_runs())
+        stalled = await scan.latest()
+        began = time.monotonic()
+        again = [await scan.latest() for _ in range(20)]
+        waited_s = time.monotonic() - began
+        running.cancel()
+        disk.turns.set()
+        await asyncio.sleep(0.05)
+        return first, stalled, set(again), turns > 5, waited_s < 1.0, await scan.latest()
+
+    old, new = ("step 9",), ("step 9", "step 19")
+    assert disk.play(scenario) == (old, old, {old}, True, True, new)
+    assert len(disk.told) == 1 and "no answer from its disk" in disk.told[0]
+    assert disk.reads == 2, "a disk that stalls is not asked again before it has answered"
+
+
+def test_what_was_read_before_an_action_ended_is_not_used():
+    disk = Disk()
+
+    async def scenario(scan):
+        disk.turns.clear()
+        reading = asyncio.create_task(scan.latest())
+        while not disk.reads:
+            await asyncio.sleep(0.001)
+        disk.holds = ()  # condemned meanwhile
+        scan.invalidate()
+        disk.turns.set()
+        return await reading
+
+    assert disk.play(scenario) == ()
+    assert disk.reads == 2
+
+
+def test_a_disk_that_never_could_be_read_is_an_error():
+    disk = Disk()
+    disk.error = CheckpointError("the folder can't be listed")
+
+    async def scenario(scan):
+        await scan.latest()
+
+    with pytest.raises(CheckpointError, match="can't be listed"):
+        disk.play(scenario)

@@ -1,0 +1,69 @@
+"""The journal is written off the control loop, in order, and what was decided is on the disk before it is done."""
+
+import asyncio
+import threading
+
+from actors.supervision.coordinator import Coordinator
+from actors.supervision.run_history import RunHistory
+from launcher.run_files import journal as journal_module
+from launcher.run_files.journal import Journal, read_lines
+from tests.support.run_model import CONFIG, ModelHands, RunModel
+
+
+class StalledDisk:
+    def __init__(self, monkeypatch):
+        self.turns = threading.Event()
+        append = journal_module.append_line
+
+        def stalls(*args, **kwargs):
+            self.turns.wait(10)
+            append(*args, **kwargs)
+
+        monkeypatch.setattr(journal_module, "append_line", stalls)
+
+
+def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monkeypatch):
+    disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
+
+    async def scenario():
+        run = RunModel()
+        history = RunHistory(Journal(path, 1, in_background=True))
+        hands = ModelHands(run, history)
+        coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
+        history.begin()
+        await hands.begin()
+        for _ in range(5):
+            run.now += 1.0
+            await coordinator.turn()
+            await asyncio.sleep(0.01)
+        begun, done_while_stalled = len(coordinator._under_way), list(hands.done)
+        disk.turns.set()
+        async with asyncio.timeout(10):
+            while not hands.done:
+                await asyncio.sleep(0.005)
+        on_disk = [event["event"] for event in read_lines(path)]
+        await coordinator._drop_tasks()
+        return begun, done_while_stalled, on_disk
+
+    begun, done_while_stalled, on_disk = asyncio.run(scenario())
+    assert begun > 0 and done_while_stalled == []
+    assert "trainer.restoring" in on_disk, "an action was carried out before it was on the disk"
+
+
+def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with_it(tmp_path, monkeypatch):
+    disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
+
+    async def scenario():
+        journal = Journal(path, 1, in_background=True)
+        for number in range(5):
+            journal.record(f"event.{number}")
+        waiting = asyncio.create_task(journal.flush())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        disk.turns.set()
+        journal.record("event.5")
+        await journal.flush()
+
+    asyncio.run(scenario())
+    assert [event["event"] for event in read_lines(path)] == [f"event.{number}" for number in range(6)]
