@@ -1,0 +1,7 @@
+"""Keeps a run alive: the Coordinator observes servers, trainer and monitor, asks launcher/policy for a plan, and acts.
+
+It may import every other room of actors, and nothing imports it but the driver. Begin with coordinator.py (the loop),
+then interfaces.py (how it observes and acts), cluster_observer.py and action_executor.py (both on a real run), and
+run_history.py (all that it remembers, in the journal). server_handle.py, trainer_handle.py and monitor_handle.py hold
+one actor each; actor_probe.py asks them periodically. run_actors.py creates them all, in the driver.
+"""

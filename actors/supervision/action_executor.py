@@ -52,32 +52,32 @@ VERIFIER_ANSWER_S = 60.0
 class ActionExecutor:
     """`shares_gpu`: the servers and the trainer run on one GPU."""
 
-    def __init__(self, config: RunConfig, history: RunHistory, eyes: ClusterObserver, *, shares_gpu: bool) -> None:
-        self.changed = eyes.changed
+    def __init__(self, config: RunConfig, history: RunHistory, observer: ClusterObserver, *, shares_gpu: bool) -> None:
+        self.changed = observer.changed
         self._config = config
         self._history = history
-        self._eyes = eyes
-        self._slots, self._trainer, self._monitor = eyes.slots, eyes.trainer, eyes.monitor
-        self._memory = eyes.memory
+        self._observer = observer
+        self._slots, self._trainer, self._monitor = observer.slots, observer.trainer, observer.monitor
+        self._memory = observer.memory
         self._shares_gpu = shares_gpu
         self._tasks = BackgroundTasks()
         self._unusable: UsageError | None = None
         self._is_stopped = False
-        self._fleet = FleetScaling(config, history, eyes, start=self._start_server)
+        self._fleet = FleetScaling(config, history, observer, start=self._start_server)
 
     # ── the beginning ──
 
     async def begin(self) -> None:
         """Adopt, or start: a server that this attempt never started, a trainer that is empty and never was."""
         await self._memory.begin()
-        await self._eyes.refresh()
+        await self._observer.refresh()
         for name, slot in self._slots.items():
             if name in self._history.generations:
                 slot.adopt(self._history.generations[name], self._history.start_lineages[name])
             if name in self._history.abandoned:
                 slot.give_up()
         self._trainer.adopt()
-        self._eyes.begin_looking()
+        self._observer.begin_looking()
         if self._monitor is not None:
             self._tasks.start(self._ask_the_verifier_again(self._monitor))
         fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
@@ -104,7 +104,7 @@ class ActionExecutor:
         """While the trainer is paused for a broken reward function, no batch shows whether it works again."""
         while True:
             await asyncio.sleep(VERIFIER_S)
-            incident = self._eyes.incident(time.monotonic())
+            incident = self._observer.incident(time.monotonic())
             if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and not self._trainer.view.is_running:
                 with contextlib.suppress(LauncherError):
                     scored: CanaryRound = await self._trainer.call("score_canaries", within_s=VERIFIER_ANSWER_S)
@@ -135,7 +135,7 @@ class ActionExecutor:
         if self._unusable is not None:
             raise self._unusable
         self._tasks.check()
-        return await self._eyes.look(is_stopped=self._is_stopped)
+        return await self._observer.look(is_stopped=self._is_stopped)
 
     # ── acting ──
 
@@ -167,7 +167,7 @@ class ActionExecutor:
         try:
             return await self._do(action)
         finally:
-            await self._eyes.refresh()
+            await self._observer.refresh()
 
     async def _do(self, action: Action) -> Facts:
         match action:
@@ -183,7 +183,7 @@ class ActionExecutor:
             case RestoreTrainer(global_step=step, onset_step=onset_step):
                 return await self._restore(step, onset_step)
             case CondemnCheckpoints(after_step=step):
-                return {"checkpoints": list(await asyncio.to_thread(self._eyes.catalog.condemn_after, step))}
+                return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.condemn_after, step))}
             case RestartServer(name=name, overrides=rung):
                 return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):
@@ -206,7 +206,7 @@ class ActionExecutor:
         try:
             next_step = await self._trainer.restore(global_step, self._history.lineage)
         except CheckpointError as error:
-            made_at = await asyncio.to_thread(self._eyes.catalog.made_at, global_step)
+            made_at = await asyncio.to_thread(self._observer.catalog.made_at, global_step)
             self._history.found_damaged(global_step, made_at, error.message)
             raise
         if self._monitor is not None:
@@ -214,7 +214,7 @@ class ActionExecutor:
         return {"next_step": next_step, "lineage": self._history.lineage}
 
     async def _restart_server(self, slot: ServerHandle, rung: Overrides) -> Facts:
-        if (where := self._eyes.ran_out(slot)) is not None:
+        if (where := self._observer.ran_out(slot)) is not None:
             await self._memory.ran_out(slot.name, where, self._trainer.lengths, rung)
         if self._memory.concurrency is not None:  # before requests that wait for a server find one
             with contextlib.suppress(LauncherError):  # a trainer that is away starts with the limit
@@ -239,7 +239,7 @@ class ActionExecutor:
         view = self._trainer.view
         if view.is_loaded and view.weights is not None and (kept := keep_for(name, view.weights)) is not None:
             return kept
-        found = self._eyes.catalog.newest_model(self._history.damaged_checkpoints)
+        found = self._observer.catalog.newest_model(self._history.damaged_checkpoints)
         lineage = 1 if self._history.lineage == 0 else None
         return first_weights(found, self._config.sglang.model_path, lineage)
 
@@ -262,7 +262,7 @@ class ActionExecutor:
 
     async def _load_weights(self, name: str, lineage: int) -> int:
         """The version that it got: the one that was ordered, or a newer one."""
-        self._eyes.watched.load_begins(name)
+        self._observer.watched.load_begins(name)
         within_s = self._config.actor.weight_update_timeout
         version: int = await self._trainer.call("send_weights", self._living(name), lineage, within_s=within_s)
         if self._monitor is not None:  # what made it doubtful is gone; the golden probe is still to come
@@ -300,12 +300,12 @@ class ActionExecutor:
 
     async def _save(self) -> None:
         view = self._trainer.view
-        incident = self._eyes.incident(time.monotonic())
+        incident = self._observer.incident(time.monotonic())
         damaged = holds_damage(incident, self._trainer.facts())
         if view.is_loaded and (view.is_running or view.is_allowed):
             await self._trainer.pause(save=not damaged)
         if damaged and incident is not None and (first := first_damaged(incident)) is not None:
-            await asyncio.to_thread(self._eyes.catalog.forget_after, first - 1)
+            await asyncio.to_thread(self._observer.catalog.forget_after, first - 1)
 
     async def _quietly(self, subject: str, ending: Awaitable[None], *, within_s: float = STOP_S) -> None:
         try:
@@ -315,4 +315,4 @@ class ActionExecutor:
             self._history.event("actor.stop_failed", subject=subject, reason=str(error) or "no answer in time")
 
     async def close(self) -> None:
-        await asyncio.gather(self._tasks.close(), self._fleet.close(), self._eyes.close(), return_exceptions=True)
+        await asyncio.gather(self._tasks.close(), self._fleet.close(), self._observer.close(), return_exceptions=True)

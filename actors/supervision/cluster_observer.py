@@ -184,7 +184,7 @@ class ClusterObserver:
         return tuple(replace(one, status=status(one.global_step, healthy_until=healthy_until).status) for one in found)
 
     def ran_out(self, slot: ServerHandle) -> RanOut | None:
-        """Where memory ran out, if that ended this life."""
+        """Where memory ran out, if that ended this incarnation."""
         return self._seen(slot, None, is_publishing=False).ran_out
 
     def _seen(self, slot: ServerHandle, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:

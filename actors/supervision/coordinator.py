@@ -1,11 +1,11 @@
-"""The Coordinator: observe → plan → perform → record, until the run has its word. The only writer of RunState.
+"""The Coordinator: observe → plan → perform → record, until the run has ended. The only writer of RunState.
 
 `Coordinator` is the plain class, with a `ClusterInterface` to see and act through; `CoordinatorActor` is the Ray actor
 around it. It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not
-hold: one that was killed is replaced by one that reads the events, looks at what lives, and goes on.
+hold: one that was killed is replaced by one that reads the events, looks at what runs, and continues.
 
-Consumes: `abort`, `hold`, `resize`. Waits for: its hands' `changed`, a plan's `wake_at`, at most a turn. Unblocked by:
-any of these; no action is waited for, each runs as a task with its own deadline.
+Consumes: `abort`, `hold`, `resize`. Waits for: the cluster's `changed`, a plan's `wake_at`, at most a turn. Unblocked
+by: any of these; no action is waited for, each runs as a task with its own deadline.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Coordinator:
     def __init__(
         self,
         config: RunConfig,
-        hands: ClusterInterface,
+        cluster: ClusterInterface,
         history: RunHistory,
         *,
         clock: Callable[[], float] = time.monotonic,
         artifacts: ArtifactCollector | None = None,
     ) -> None:
         self._config = config
-        self._hands = hands
+        self._cluster = cluster
         self._history = history
         self._clock = clock
         self._artifacts = artifacts
@@ -61,16 +61,16 @@ class Coordinator:
             self._history.adopt(f"a run that is {self._history.state}")
         else:
             self._history.begin()
-        await self._hands.begin()
+        await self._cluster.begin()
         self._incidents.begin()
         try:
             while self._history.state not in ENDS:
                 await self._wait(await self.turn())
             self._incidents.close(self._clock())
-            return self._outcome(await self._hands.look())
+            return self._outcome(await self._cluster.look())
         finally:
             await self._drop_tasks()
-            await self._hands.close()
+            await self._cluster.close()
             if self._artifacts is not None:
                 await self._artifacts.close()
             with contextlib.suppress(TimeoutError):  # a disk that stalls must not keep the outcome from the driver
@@ -79,14 +79,14 @@ class Coordinator:
     def abort(self, reason: str) -> None:
         """End the run, saving what there is. Asking twice changes nothing."""
         self._history.asked_to_abort(reason)
-        self._hands.changed.set()
+        self._cluster.changed.set()
 
     def add_server(self, reason: str) -> str:
         """Have one more server join; its name. Raises UsageError where the run is ending."""
         self._check_goes_on()
         name = self._history.fleet.next_name(server_names(self._config))
         self._history.event(JOIN_ASKED, subject=name, reason=reason)
-        self._hands.changed.set()
+        self._cluster.changed.set()
         return name
 
     def remove_server(self, name: str, reason: str) -> None:
@@ -101,7 +101,7 @@ class Coordinator:
         if staying == [name]:
             raise UsageError(f"{name} is the only server that stays", "add another one first, or stop the run")
         self._history.event(LEAVE_ASKED, subject=name, reason=reason)
-        self._hands.changed.set()
+        self._cluster.changed.set()
 
     def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
         """Have servers join or leave until there are so many, none of `without` among them; asking twice changes
@@ -121,11 +121,11 @@ class Coordinator:
         """Pause the trainer until this is asked with "". Asking twice changes nothing."""
         if reason != self._history.hold_reason:
             self._history.asked_to_hold(reason)
-            self._hands.changed.set()
+            self._cluster.changed.set()
 
     async def turn(self) -> float | None:
         """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
-        look = await self._hands.look()
+        look = await self._cluster.look()
         self._reap()
         now = self._clock()
         seen = self._observe(look)
@@ -166,13 +166,13 @@ class Coordinator:
 
         That it was begun is on the disk first: a Coordinator that takes over must know.
         """
-        started, deadline_s = self._clock(), self._hands.deadline_s(action)
+        started, deadline_s = self._clock(), self._cluster.deadline_s(action)
         try:
             if self._artifacts is not None:
                 await self._artifacts.evidence_before(action)
             async with asyncio.timeout(deadline_s):
                 await self._history.flush()
-                facts = await self._hands.perform(action)
+                facts = await self._cluster.perform(action)
         except TimeoutError:
             self._history.failed(action, f"not done within {deadline_s:g} s", self._clock() - started)
         except LauncherError as error:
@@ -180,7 +180,7 @@ class Coordinator:
         else:
             self._history.done(action, facts, self._clock() - started)
         finally:
-            self._hands.changed.set()
+            self._cluster.changed.set()
 
     def _reap(self) -> None:
         """Forget what has ended. An error that `_perform` did not expect is a defect, and raised here."""
@@ -192,10 +192,10 @@ class Coordinator:
         left_s = TURN_S if wake_at is None else min(TURN_S, max(wake_at - self._clock(), 0.0))
         try:
             async with asyncio.timeout(left_s):
-                await self._hands.changed.wait()
+                await self._cluster.changed.wait()
         except TimeoutError:
             return
-        self._hands.changed.clear()
+        self._cluster.changed.clear()
 
     async def _drop_tasks(self) -> None:
         for task in self._under_way:

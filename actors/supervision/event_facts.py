@@ -1,4 +1,4 @@
-"""Facts of an event of the journal, in the types that they had when it was written."""
+"""Reads the facts of a journal event, in the types that they had when it was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is of the fleet: the servers that the run began with, those that were asked to join, without those that left.
+"""The servers of the fleet: those that the run began with and those that were asked to join, without those that left.
 
 Read from the journal, so that a Coordinator that was killed is replaced by one that knows the same. A name is never
 given twice in a run's attempt: the log, the port and the past of a server are its own.

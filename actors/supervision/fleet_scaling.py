@@ -34,13 +34,13 @@ class FleetScaling:
         self,
         config: RunConfig,
         history: RunHistory,
-        eyes: ClusterObserver,
+        observer: ClusterObserver,
         *,
         start: Callable[[ServerHandle], Awaitable[object]],
         find: Callable[[str], Any] = ray.get_actor,
     ) -> None:
         self._history = history
-        self._eyes = eyes
+        self._observer = observer
         self._start = start
         self._find = find
         self._drain_s = config.sglang.drain_timeout
@@ -50,11 +50,11 @@ class FleetScaling:
 
     async def join(self, name: str) -> Facts:
         """From now on it is watched and repaired as the others. Raises ServerError where nobody created its actor."""
-        slot = self._eyes.add_slot(name, await self._actor_of(name))
+        slot = self._observer.add_slot(name, await self._actor_of(name))
         slot.expect()
         slot.begin_looking()
         self._tasks.start(self._begin(slot))
-        return {"servers": len(self._eyes.slots)}
+        return {"servers": len(self._observer.slots)}
 
     async def _actor_of(self, name: str) -> Any:
         try:
@@ -73,25 +73,25 @@ class FleetScaling:
             reason = error.message if isinstance(error, LauncherError) else f"a defect: {error!r}"
             slot.not_started(reason)
             self._history.event("start.failed", subject=slot.name, reason=reason)
-        self._eyes.changed.set()
+        self._observer.changed.set()
 
     async def leave(self, name: str) -> Facts:
-        slot = self._eyes.slots.get(name)
+        slot = self._observer.slots.get(name)
         if slot is None:
-            return {"moved": 0, "servers": len(self._eyes.slots)}
+            return {"moved": 0, "servers": len(self._observer.slots)}
         moved = 0
-        with contextlib.suppress(LauncherError):  # a trainer that is away has no requests, and its next life none here
-            moved = await self._eyes.trainer.call(
+        with contextlib.suppress(LauncherError):  # a trainer that is away has no requests here
+            moved = await self._observer.trainer.call(
                 "drain_server", name, self._drain_s, within_s=self._drain_s + MARGIN_S
             )
         try:
             await slot.stop()
         except LauncherError as error:  # its actor is ended next, and its tree with it
             self._history.event("actor.stop_failed", subject=name, reason=error.message)
-        await asyncio.to_thread(forget, name, self._eyes.trainer.view.weights)
-        self._eyes.slots.pop(name, None)
+        await asyncio.to_thread(forget, name, self._observer.trainer.view.weights)
+        self._observer.slots.pop(name, None)
         await slot.close()
-        return {"moved": moved, "servers": len(self._eyes.slots)}
+        return {"moved": moved, "servers": len(self._observer.slots)}
 
     async def close(self) -> None:
         await self._tasks.close()

@@ -1,4 +1,4 @@
-"""How far a run has got, and with whose help: what refills the budgets of its repairs
+"""How far a run has got, and with which servers: a new highest step resets the restart budgets
 (launcher/policy/restart_budget.py).
 
 That a repair was followed by progress is written down, once for each; so a Coordinator that takes over neither forgets

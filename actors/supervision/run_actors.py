@@ -1,8 +1,8 @@
-"""Every actor of a run, made by its driver, so that all of them end with it (P8).
+"""Creates every actor of a run, in its driver, so that all of them end with the driver (P8).
 
-Each is trivial until the Coordinator starts what it holds, and comes back empty from Ray when its process ends. Who
-joins the fleet later is made here too, and who leaves it ends here: the Coordinator decides, and this follows its
-journal.
+Each does nothing until the Coordinator starts what it holds, and Ray restarts it empty when its process ends. Servers
+that join the fleet later are created here too, and those that leave are ended here: the Coordinator decides, and this
+follows its journal.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunActors:
                 ray.kill(ended)
 
     def end(self) -> None:
-        """The Coordinator first, so that nobody mends what is being ended; the guards end every server's tree."""
+        """The Coordinator first, so that nobody repairs what is being ended; the guards end every server's tree."""
         if self._monitor is not None and self._config.alerts.webhook is not None:
             ray.wait([self._monitor.send_alerts.remote()], timeout=self._config.alerts.timeout)
         for actor in reversed(self._all):

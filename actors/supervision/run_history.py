@@ -1,7 +1,7 @@
-"""What was decided in this attempt so far: written to the journal as it happens, and read back from there.
+"""The decisions of this attempt so far: written to the journal as they are made, and read back from there.
 
-One function, `_take`, turns an event into knowledge, both when it is written and when a restarted Coordinator reads
-it again. So its memory can't differ from its predecessor's.
+One function, `_take`, applies an event to the state, both when it is written and when a restarted Coordinator reads it
+again. So its memory can't differ from its predecessor's.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class RunHistory:
         self._record("coordinator.adopted", subject="coordinator", reason=what, pid=os.getpid())
 
     def enter(self, state: RunState, reason: str) -> None:
-        """A change of state is written once; its last word is the driver's to write."""
+        """A change of state is written once; the driver writes the final one."""
         if state is self.state:
             return
         if state in ENDS:

@@ -1,6 +1,7 @@
-"""What the step loop found by itself, and is no fault of its process: since when it stands, and whether it may go on.
+"""Failures that the step loop found and that are no fault of its process: since when, and whether it may continue.
 
-Numbers that are not finite stand until the trainer is restored; a reward function that did not answer, until it does.
+Numbers that are not finite stay a failure until the trainer is restored; a reward function that did not answer, until
+it does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ OF_THE_REWARD = frozenset({"RewardError", "RewardImportError"})
 
 
 class TrainerFault:
-    """Of one trainer over all its lives."""
+    """Of one trainer over all its incarnations."""
 
     def __init__(self) -> None:
         self._failed_since: float | None = None
@@ -46,7 +47,7 @@ class TrainerFault:
         if failure is not None and cause_of(failure) is Cause.VERIFIER_BROKEN:
             self._answered = (Cause.VERIFIER_BROKEN, failure.global_step)
 
-    def goes_on(self) -> None:
+    def resumed(self) -> None:
         """What fails from now on is another failure."""
         self._answered = None
 

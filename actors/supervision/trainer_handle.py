@@ -252,11 +252,11 @@ class TrainerHandle:
     async def resume(self) -> None:
         await self.call("allow")
         await self.probe.refresh()
-        self._fault.goes_on()
+        self._fault.resumed()
         self._await_run()
 
     async def pause(self, *, save: bool) -> None:
-        """Returns when the loop stands: a step, and the save of a model of any size, may take their time.
+        """Returns when the loop has stopped: a step, and the save of a model of any size, may take their time.
 
         Raises TrainerError where its process ends or hangs before. Any other deadline is the caller's.
         """
@@ -265,7 +265,7 @@ class TrainerHandle:
         while self.view.is_running or self.view.is_allowed:
             verdict = self._verdict()
             if verdict.health is Health.DEAD:
-                raise TrainerError(f"the trainer did not stand still: {verdict.reason}")
+                raise TrainerError(f"the trainer did not stop: {verdict.reason}")
             await asyncio.sleep(SOON_S)
             await self.probe.refresh()
 

@@ -107,7 +107,7 @@ class FleetTrial(Trial):
     def __init__(self, folder, run=None):
         super().__init__(folder, run)
         self.hands = FleetModel(self.run, self.history)
-        self.coordinator._hands = self.hands
+        self.coordinator._cluster = self.hands
 
 
 def test_join_and_leave_across_a_killed_coordinator(tmp_path):
