@@ -32,7 +32,7 @@ from launcher.base.messages import EXIT_CODES, RunOutcome, Snapshot, TerminalSta
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
-from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, remote_of, tell_fetched
+from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import KEEPER, Unattended, same_command
@@ -81,7 +81,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
             screen.line(f"resuming from {prepared.name}, as it was set up")
             resume = take(prepared, paths, journal)
         if fetched is not None and remote is not None:
-            screen.line(tell_fetched(fetched, remote, journal))
+            screen.line(record_fetched(fetched, remote, journal))
         journal.record(
             "run.started",
             reason="resumed" if resume else "fresh",

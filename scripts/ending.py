@@ -14,7 +14,7 @@ DONE, WRONG, INTERRUPTED = 0, 2, 130
 
 
 def ended(run: Callable[[], int], *, refused: int = WRONG, unread: int = DONE) -> int:
-    """The exit code of `run`; what it raises of ours is said in one message.
+    """The exit code of `run`; an error of ours ends in one message.
 
     `refused`: of an error that is not the command's. `unread`: where nobody read on before `run` had its own.
     """

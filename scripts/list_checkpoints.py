@@ -1,6 +1,6 @@
 """Lists the checkpoints of a trial, ours or AReaL's, each with its status: `python -m scripts.list_checkpoints --help`.
 
-See docs/checkpoints.md. Nothing is changed and nothing is created by looking, also while the run goes on.
+See docs/checkpoints.md. Nothing is changed and nothing is created by looking, also while the run is running.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scripts.checkpoints.display import age, catalog_facts, entry_facts, say_dam
 from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
-"""Columns where no terminal tells."""
+"""Columns where there is no terminal."""
 
 EXIT_CODES = (
     "0 there it is; 1 nothing fits what was asked for, or --verify found one that is not complete; "
@@ -60,7 +60,7 @@ def _list_copies(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"url": where, "copies": [copy_facts(copy, now) for copy in copies]})
     else:
-        print(f"{where}: {len(copies)} complete as far as their manifests tell")
+        print(f"{where}: {len(copies)} complete as far as their manifests say")
         for copy in copies:
             print(copy_line(copy, now))
     return DONE if copies else NOTHING_FITS
@@ -196,7 +196,7 @@ def _why_none(catalog: CheckpointCatalog) -> str:
     if not catalog.entries:
         return f"there is none at all in {catalog.trial.default}"
     if catalog.health.last_step < 0:
-        return f"no rewards are known: {catalog.trial.logs} does not tell what followed any of them"
+        return f"no rewards are known: {catalog.trial.logs} does not say what followed any of them"
     return f"none has {catalog.health.settings.good_after_steps} healthy steps after it and is complete"
 
 

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--before-step", type=step, metavar="N", help="the newest complete one of a step before N")
     made.add_argument("--yes", action="store_true", help="don't ask: set up and run")
     made.add_argument(
-        "--command", metavar="TEXT", help="what the run was started with, where its journal does not tell (AReaL's)"
+        "--command", metavar="TEXT", help="what the run was started with, where its journal does not say it (AReaL's)"
     )
     made.add_argument(
         "settings", nargs="*", metavar="KEY=VALUE", help="settings to change, e.g. sglang.mem_fraction_static=0.7"
@@ -87,22 +87,22 @@ def _resume(given: argparse.Namespace) -> int:
 
 
 def _command(given: argparse.Namespace, trial: TrialFolder) -> Command:
-    """Raises ConfigError where nobody tells it."""
+    """Raises ConfigError where it is not known."""
     if given.command:
-        told: Command | None = Command(words=_words(given.command), folder=str(Path.cwd()))
+        command: Command | None = Command(words=_words(given.command), folder=str(Path.cwd()))
     else:
-        told = recorded_command(trial) if trial.is_ours else None
-    if told is None:
+        command = recorded_command(trial) if trial.is_ours else None
+    if command is None:
         raise ConfigError(
             f"what {trial.name} was started with is not known: {trial.paths.events if trial.is_ours else 'AReaL'} "
-            "does not tell",
+            "does not say it",
             f"say it as it was: --command {EXAMPLES[trial.is_ours]}; the resolved settings are in "
             f"{trial.logs / 'config.yaml'}",
         )
     wrong = [setting for setting in given.settings if "=" not in setting]
     if wrong:
         raise ConfigError(f"{wrong[0]!r} is no setting", "write key=value")
-    return told.changed(given.settings) if given.settings else told
+    return command.changed(given.settings) if given.settings else command
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _fit(catalog: CheckpointCatalog, source: ResumeSource) -> str:
         return f"NOT compared, nobody wrote down what it was made with: see yourself that they are the same: {what}"
     if catalog.trial.is_ours:
         return f"fit the checkpoint: {what}"
-    return f"fit the checkpoint as far as the words of the command tell, its files are not read: {what}"
+    return f"fit the checkpoint as far as the words of the command say, its files are not read: {what}"
 
 
 def _refuse(source: ResumeSource, differences: Sequence[Difference]) -> int:

@@ -1,7 +1,7 @@
-"""The rewards of an AReaL run from its trainer's log, for the table of checkpoints.
+"""Reads the rewards of an AReaL run from its trainer's log, for the catalog of checkpoints.
 
 Only the lines that matter are looked at. Steps are counted from 1 in the log and from 0 here; after a recovery the
-numbers go back, and the later line stands.
+numbers go back, and the later line counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REWARD = re.compile(rb"/task_reward/(avg|min|max)\s*\xe2\x94\x82\s*([-+.\deE]+|
 
 
 def read_areal_rewards(logs: Path, *, largest: int = LARGEST) -> tuple[RewardPoint, ...]:
-    """Of the steps that stand, in order; empty where there is no log that tells."""
+    """Of the steps that count, in order; empty where no log has any."""
     for name in LOGS:
         points = _read(logs / name, largest)
         if points:
@@ -30,7 +30,7 @@ def read_areal_rewards(logs: Path, *, largest: int = LARGEST) -> tuple[RewardPoi
 
 
 def read_steps_per_epoch(logs: Path) -> int | None:
-    """As the first step that the log tells of was counted."""
+    """From the first step in the log."""
     for name in LOGS:
         match = _search(logs / name, lambda line: _STEP.search(line))
         if match is not None:
@@ -67,7 +67,7 @@ def _read(file: Path, largest: int) -> list[RewardPoint]:
 
 
 def _take(points: list[RewardPoint], step: int, found: dict[bytes, float]) -> None:
-    """Up to 0.4.0 a step has a table for each minibatch: the first tells of the step's own rollouts."""
+    """Up to 0.4.0 a step has a table for each minibatch: the first is of the step's own rollouts."""
     if points and points[-1].step == step:
         return
     while points and points[-1].step >= step:

@@ -1,6 +1,6 @@
 """The catalog of a run's checkpoints: the one place that says which are good, and which is the newest that fits.
 
-The run, retention and every tool of the operator ask it. The run tells it up to which step it was judged healthy; for
+The run, retention and every tool of the operator ask it. The run says up to which step it was judged healthy; for
 a tool that is read from the run's files (recorded_health.py), whether the run is alive or dead, ours or AReaL's. Both
 go by launcher/policy/checkpoint_status.py. It looks at names, lengths and headers; `verified` reads everything.
 """
@@ -100,7 +100,7 @@ class CheckpointCatalog:
 
     @classmethod
     def read(cls, trial: TrialFolder) -> Self:
-        """For a tool, with the health as the files tell it."""
+        """For a tool, with the health as the files have it."""
         if trial.is_ours:
             return cls(trial, read_health(trial.paths))
         rewards, health = read_areal_rewards(trial.logs), RecordedHealth()

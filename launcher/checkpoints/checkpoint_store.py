@@ -1,4 +1,4 @@
-"""CheckpointStore: stage → hash → sync → rename. A crash at any moment leaves the old state or the whole new one.
+"""Writes checkpoints: stage → hash → sync → rename. A crash at any moment leaves the old state or the complete new one.
 
     stage ──► .staging-<name>-<x>/ ──(caller writes files)──► commit: manifest, fsync, rename ──► <name>/
                                                                                                    │ prune
@@ -60,7 +60,7 @@ class CheckpointStore:
         self.root = root
         self._clock = clock
         self._staged: set[Path] = set()
-        self._whole: set[Path] = set()  # committed or verified in this process: need no second hashing
+        self._verified: set[Path] = set()  # committed or verified in this process: need no second hashing
         self._listing = Listing()
 
     # ── writing ──
@@ -105,10 +105,10 @@ class CheckpointStore:
         health: Mapping[str, object],
         keep: bool,
     ) -> Checkpoint:
-        """Make a staged folder a checkpoint: durable and whole on return, or not there at all.
+        """Make a staged folder a checkpoint: durable and complete on return, or not there at all.
 
         `keep`: retention never removes it. A damaged checkpoint of the same name is set aside. Raises
-        CheckpointError, with the staged folder removed, where one of that name is whole already (after a restore
+        CheckpointError, with the staged folder removed, where one of that name is complete already (after a restore
         to an older step, call `set_aside_after` first) and where the disk refuses.
         """
         name = self._name_of_staged(staged, global_step)
@@ -130,7 +130,7 @@ class CheckpointStore:
             raise self._not_written(name, error) from error
         finally:
             self.abandon(staged)
-        self._whole.add(self.root / str(name))
+        self._verified.add(self.root / str(name))
         return read_checkpoint(self.root / str(name), name)
 
     def _name_of_staged(self, staged: Path, global_step: int) -> CheckpointName:
@@ -153,7 +153,7 @@ class CheckpointStore:
             self._set_aside(target, "damaged")
             return
         raise CheckpointError(
-            f"{target} is committed already and whole; it was not overwritten",
+            f"{target} is committed already and complete; it was not overwritten",
             "a run that goes back to an older step sets the later checkpoints aside first",
         )
 
@@ -190,7 +190,7 @@ class CheckpointStore:
         path.rename(target)
         sync_folder(aside)
         sync_folder(self.root)
-        self._whole.discard(path)
+        self._verified.discard(path)
         return target
 
     # ── reading ──
@@ -209,10 +209,10 @@ class CheckpointStore:
         return found[-1] if found else None
 
     def verify(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Prove a checkpoint whole; returns unlisted extra files. Raises CheckpointError naming file and fault."""
-        self._whole.discard(checkpoint.path)
+        """Check all files against the manifest; returns unlisted extra files. Raises CheckpointError with the fault."""
+        self._verified.discard(checkpoint.path)
         extra = verify_checkpoint(checkpoint.path)
-        self._whole.add(checkpoint.path)
+        self._verified.add(checkpoint.path)
         return extra
 
     def latest_complete(self) -> NewestComplete:
@@ -233,7 +233,7 @@ class CheckpointStore:
         """Remove all but the `keep_last` newest, those committed with `keep` and the steps in `spare`; returns what
         was removed.
 
-        Nothing is removed unless the newest of them was proven whole, in this process. Those set aside by a restore
+        Nothing is removed unless the newest of them was verified in this process. Those set aside by a restore
         are thinned in the same way; damaged ones are left for a person. Raises CheckpointError.
         """
         if keep_last < 1:
@@ -265,7 +265,7 @@ class CheckpointStore:
 
     def _is_safe(self, checkpoint: Checkpoint, *, thorough: bool) -> bool:
         try:
-            if thorough and checkpoint.path not in self._whole:
+            if thorough and checkpoint.path not in self._verified:
                 self.verify(checkpoint)
             else:
                 check_checkpoint_sizes(checkpoint.path)
@@ -288,9 +288,9 @@ class CheckpointStore:
         return tuple(path.name for path in leftovers)
 
     def _not_written(self, what: object, error: Exception) -> CheckpointError:
-        hint = "the last committed checkpoint stands; check the folder's permissions and its disk"
+        hint = "the last committed checkpoint is intact; check the folder's permissions and its disk"
         if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or _free_bytes(self.root) < 2**20:
-            hint = "its disk is full; the last committed checkpoint stands: make room, or lower recover.keep_last"
+            hint = "its disk is full; the last committed checkpoint is intact: make room, or lower recover.keep_last"
         return CheckpointError(f"checkpoint {what} was not written to {self.root}: {error}", hint)
 
 

@@ -84,7 +84,7 @@ class StateFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryCheckpoint:
-    """A state that claims to be complete; `verify` proves it."""
+    """A state that claims to be complete, which `verify` checks."""
 
     path: Path
     created_at: float

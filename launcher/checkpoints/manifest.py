@@ -75,8 +75,8 @@ class Manifest:
     @property
     def reward_mean(self) -> float | None:
         """Of the last steps before the save; None where it does not say."""
-        told = self.health.get("reward_mean")
-        return float(told) if isinstance(told, int | float) else None
+        reward = self.health.get("reward_mean")
+        return float(reward) if isinstance(reward, int | float) else None
 
     @classmethod
     def read(cls, folder: Path) -> Self:

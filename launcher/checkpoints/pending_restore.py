@@ -1,7 +1,7 @@
-"""recover_checkpoint/: the checkpoint that an operator chose for the next launch, and how the launch takes it.
+"""The restore that an operator set up for the next launch (recover_checkpoint/), and how the launch takes it.
 
-    setup_recovery: .recovery-<id>/ (links, record) ─► proven ─► exchanged with recover_checkpoint/   undo: back again
-    next launch:    proven, settings compared ─► later checkpoints aside, memory dropped ─► in the store ─► removed
+    setup_recovery: .recovery-<id>/ (links, record) ─► verified ─► exchanged with recover_checkpoint/   undo: back again
+    next launch:    verified, settings compared ─► later checkpoints aside, memory dropped ─► in the store ─► removed
 
 `recovery.json` is the first file of a staged folder and names it by its id. So whatever a kill leaves says what it is:
 a folder under its own id was never put in place, or was taken back; one under another's id is what that one replaced.
@@ -60,7 +60,7 @@ class RestoreRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingRestore:
-    """A recover_checkpoint/ that was proven whole. `record`: None where somebody else put it there."""
+    """A recover_checkpoint/ that was verified complete. `record`: None where somebody else put it there."""
 
     folder: Path
     name: CheckpointName
@@ -206,7 +206,9 @@ def find_prepared(config: RunConfig, paths: RunPaths, *, any_settings: bool = Fa
         manifest = Manifest.read(folder)
         name = _name_of(folder, manifest)
     except CheckpointError as error:
-        raise ConfigError(f"{folder} is prepared to be resumed from, and not whole: {error.message}", hint) from error
+        raise ConfigError(
+            f"{folder} is prepared to be resumed from, and not complete: {error.message}", hint
+        ) from error
     differences = fingerprint_differences(manifest.config_fingerprint, config_fingerprint(config))
     if differences and not any_settings:
         raise ConfigError(
@@ -233,7 +235,7 @@ def _name_of(folder: Path, manifest: Manifest) -> CheckpointName:
 
 
 def take(prepared: PendingRestore, paths: RunPaths, journal: Journal) -> Checkpoint:
-    """Make it the newest checkpoint of the run, and the only thing there is to go on from. Raises CheckpointError."""
+    """Make it the newest checkpoint of the run, and the only thing there is to resume from. Raises CheckpointError."""
     store, step = CheckpointStore(paths.default_checkpoints), prepared.name.global_step
     InMemoryCheckpoints(paths).drop_after(step - 1)  # a state of this very step may be of another branch
     record = prepared.record
@@ -254,7 +256,7 @@ def take(prepared: PendingRestore, paths: RunPaths, journal: Journal) -> Checkpo
 
 
 def _same(store: CheckpointStore, prepared: PendingRestore) -> Checkpoint | None:
-    """The store's own of that step, where it is whole and the same files."""
+    """The store's own of that step, where it is complete and has the same files."""
     found = store.find(prepared.name.global_step)
     if found is None or found.manifest is None or found.manifest.files != prepared.manifest.files:
         return None

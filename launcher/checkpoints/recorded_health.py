@@ -1,4 +1,4 @@
-"""The health of a run as its own files tell it: the rewards of the steps that count, and unrepaired damage.
+"""The health of a run as its own files have it: the rewards of the steps that count, and unrepaired damage.
 
 An incident that touched the weights is over when it was repaired, or when the trainer was restored to before it: then
 the checkpoints that held it lie aside. What nobody noticed (the detectors were off, or the run was AReaL's) is found
@@ -53,7 +53,7 @@ class RecordedHealth:
 
 
 def read_health(paths: RunPaths) -> RecordedHealth:
-    """Of a run of ours. Files that are missing tell nothing."""
+    """Of a run of ours. Files that are missing say nothing."""
     settings = _section(paths.config, "restore", RestoreConfig)
     reward_settings = _section(paths.config, "reward_health", RewardHealthConfig)
     # In the order of time: a restore takes back only the steps that were there by then.

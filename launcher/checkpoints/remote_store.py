@@ -1,4 +1,4 @@
-"""Checkpoints at a URL (s3://, gs://, file://, whatever fsspec speaks): copied, listed, fetched, proven, removed.
+"""Checkpoints at a URL (s3://, gs://, file://, whatever fsspec speaks): copied, listed, fetched, verified, removed.
 
     {url}/{experiment_name}/{trial_name}/{checkpoint}/…files…      the manifest last; taken away first
 
@@ -26,7 +26,7 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "mem
 """Where a name needs no folder before it; asked to make one, some would make a bucket."""
 
 SECRET = ("KEY", "SECRET", "TOKEN", "PASSWORD", "CREDENTIAL")
-"""Parts of the names of environment variables whose values are told to nobody."""
+"""Parts of the names of environment variables whose values are never shown."""
 
 LONGEST_REASON = 300
 
@@ -80,8 +80,8 @@ class RemoteStore:
             raise ConfigError(f"recover.url: {self.where} does not return what was written", "use another place")
 
     def list(self) -> tuple[RemoteCheckpoint, ...]:
-        """All that have a whole manifest, the newest last."""
-        with self._telling("can't be listed"):
+        """All that have a complete manifest, the newest last."""
+        with self._reporting("can't be listed"):
             try:
                 paths = [str(path) for path in self._fs.ls(self._root, detail=False)]
             except FileNotFoundError:
@@ -104,7 +104,7 @@ class RemoteStore:
         manifest, name = checkpoint.manifest, checkpoint.name
         assert manifest is not None, "only committed ones are copied"
         self.remove(name)  # an earlier copy under this name is of another branch, or half
-        with self._telling(f"did not take {name}"):
+        with self._reporting(f"did not take {name}"):
             for file, record in manifest.files.items():
                 target = self._at(name, file)
                 self._make_folder(target.rpartition("/")[0])
@@ -123,9 +123,9 @@ class RemoteStore:
             self._fs.pipe_file(self._at(name, MANIFEST_NAME), manifest.encode())
 
     def fetch(self, remote: RemoteCheckpoint, store: CheckpointStore) -> Checkpoint:
-        """Put a copy into a store on this disk, after it has proven whole. Raises CheckpointError naming the fault."""
+        """Put a copy into a store on this disk, after all of it was verified. Raises CheckpointError with the fault."""
         with store.staging(remote.name) as staged:
-            with self._telling(f"does not give {remote.name}"):
+            with self._reporting(f"does not give {remote.name}"):
                 for file in remote.manifest.files:
                     (staged / file).parent.mkdir(parents=True, exist_ok=True)
                     self._fs.get_file(self._at(remote.name, file), str(staged / file))
@@ -142,7 +142,7 @@ class RemoteStore:
 
     def remove(self, name: CheckpointName) -> None:
         """The manifest first: from then on it is no checkpoint, whatever is left of it."""
-        with self._telling(f"does not let go of {name}"):
+        with self._reporting(f"does not let go of {name}"):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._at(name, MANIFEST_NAME))
             with contextlib.suppress(FileNotFoundError):
@@ -156,7 +156,7 @@ class RemoteStore:
             self._fs.makedirs(path, exist_ok=True)
 
     @contextlib.contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
+    def _reporting(self, what: str) -> Iterator[None]:
         try:
             yield
         except (CheckpointError, NotWanted):

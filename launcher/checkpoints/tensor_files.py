@@ -2,7 +2,7 @@
 
 Format (huggingface.co/docs/safetensors): 8 bytes of the header's length, JSON, then the tensors one after another.
 A tensor is read CHUNK bytes at a time, so a folder of any size is looked through in a bounded memory. bfloat16 is
-unknown to numpy; a float is not finite where all bits of its exponent are set, which a mask on its bits tells.
+unknown to numpy; a float is not finite where all bits of its exponent are set, which a mask on its bits finds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every committed checkpoint also stands at `recover.url`: copied beside the run, and fetched where a disk is empty.
+"""Copies every committed checkpoint to `recover.url` beside the run, and fetches one where the disk is empty.
 
 What is there is compared with what is here, again and again; nothing is remembered. So a trainer that was killed, or a
 copy that failed, is made up for by the next turn, and what a restore set aside here is taken away there. The newest is
@@ -58,9 +58,9 @@ class Uploader:
         self._wake.set()
 
     def set_back(self, global_step: int) -> None:
-        """The run goes on after this step: what is there of later ones is no checkpoint of it any more."""
+        """The run resumes after this step: what is there of later ones is no checkpoint of it any more."""
         self._set_back_to = global_step
-        if self._thread is None:  # not before: what stands here may be about to be set aside
+        if self._thread is None:  # not before: what is here may be about to be set aside
             self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
             self._thread.start()
         self._wake.set()
@@ -89,19 +89,19 @@ class Uploader:
     def turn(self) -> bool:
         """Take away what is no longer, copy the newest that is missing. Is there perhaps more to do?
 
-        Raises CheckpointError, told in the journal once for each reason.
+        Raises CheckpointError, written to the journal once for each reason.
         """
         newest: Checkpoint | None = None
         try:
             there = self._without_superseded(self._remote.list())
-            missing = [one for one in self._here() if not _stands(one, there)]
+            missing = [one for one in self._here() if not _is_copied(one, there)]
             newest = missing[-1] if missing else None
             if newest is None:
                 self._make_room(there)
                 return False
             self._copy(newest)
         except CheckpointError as error:
-            self._tell_failure(newest, error.message)
+            self._report_failure(newest, error.message)
             raise
         self._reason = ""
         return True
@@ -149,7 +149,7 @@ class Uploader:
             if not one.keep and one.name not in here:
                 self._remote.remove(one.name)
 
-    def _tell_failure(self, checkpoint: Checkpoint | None, reason: str) -> None:
+    def _report_failure(self, checkpoint: Checkpoint | None, reason: str) -> None:
         if reason != self._reason:
             self._reason = reason
             self._journal.record(
@@ -175,7 +175,7 @@ class Uploader:
         return reason
 
 
-def _stands(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
+def _is_copied(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
     return any(
         one.name == here.name and here.manifest is not None and one.manifest.files == here.manifest.files
         for one in there
@@ -183,10 +183,10 @@ def _stands(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
 
 
 def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> Checkpoint | None:
-    """Where this disk holds nothing of the run, the newest whole checkpoint from the URL, which now is on the disk.
+    """Where this disk holds nothing of the run, the newest complete checkpoint from the URL, which now is on the disk.
 
     Raises ConfigError where it can't be used, where all that is there is damaged, and where the URL holds later steps
-    than a disk that is not empty: to go on from here would throw them away.
+    than a disk that is not empty: to resume from here would throw them away.
     """
     try:
         remote.check()
@@ -216,7 +216,7 @@ def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> C
     return None
 
 
-def tell_fetched(fetched: Checkpoint, remote: RemoteStore, journal: Journal) -> str:
+def record_fetched(fetched: Checkpoint, remote: RemoteStore, journal: Journal) -> str:
     """Into the journal; returns it in words."""
     journal.record(
         "checkpoint.fetched",
@@ -225,7 +225,7 @@ def tell_fetched(fetched: Checkpoint, remote: RemoteStore, journal: Journal) -> 
         global_step=fetched.global_step,
         source=remote.where,
     )
-    return f"{fetched} was fetched from {remote.where}, and is whole"
+    return f"{fetched} was fetched from {remote.where}, and is complete"
 
 
 def finish_uploads(config: RunConfig, paths: RunPaths, remote: RemoteStore, journal: Journal) -> str:
@@ -255,5 +255,5 @@ def _refuse_to_throw_away(
     if later:
         raise ConfigError(
             f"{remote.where} holds step {later[-1].name.global_step}, this disk only step {newest_here} ({store.root})",
-            "to go on from the later one, move that folder away; to go on from here, give this run another recover.url",
+            "for the later one, move that folder away; to resume from here, give this run another recover.url",
         )

@@ -6,7 +6,7 @@
 
 Two folders can't be exchanged at once. AReaL must never meet the weights of one step with the counters of another, so
 recover_info/ goes first and comes last: in between it finds nothing to resume from. What a kill leaves half done is
-finished, from what lies where, before anything else is done. The folder stands beside the trial's, since AReaL makes
+finished, from what lies where, before anything else is done. The folder lies beside the trial's, since AReaL makes
 a recover_checkpoint/ in every folder that it finds within.
 
 Never by hard links: AReaL overwrites its recover folder in place, which would change the other name's bytes too.
@@ -251,7 +251,7 @@ def undo(trial: TrialFolder) -> str:
     if step != record.global_step:
         now = "a step that can't be read" if step is None else f"step {step}"
         raise StorageError(
-            f"{record.info} is of {now} by now: AReaL has gone on from step {record.global_step}",
+            f"{record.info} is of {now} by now: AReaL has trained on from step {record.global_step}",
             f"what was there before lies in {folder / BEFORE}",
         )
     _take_back(folder, record)

@@ -14,7 +14,7 @@ DEFAULT_FILEROOT = Path("outputs/grpo")
 
 
 class Parser(argparse.ArgumentParser):
-    """With the exit codes below its help; a wrong flag is said in one message, exit code 2."""
+    """With the exit codes below its help; a wrong flag ends in one message, exit code 2."""
 
     def __init__(self, name: str, what: str, exit_codes: str) -> None:
         super().__init__(

@@ -40,7 +40,7 @@ class Command:
 
 
 def recorded_command(trial: TrialFolder) -> Command | None:
-    """The last launch's; None where the journal does not tell, as those of earlier versions."""
+    """The last launch's; None where the journal has none, as those of earlier versions."""
     found = None
     for event in read_lines(trial.paths.events):
         command = event.get("command")

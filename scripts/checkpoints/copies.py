@@ -1,4 +1,4 @@
-"""The copies of a trial's checkpoints at its URL (`recover.url`), as far as listing tells."""
+"""The copies of a trial's checkpoints at its URL (`recover.url`), as their manifests describe them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
 
 
 def read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint, ...]]:
-    """Where they are, and those that are whole, the newest last. Raises UsageError and CheckpointError."""
+    """Where they are, and those that are complete, the newest last. Raises UsageError and CheckpointError."""
     if given.experiment_name is None or given.trial_name is None:
         raise UsageError("--url lists the copies of one trial", "give --experiment-name and --trial-name too")
     if problem := url_problem(given.url):

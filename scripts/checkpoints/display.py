@@ -75,7 +75,7 @@ def say_damage(damage: Damage) -> str:
 def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
     """One checkpoint as JSON; keys are only ever added."""
     name = entry.checkpoint.name
-    proof = entry.verification
+    found = entry.verification
     return {
         "step": name.global_step,
         "epoch": name.epoch,
@@ -92,10 +92,10 @@ def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
         "set_aside_as": entry.set_aside_as,
         "has_manifest": entry.checkpoint.manifest is not None,
         "has_optimizer": entry.has_optimizer,
-        "verified": None if proof is None else proof.is_complete,
-        "problems": [] if proof is None else proof.problems,
-        "unknown": [] if proof is None else proof.unknown,
-        "notes": [] if proof is None else proof.notes,
+        "verified": None if found is None else found.is_complete,
+        "problems": [] if found is None else found.problems,
+        "unknown": [] if found is None else found.unknown,
+        "notes": [] if found is None else found.notes,
     }
 
 

@@ -254,7 +254,7 @@ AREAL = "python3 examples/gsm8k.py --config gsm8k.yaml gconfig.n_samples=4"
 def test_areal_goes_on_with_its_own_command(tool, folder, areal):
     became, said = tool("--yes", "--command", AREAL)
     assert became[1:3] == [sys.executable, "examples/gsm8k.py"]
-    assert "settings    fit the checkpoint as far as the words of the command tell" in said
+    assert "settings    fit the checkpoint as far as the words of the command say" in said
     assert became[-2:] == ["recover.mode=auto", "recover.no_load_optim=true"]
     assert "an export: its weights with a fresh optimizer" in said.splitlines()[0]
     assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] == 40

@@ -256,7 +256,7 @@ def test_a_torn_one_stops_the_launch_and_names_the_way_out(tmp_path, memory):
     trial.run()
     prepare(trial.paths, trial.store.find(3))
     (trial.paths.recover_checkpoint / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"not whole: .*model\.safetensors is missing") as caught:
+    with pytest.raises(ConfigError, match=r"not complete: .*model\.safetensors is missing") as caught:
         find_prepared(trial.config, trial.paths)
     assert "--undo" in caught.value.hint
 

@@ -1,0 +1,156 @@
+"""Checkpoints fetched from a URL, what is refused before anything starts, and the list of the copies."""
+
+import json
+import sys
+
+import pytest
+
+from launcher.base.errors import CheckpointError, ConfigError
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.remote_store import without_secrets
+from launcher.config.compose import compose
+from launcher.resources.config_checks import find_problems
+from scripts import list_checkpoints
+from tests.support.remote_machine import Machine, far
+from tests.unit.launcher.checkpoints.test_checkpoints import save
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "far"
+
+
+@pytest.fixture
+def url(folder):
+    return f"file://{folder}"
+
+
+@pytest.fixture
+def machine(tmp_path, url):
+    return Machine(tmp_path / "here", url)
+
+
+# ── on the way back ──
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"w" * 3001), "SHA-256"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"w"), "has 1 bytes"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    ],
+)
+def test_a_damaged_one_is_passed_over_and_where_all_are_nothing_is_begun_anew(
+    machine, tmp_path, url, folder, damage, says
+):
+    save(machine.store, 0)
+    save(machine.store, 1)
+    machine.copy()
+    damage(far(folder, 1))
+    assert Machine(tmp_path / "second", url).fetch().global_step == 0
+    damage(far(folder, 0))
+    with pytest.raises(ConfigError, match=rf"no complete checkpoint at file://[\s\S]*{says}"):
+        Machine(tmp_path / "third", url).fetch()
+    third = CheckpointStore(Machine(tmp_path / "third", url).paths.default_checkpoints)
+    assert list(third.root.iterdir()) == [], "nothing of it stays on the disk"
+
+
+@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/../../escape"])
+def test_a_manifest_that_leads_out_of_the_folder_is_no_manifest(machine, tmp_path, url, folder, name):
+    save(machine.store, 0)
+    machine.copy()
+    path = far(folder, 0) / "manifest.json"
+    data = json.loads(path.read_bytes())
+    data["files"][name] = {"bytes": 1, "sha256": "0" * 64}
+    path.write_text(json.dumps(data))
+    assert machine.there() == []
+
+
+def test_a_disk_that_is_behind_does_not_throw_away_what_is_there(machine, tmp_path, url):
+    save(machine.store, 0)
+    other = Machine(tmp_path / "elsewhere", url)
+    for step in range(3):
+        save(other.store, step)
+    other.copy()
+    with pytest.raises(ConfigError, match=r"holds step 2, this disk only step 0[\s\S]*another recover.url"):
+        machine.fetch()
+    other.store.set_aside_after(0)  # its own restore, killed before it could take them away there
+    assert other.fetch() is None
+
+
+def test_a_run_that_is_to_begin_anew_is_refused_where_the_url_holds_its_trial(machine, tmp_path, url):
+    save(machine.store, 0)
+    machine.copy()
+    other = Machine(tmp_path / "elsewhere", url)
+    other.config.recover.mode = "off"
+    with pytest.raises(ConfigError, match=r"recover.mode=off[\s\S]*another trial_name"):
+        other.fetch()
+
+
+# ── what is told before anything starts ──
+
+
+@pytest.mark.parametrize(
+    "url", ["bucket/folder", "s3://key:secretsecret@bucket/a", "s3://b/a?token=secretsecret", "a::s3://b"]
+)
+def test_a_url_with_credentials_or_without_a_protocol_is_refused_and_not_shown(url):
+    config = compose(["conf=arithmetic_cpu"])
+    config.recover.url = url
+    (problem,) = [problem for problem in find_problems(config) if problem.key == "recover.url"]
+    assert "secret" not in str(problem) and "not shown" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nosuch://bucket/a", r"recover\.url=nosuch://bucket/a"),
+        ("gs://bucket/a", r"recover\.url=gs://bucket/a[\s\S]*gcsfs"),
+    ],
+)
+def test_a_protocol_that_is_not_there_names_the_key_and_what_to_install(tmp_path, url, says):
+    with pytest.raises(ConfigError, match=says):
+        Machine(tmp_path, url)
+
+
+def test_a_place_that_can_not_be_written_is_said_before_anything_starts(tmp_path):
+    (tmp_path / "far").write_text("a file, not a folder")
+    with pytest.raises(ConfigError, match=r"recover\.url: file://.* can't be written, read and removed from"):
+        Machine(tmp_path / "here", f"file://{tmp_path}/far").fetch()
+
+
+def test_no_error_tells_a_key():
+    error = PermissionError("for wJalrXUtnFEMI with AKIA7EXAMPLE")
+    told = without_secrets(
+        error, {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "AWS_ACCESS_KEY_ID": "AKIA7EXAMPLE", "HOME": "for"}
+    )
+    assert told == "PermissionError: for (not shown) with (not shown)"
+
+
+def test_an_operation_that_fails_is_a_checkpoint_error(machine, monkeypatch):
+    monkeypatch.setattr(machine.remote._fs, "ls", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("throttled")))
+    with pytest.raises(CheckpointError, match="throttled"):
+        machine.there()
+
+
+# ── listed ──
+
+
+def test_the_tool_lists_the_copies(machine, url, monkeypatch, capsys):
+    save(machine.store, 0)
+    save(machine.store, 7, keep=True)
+    machine.copy()
+
+    def tool(*flags):
+        monkeypatch.setattr(sys, "argv", ["list_checkpoints", "--experiment-name", "exp", "--trial-name", "t1", *flags])
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(list_checkpoints.main())
+        return ended.value.code, capsys.readouterr()
+
+    code, said = tool("--url", url)
+    assert code == 0 and "2 complete" in said.out and "kept" in said.out
+    code, said = tool("--url", url, "--json")
+    assert [copy["global_step"] for copy in json.loads(said.out)["copies"]] == [0, 7]
+    assert tool("--url", f"{url}/elsewhere")[0] == 1
+    code, said = tool("--url", "s3://key:secretsecret@bucket/a")
+    assert code == 2 and "secretsecret" not in said.err
