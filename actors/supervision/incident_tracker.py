@@ -55,7 +55,7 @@ class IncidentTracker:
             list(incidents.open.values()), seen, attempts=made.attempts, rejections=rejections, damaged=damaged
         )
         self._end(change.ends, now)
-        for trouble in change.begins:
+        for trouble in sorted(change.begins, key=lambda one: self._incidents.number_to_begin(one.subject)):
             self._begin(trouble, repair_text(trouble, made.actions), now)
         for rejection in rejections:
             self._join(rejection)

@@ -7,7 +7,7 @@ import pytest
 
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.run_history import RunHistory
-from launcher.base.messages import Cause, Incident, ServerState, TerminalStatus
+from launcher.base.messages import Cause, Incident, ServerExit, ServerState, TerminalStatus
 from launcher.policy.actions import (
     AdmitServer,
     Halt,
@@ -319,3 +319,19 @@ def test_events_of_an_earlier_attempt_are_not_its_own(tmp_path):
     path = tmp_path / "events.jsonl"
     Journal(path, 1).record("run.halting", subject="run", reason="old", word="ERRORED")
     assert RunHistory.read(Journal(path, 2), path, 2).ending is None
+
+
+def test_servers_that_died_before_one_look_get_their_incidents_in_the_order_of_their_numbers(tmp_path):
+    """Their deaths have taken numbers already, and not in the order in which the plan names the servers."""
+
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        for name in ("server-1", "server-0"):
+            end = ServerExit(name=name, generation=0, pid=7, exit_code=-9, reason="killed", at=0.0, monotonic=0.0)
+            trial.history.server_died(end, 0.0)
+            trial.run.kill_server(name)
+        await trial.turns(1)
+        return trial
+
+    began = [(event["incident"], event["subject"]) for event in play(scenario).events("incident.began")]
+    assert began == [(1, "server-1"), (2, "server-0")]
