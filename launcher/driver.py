@@ -1,4 +1,4 @@
-"""The composition root: creates the actors, hands the run to the Coordinator, shows it, and reports its outcome.
+"""The composition root: creates the actors, passes the run to the Coordinator, shows it, and reports its outcome.
 
     check data ─► lock the run ─► check the resume ─► Ray ─► actors ─► Coordinator ─► status, summary, exit code
 

@@ -1,4 +1,4 @@
-"""Finds the run that a command is about, by the folder of its logs or by its names; or says what exists instead."""
+"""Finds the run that a command is about, by the folder of its logs or by its names; or reports what exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: read whole or refused, and written so that transformers and SGLang load it.
+"""A Hugging Face model folder: read completely or refused, and written so that transformers and SGLang load it.
 
 Transformers itself puts random numbers where a tensor is missing, and an empty tokenizer where there is none, each
 with no more than a warning; here both are errors. Everything except the weights is carried over byte for byte: a

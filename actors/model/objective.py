@@ -1,6 +1,6 @@
-"""The GRPO objective of one batch under a model: what is learned from each sequence, forward and backward, figures.
+"""The GRPO objective of one batch under a model: what each sequence contributes, forward and backward passes, figures.
 
-Between the plain formulas of `grpo.py` and the model's life in `policy_model.py`: this part knows how log-probs come
+Between the plain formulas of `grpo.py` and the model in `policy_model.py`: this part knows how log-probs come
 out of a model (arithmetic, temperature, reference) and how a batch is cut, run and summed up.
 """
 

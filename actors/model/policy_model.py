@@ -1,4 +1,4 @@
-"""The model that learns: gradients of one batch, an optimizer step that is taken or not, weights, checkpoints.
+"""The model that learns: gradients of one batch, an optimizer step, committed or discarded, weights, checkpoints.
 
     compute_gradients(groups) ─► UpdateStats ─► the caller's gate ─┬─ commit()   policy_version += 1
                                                                    └─ discard()  not a bit has moved

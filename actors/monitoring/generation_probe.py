@@ -1,4 +1,4 @@
-"""Requests a real generation of one token from one server, periodically: the only answer that proves it works.
+"""Requests a real generation of one token from one server, periodically: only such an answer shows that it works.
 
 Probes run side by side, each with its own deadline, and nobody waits for them: one that the server has lost (an
 update of weights aborts all requests) must not delay the next.

@@ -1,4 +1,4 @@
-"""The rewards of the run's valid steps, for the detectors: a restore takes back the steps after its checkpoint.
+"""The rewards of the run's valid steps, for the detectors: a restore undoes the steps after its checkpoint.
 
 While the run steps, rewards come in one way: with each batch that the gate admits. The files are read once, when the
 monitor begins, so that after a restart it knows what its predecessor knew, and no answer waits for the disk.

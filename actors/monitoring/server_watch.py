@@ -1,4 +1,4 @@
-"""Watches one incarnation of one server: looks at it, probes it, and keeps the verdict.
+"""Watches one incarnation of one server: reads its state, probes it, and keeps the verdict.
 
     every look_interval_s:  /proc states, CPU, tokens ─► ServerLook ─► ServerEvidence ─► Verdict
     in the background:      one-token generations; /metrics where the tokens can't be read here; /health when in doubt

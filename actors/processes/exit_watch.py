@@ -1,4 +1,4 @@
-"""Waits for the end of a process of this machine: through a pidfd, which tells of it within milliseconds."""
+"""Waits for the end of a process of this machine: through a pidfd, which reports it within milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a server's whole process tree when its owner is gone: `python -S -m actors.processes.process_guard [options] --
+"""Ends a server's process tree when its owner is gone: `python -S -m actors.processes.process_guard [options] --
 command`.
 
     actor ─ launcher (ends at once)

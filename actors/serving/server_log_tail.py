@@ -1,5 +1,5 @@
-"""What a log says of the end of who wrote it: the few lines that decide, out of thousands. Words are SGLang 0.5.17's,
-and Python's own, which the trainer shares."""
+"""Finds in a log why the process that wrote it has ended: the few decisive lines out of thousands. The wording is that
+of SGLang 0.5.17 and of Python itself, which the trainer shares."""
 
 from __future__ import annotations
 

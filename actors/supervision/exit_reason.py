@@ -1,4 +1,4 @@
-"""Why a process ended or hangs, asked of those who may know when it can't say so itself: the kernel, Ray, and its log.
+"""Finds why a process ended or hangs when it can't report that itself: from the kernel, from Ray, and from its log.
 
 An allocation that fails in a step may fail in one of Ray's threads next, before anybody has heard of the step. And a
 server whose memory ran out in one thread may leave the others waiting for ever: SGLang 0.5.17 on the CPU, seen: no room

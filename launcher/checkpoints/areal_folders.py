@@ -1,4 +1,4 @@
-"""AReaL's recover folders: what its resume (1.0.4) loads, and whether it would. Nothing is unpickled.
+"""AReaL's recover folders: what its resume (1.0.4) loads, and whether that is valid. Nothing is unpickled.
 
 Formats: six files written one after another into recover_info/, and one DCP folder that is overwritten in place. A
 death in between mixes two steps, and neither file says so: only their times do.

@@ -1,8 +1,8 @@
-"""The catalog of a run's checkpoints: the one place that says which are good, and which is the newest that fits.
+"""The catalog of a run's checkpoints: the one place that decides which are good, and which is the newest that fits.
 
-The run, retention and every tool of the operator ask it. The run says up to which step it was judged healthy; for
+The run, retention and every tool of the operator use it. The run gives the step up to which it was judged healthy; for
 a tool that is read from the run's files (recorded_health.py), whether the run is alive or dead, ours or AReaL's. Both
-go by launcher/policy/checkpoint_status.py. It looks at names, lengths and headers; `verified` reads everything.
+use launcher/policy/checkpoint_status.py. It checks names, lengths and headers; `verified` reads everything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One checkpoint folder: its name, what its manifest says, and whether its files agree with that.
+"""One checkpoint folder: its name, the content of its manifest, and whether its files match the manifest.
 
 Also lists all checkpoints of a folder. The Coordinator looks four times a second, and a run that keeps its checkpoints
 has hundreds: `Listing` reads again only what has changed (to read 1,000 manifests each time took 40 % of a core).

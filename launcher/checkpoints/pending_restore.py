@@ -1,12 +1,12 @@
-"""The restore that an operator set up for the next launch (recover_checkpoint/), and how the launch takes it.
+"""The restore that an operator set up for the next launch (recover_checkpoint/), and how the launch applies it.
 
     setup_recovery: .recovery-<id>/ (links, record) ─► verified ─► exchanged with recover_checkpoint/   undo: back again
     next launch:    verified, settings compared ─► later checkpoints aside, memory dropped ─► in the store ─► removed
 
-`recovery.json` is the first file of a staged folder and names it by its id. So whatever a kill leaves says what it is:
-a folder under its own id was never put in place, or was taken back; one under another's id is what that one replaced.
-Taking can be done again from its beginning until the folder is removed, which is its last act: no step is trained
-before, and a second launch must not go back once more.
+`recovery.json` is the first file of a staged folder and names it by its id. So what a kill leaves can be identified:
+a folder under its own id was never put in place, or was undone; one under another's id is what that one replaced.
+A launch can apply it again from the beginning until the folder is removed, which is the last action: no step is
+trained before, and a second launch must not go back once more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The health of a run as its own files have it: the rewards of the steps that count, and unrepaired damage.
+"""Reads the health of a run from its own files: the rewards of the valid steps, and damage that was not repaired.
 
 An incident that touched the weights is over when it was repaired, or when the trainer was restored to before it: then
 the checkpoints that held it lie aside. What nobody noticed (the detectors were off, or the run was AReaL's) is found

@@ -1,4 +1,4 @@
-"""Checkpoints at a URL (s3://, gs://, file://, whatever fsspec speaks): copied, listed, fetched, verified, removed.
+"""Checkpoints at a URL (s3://, gs://, file://, anything fsspec supports): copied, listed, fetched, verified, removed.
 
     {url}/{experiment_name}/{trial_name}/{checkpoint}/…files…      the manifest last; taken away first
 

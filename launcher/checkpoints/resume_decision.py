@@ -1,4 +1,4 @@
-"""Decides before anything is started whether a launch begins anew, resumes, or has nothing left to do."""
+"""Decides before anything is started whether a launch starts from the beginning, resumes, or has nothing left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the folders of a trial below a fileroot, ours or AReaL's; or says which name is wrong, and what there is.
+"""Finds the folders of a trial below a fileroot, ours or AReaL's; or reports which name is wrong, and what exists.
 
     {fileroot}/checkpoints/{user}/{experiment}/{trial}/      ours, and AReaL's
     {fileroot}/checkpoints/{experiment}/{trial}/             a fork of AReaL, and its older layout

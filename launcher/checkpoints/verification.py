@@ -1,4 +1,4 @@
-"""Verifies all of a checkpoint folder, ours or another program's export, as far as that is possible without torch.
+"""Verifies every file of a checkpoint folder, ours or another program's export, as far as possible without torch.
 
     every file in its length, with its hash ─► headers possible, shapes as config.json says, numbers finite ─►
     optimizer, random states, data position there and of this step ─► loads

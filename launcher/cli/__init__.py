@@ -1,3 +1,3 @@
-"""How a command stays with its run: the screen, Ctrl-C, a detached run and attaching to it. With the driver, the only
+"""How a command follows its run: the screen, Ctrl-C, a detached run and attaching to it. With the driver, the only
 room of the launcher that may import Ray and `actors`. Begin with `run_screen`, or with `detached`.
 """

@@ -1,4 +1,4 @@
-"""Rewords what Hydra and OmegaConf refuse as one message: the key, the given value, what is allowed.
+"""Rewrites the errors of Hydra and OmegaConf as one message: the key, the given value, what is allowed.
 
 Their errors carry most of that as text only (a preset's errors lose the exception they came from), so the text of
 the whole chain is searched. What no rule matches is shown in their own words.

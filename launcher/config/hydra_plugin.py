@@ -1,4 +1,4 @@
-"""Hydra plugins for sweeps: a sweeper that makes the combinations, a launcher that hands them over together.
+"""Hydra plugins for sweeps: a sweeper that makes the combinations, a launcher that passes them on together.
 
 Ours, because hydra-ray-launcher 1.2.2, though it works with this Ray, runs a job as a Ray task: the run's driver would
 be a worker of a cluster that outlives it, an exception of one job ends the sweep, and nothing is skipped when it is

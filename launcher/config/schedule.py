@@ -1,4 +1,4 @@
-"""Tells when a periodic task is due: saver, recover and evaluator (`freq_epochs|freq_steps|freq_secs`).
+"""Decides when a periodic task is due: saver, recover and evaluator (`freq_epochs|freq_steps|freq_secs`).
 
 Pure counting; the time is an argument. Steps and epochs are counted from the start of the run, not of the attempt,
 so that a run that was resumed saves after the same steps as one that was not.

@@ -1,4 +1,4 @@
-"""The settings of supervision: when something is wrong, what it takes to believe it, how often a repair is tried.
+"""The settings of supervision: when something is wrong, how much evidence that needs, how often a repair is tried.
 
 The same rules as in `launcher/config/schema.py`, of which these are parts.
 """

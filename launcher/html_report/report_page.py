@@ -1,4 +1,4 @@
-"""Fills report.html.j2: one file that shows a complete run, without network, with one script of its own.
+"""Fills report.html.j2: one file that shows a complete run, without network, with one inline script.
 
 From top to bottom it answers: how did it end, what did it learn, what happened on the way and what did that cost, where
 did the time go, is the ledger complete, which checkpoints are there.

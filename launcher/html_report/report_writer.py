@@ -1,6 +1,6 @@
-"""Writes report.html while a run goes on, from a thread of the driver, and once more when it has ended.
+"""Writes report.html during a run, from a thread of the driver, and once more when the run has ended.
 
-The trainer is never asked and never waits: everything comes from the run's files. Each page is written whole, by a
+The trainer is never asked and never waits: everything comes from the run's files. Each page is written completely, by a
 rename. What a page costs grows with the run, so the pause after one is at least PAUSE_FACTOR times what it took.
 """
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def write_report(paths: RunPaths, *, is_live: bool | None) -> RunFacts:
     """Read all that a run has written and put its report beside it. Raises JournalError naming the file.
 
-    `is_live` None: nobody could tell.
+    `is_live` None: it is not known.
     """
     maker = _Maker(paths)
     maker.read(has_ended=is_live is not True)
@@ -47,7 +47,7 @@ class ReportWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """The run has its word: write the last page."""
+        """The run has ended: write the last page."""
         if self._ended.is_set():
             return
         self._ended.set()

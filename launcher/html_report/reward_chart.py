@@ -1,4 +1,4 @@
-"""The reward over the steps: the steps that were kept, those taken back (paler), and what happened on the way."""
+"""The reward over the steps: steps that were kept, steps undone by a restore (paler), and what happened on the way."""
 
 from __future__ import annotations
 

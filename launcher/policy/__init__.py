@@ -1,4 +1,4 @@
-"""Every decision of a run, as pure functions: what is seen goes in, with the time; data comes out. Nothing here acts.
+"""Every decision of a run, as pure functions: observations and the time go in, data comes out. Nothing here acts.
 
 It may import the standard library, launcher.base and launcher.config only. Begin with `recovery.py`, the plan of one
 look (`observed.py` → `actions.py`); `admission.py` decides about a batch, `liveness.py` and `trainer_liveness.py` about

@@ -1,4 +1,4 @@
-"""What gives way when memory runs out: where it ran out → the next rung of settings, or none.
+"""Which settings to lower when memory runs out: where it ran out → the next rung of settings, or none.
 
     server, device    mem_fraction_static down → max_concurrent_rollouts halved            (on a GPU)
     server, pool      max_concurrent_rollouts halved → (pool up, where there is room for it)

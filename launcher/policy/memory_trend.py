@@ -1,4 +1,4 @@
-"""Does memory rise steadily towards its limit? Said before it kills.
+"""Does memory rise steadily towards its limit? Reported before a process is killed.
 
 The slope is the median of all pairwise slopes (Theil 1950, Sen 1968): a step that comes and goes with each batch, or
 one spike, moves a least-squares line, but not this one.

@@ -1,4 +1,4 @@
-"""What several looks at a server add up to: for how long it has been stopped, silent, or without work.
+"""Combines successive observations of a server: for how long it has been stopped, silent, or without work.
 
 A duration counts only while somebody looked, and while the server was given the CPU it asked for. Else a monitor
 that wakes from a pause of its own (garbage collection, a suspended machine) would find every answer overdue and

@@ -1,4 +1,4 @@
-"""Builds a plan: what is ordered so far, and what must not be ordered again."""
+"""Builds a plan: the actions ordered so far, and those that must not be ordered again."""
 
 from __future__ import annotations
 

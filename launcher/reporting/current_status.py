@@ -1,9 +1,9 @@
-"""What a run is at just now, in one small file: for whoever looks at it without being its driver.
+"""The current status of a live run in one small file, for readers other than its driver.
 
-    {fileroot}/logs/…/now.json     written by the driver about once a second, whole or not at all
+    {fileroot}/logs/…/now.json     written by the driver about once a second, atomically
 
-So a look needs no Ray, no token and no open port: who may read the run's logs, on any machine that sees them, may
-look. `beat` grows with each writing; one that stands still for long is of a driver that is gone.
+So reading it needs no Ray, no token and no open port: whoever may read the run's logs, on any machine that sees them,
+may read it. `beat` grows with each writing; one that has not changed for long is of a driver that is gone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CurrentStatus:
 
 
 class CurrentStatusFile:
-    """The driver's side. What can't be written is not worth a word: the next one may be."""
+    """The driver's side. A failed write is not reported: the next one may succeed."""
 
     def __init__(self, paths: RunPaths, attempt: int, *, address: str, is_detached: bool) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""A long series reduced to as many points as a screen has pixels for, with the range of what each stands for."""
+"""Reduces a long series to as many points as a screen has pixels, with the range of values behind each point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each incident with its times: when it began, was told, was over, and when the next step was committed."""
+"""Each incident with its times: when it began, was reported, was over, and when the next step was committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENCES = (
     *("without a token", "no token for anybody", "no progress"),
 )
 SILENCE = re.compile(rf"(?:{'|'.join(SILENCES)}) for (\d+(?:\.\d+)?) s")
-"""How launcher/policy/liveness.py and trainer_liveness.py say how long there was no sign of life."""
+"""How launcher/policy/liveness.py and trainer_liveness.py report how long there was no sign of life."""
 LONGEST_S = 86_400.0
 """A beginning further back than a day is another clock's."""
 OF_LEARNING = frozenset({"reward_collapse", "verifier_broken", "nonfinite", "server_corrupt", "server_stale"})
@@ -27,7 +27,7 @@ OF_LEARNING = frozenset({"reward_collapse", "verifier_broken", "nonfinite", "ser
 class IncidentFacts:
     """Times are unix seconds, durations seconds since `began_at`. None: not known, or not (yet) so.
 
-    `is_mended` None: it is open. `steps_back`: committed steps that a restore for it took back.
+    `is_mended` None: it is open. `steps_back`: committed steps that a restore for it undid.
     """
 
     number: int
@@ -102,7 +102,7 @@ def _facts(
     reported_at = as_unix_time(event.get("time"))
     is_mended = None if end is None else end.get("is_mended") is True
     ended_at = None if end is None else as_unix_time(end.get("time"))
-    # Of bad data the steps until it was told are no proof of anything.
+    # With bad data, the steps until it was reported are no evidence of anything.
     later = bisect_right(times, reported_at if event.get("cause") in OF_LEARNING else onset)
     actions = None if end is None else end.get("actions")
     return IncidentFacts(
@@ -150,7 +150,7 @@ def _onset(event: Line, death_s: float, lines: Sequence[StepLine], times: Sequen
 
 
 def _shown_at(event: Line, lines: Sequence[StepLine], before: int) -> int:
-    """On the curve: the step that was under way when it was told, or at which it began."""
+    """On the curve: the step that was under way when it was reported, or at which it began."""
     onset = as_integer(event.get("onset_step"))
     if onset is not None:
         return max(onset, 0)

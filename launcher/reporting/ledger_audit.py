@@ -1,6 +1,6 @@
 """Does the ledger add up? Every step once, on its own weights; every prompt once in each epoch (P1, P2, P3).
 
-Pure: lines in, findings out. What is asked is asked of the lines that stand, so of what made the weights as they are.
+Pure: lines in, findings out. Only the current lines are audited, so those of the steps that made the current weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_NAMED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """`problems` are violations in words; none: the ledger is complete."""
+    """`problems` describe violations; none: the ledger is complete."""
 
     steps: int
     taken_back: int
@@ -33,7 +33,7 @@ class Audit:
 def audit(ledger: Sequence[Line], metrics: Sequence[Line], *, prompts: int, staleness: int = 0) -> Audit:
     """`prompts`: of one epoch. `staleness`: versions that a token may be behind (rollout.max_head_offpolicyness).
 
-    Holds also for a run that has not ended: then the last epoch is not asked to be whole.
+    Holds also for a run that has not ended: then the last epoch need not be complete.
     """
     stand = current_lines(ledger)
     steps = [_int(line, "global_step") for line in stand]

@@ -1,8 +1,8 @@
-"""How much of the time became training that stands: ETTR, plain, strict and semantic.
+"""How much of a run's time became training that was kept: ETTR, plain, strict and semantic.
 
-plain     seconds of the steps that stand / seconds of all attempts
+plain     seconds of the current steps (those not undone) / seconds of all attempts
 strict    the same, where a step during an incident counts as no longer than the usual one: waiting is a loss too
-semantic  plain, with the steps counted as lost that were trained on what turned out to be bad, and still stand
+semantic  plain, with the steps counted as lost that were trained on what turned out to be bad, and were not undone
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def losses_of(
     attempts: Sequence[AttemptSpan],
     until: float,
 ) -> Losses:
-    """`steps` stand, `lines` are all that were committed, in order."""
+    """`steps` are the current ones, `lines` are all that were committed, in order."""
     wall_s = sum(attempt.seconds for attempt in attempts)
     timed = [line for line in steps if math.isfinite(line.step_s) and line.step_s >= 0]
     usual = median(line.step_s for line in timed) if timed else None
@@ -86,13 +86,13 @@ def _touches(line: StepLine, spans: Sequence[tuple[float, float]]) -> bool:
 
 
 def _bad_steps(steps: Sequence[StepLine], incidents: Sequence[IncidentFacts]) -> list[StepLine] | None:
-    """Steps that stand, from the first bad one until the incident was told. None: an incident's first isn't known."""
+    """Current steps, from the first bad one until the incident was reported. None: an incident's first isn't known."""
     bad: dict[int, StepLine] = {}
     for one in incidents:
         if one.cause not in ("reward_collapse", "verifier_broken"):
             continue  # a batch of wrong weights or numbers is turned away at the gate, before any step on it
         if one.is_mended and one.batches_rejected and not one.steps_back:
-            continue  # its batch was turned away too, and the run found nothing to take back: those after it are sound
+            continue  # its batch was turned away too, and the run found nothing to undo: those after it are sound
         if one.onset_step is None:
             return None
         first = one.onset_step

@@ -1,4 +1,4 @@
-"""The PNG pictures' common parts: colours, a figure of matplotlib, and writing it complete or not at all."""
+"""The common parts of the PNG pictures: colours, a matplotlib figure, and writing it atomically."""
 
 from __future__ import annotations
 

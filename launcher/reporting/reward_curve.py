@@ -1,4 +1,4 @@
-"""The reward curve of a run as a PNG: what it learned, what was taken back, and what happened on the way."""
+"""The reward curve of a run as a PNG: what it learned, what was undone, and what happened on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time as a run spends it: attempts one after the other, without the nights in between."""
+"""The time that a run has spent: its attempts one after the other, without the gaps between them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""What a run's data amounts to: what stands, what happened, what was lost. Pure: a Story in, RunFacts out.
+"""The facts of a run, from its data: which steps are current, what happened, what was lost. Pure: RunData in,
+RunFacts out.
 
 Measures are those of the field, as far as a run can know them of itself:
 
-    detected   from when the trouble began, by the run's own best knowledge, to the moment the journal said so
+    detected   from when the trouble began, by the run's own best knowledge, to the moment the journal recorded it
     repaired   from when it began until the subject worked again
     next step  from when it began to the next committed step
-    ETTR       time of the steps that stand / wall time of all attempts
+    ETTR       time of the current steps (those not undone) / wall time of all attempts
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ GLOBAL_STEP = re.compile(r"globalstep(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """The trainer went back to `step`; `steps_back` committed steps stand no more for it."""
+    """The trainer went back to `step`; `steps_back` committed steps were undone by that."""
 
     time: float
     step: int
@@ -65,9 +66,9 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """`steps` stand, in order. `taken_back` don't: one tuple for each time that steps were taken back.
+    """`steps` are the current ones, in order. `taken_back` were undone: one tuple for each time that steps were.
 
-    `word` is "" while the run has not said its last one. `audit` is None where there is nothing to audit against.
+    `word` is the run's final status, "" while it has none. `audit` is None where there is nothing to audit against.
     """
 
     experiment_name: str
@@ -202,7 +203,7 @@ def _is_of(event: Line, attempt: AttemptSpan) -> bool:
 
 
 def _restores(data: RunData) -> tuple[Restore, ...]:
-    """Each that found steps to stand behind; a run's first look for something to restore is none."""
+    """Each restore after at least one step; a run's first check for something to restore is none."""
     found: list[Restore] = []
     at, head = 0, -1
     for event in data.events:
@@ -222,7 +223,7 @@ def _restores(data: RunData) -> tuple[Restore, ...]:
 def _standing(
     lines: Sequence[StepLine], restores: Sequence[Restore]
 ) -> tuple[tuple[StepLine, ...], tuple[tuple[StepLine, ...], ...]]:
-    """A restore takes back what came after its step, also where the run has not stepped since."""
+    """A restore undoes the steps after its own, also where the run has not stepped since."""
     standing: list[StepLine] = []
     taken_back: list[tuple[StepLine, ...]] = []
 
@@ -261,7 +262,7 @@ FATES = {
 
 
 def _checkpoints(events: Sequence[Line]) -> tuple[CheckpointSummary, ...]:
-    """Each commit; of a step that was saved twice, what became of one is told of the last before it."""
+    """Each commit; of a step that was saved twice, an event about it is counted for the last one before the event."""
     found: list[CheckpointSummary] = []
     for event in events:
         name, step = str(event.get("event")), as_integer(event.get("global_step"))
@@ -291,7 +292,7 @@ def _mark(found: list[CheckpointSummary], step: int, fate: str) -> None:
 
 
 def _states(events: Sequence[Line]) -> tuple[tuple[float, str, str], ...]:
-    """When the run entered which state, and why. An attempt begins in INITIALIZING, and ends in its word."""
+    """When the run entered which state, and why. An attempt begins in INITIALIZING, and ends with its final status."""
     found = []
     for event in events:
         name = str(event.get("event"))
@@ -306,7 +307,7 @@ def _states(events: Sequence[Line]) -> tuple[tuple[float, str, str], ...]:
 
 
 def _audit(data: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
-    """Of a run that goes on, the step that is being written down at this moment is left out."""
+    """While a run continues, the step that is being written at this moment is left out."""
     prompts = _last_fact(data.events, "trainer.started", "prompts")
     if not prompts or not data.ledger:
         return None

@@ -1,8 +1,8 @@
-"""What the files of a run have told so far, taken line by line as they grow, and kept as small as the report allows.
+"""Reads the files of a run line by line as they grow, and keeps as little of them as the report needs.
 
     metrics.jsonl ─► steps      ledger.jsonl ─► ledger      events.jsonl ─► events      memory.jsonl ─► memory
 
-Nothing is judged here: launcher/html_report/run_facts.py does that, from all of it, each time.
+Nothing is judged here: launcher/reporting/run_facts.py does that, from all of it, each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Line = Mapping[str, object]
 
 SECONDS = re.compile("timeperf/(.+)_s")
 KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
-"""Events of these beginnings are kept. Probes, loads and verdicts of health are many, and the page says none."""
+"""Events of these beginnings are kept. Probes, loads and verdicts of health are many, and the page shows none."""
 MOST_MEMORY = 4000
 """Readings kept; beyond that the larger of two neighbours stays, so that no peak is lost."""
 LONGEST_TEXT = 2000
@@ -64,7 +64,7 @@ class MemoryReading:
 
 
 class RunData:
-    """All attempts of a run. Lines come in the order in which they stand in their files."""
+    """All attempts of a run. Lines come in the order of their files."""
 
     def __init__(self) -> None:
         self.steps: list[StepLine] = []

@@ -1,6 +1,6 @@
-"""Words for whatever reads them: a terminal or a pipe without UTF-8, and a reader that has seen enough.
+"""Text output for any reader: a terminal or a pipe without UTF-8, and a reader that closes the pipe early.
 
-…→…  on ASCII: …->…        `… | head -1`: no traceback, and the exit code still says what was found
+…→…  on ASCII: …->…        `… | head -1`: no traceback, and the exit code still reports what was found
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _instead(error: UnicodeError) -> tuple[str, int]:
 
 
 def speak_anywhere() -> None:
-    """From now on no letter ends the program that says it."""
+    """From now on no character ends the program that prints it."""
     codecs.register_error(PLAIN, _instead)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -35,7 +35,7 @@ def speak_anywhere() -> None:
 
 
 def takes_all_letters() -> bool:
-    """Can standard output say whatever there is? JSON is escaped where it can't."""
+    """Can standard output print any character? JSON is escaped where it can't."""
     return "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
 
 

@@ -1,4 +1,4 @@
-"""Reads what this machine has: GPUs from NVML, CPUs and memory within the container's limits, kills for memory.
+"""Reads what this machine has: GPUs from NVML, CPUs and memory within the container's limits, out-of-memory kills.
 
 No torch, no Ray. Reading has no effect: no CUDA context is made, nothing is allocated.
 """

@@ -1,4 +1,4 @@
-"""Tells which models and data sets of the Hugging Face hub are on this machine or can be had. Downloads nothing.
+"""Finds out which models and data sets of the Hugging Face hub are on this machine or can be had. Downloads nothing.
 
 The cache is asked first; the hub itself only once, for its answer alone, with a deadline on all of it: a machine
 without network must learn it in seconds, and name look-ups have no time limit of their own.

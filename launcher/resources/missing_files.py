@@ -1,4 +1,4 @@
-"""Checks that the files a run needs are there: models, tokenizer, data sets."""
+"""Checks that the files a run needs exist: models, tokenizer, data sets."""
 
 from __future__ import annotations
 

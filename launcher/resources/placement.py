@@ -1,4 +1,4 @@
-"""Decides which node and GPUs each server and trainer rank gets, and what Ray books for them. Pure, deterministic.
+"""Decides which node and GPUs each server and trainer rank gets, and what Ray reserves for them. Pure, deterministic.
 
     settings ─► groups of processes, the largest first ─► the first node with room ─► placements ─► bundles
 

@@ -1,4 +1,4 @@
-"""Starts one trial as a child process: the ordinary command of a single run, in a session of its own.
+"""Starts one trial as a child process: the ordinary command of a single run, in its own session.
 
 A terminal's Ctrl-C goes to every process in the foreground: only the sweep gets it, and passes it on once, on which a
 run saves and ends. If the sweep itself is killed the kernel sends the same signal, so that no trial runs on unseen.

@@ -1,4 +1,4 @@
-"""Benchmark `logs`: how fast scripts/diagnose.py reads a made log in a process of its own, and in how much memory.
+"""Benchmark `logs`: how fast scripts/diagnose.py reads a made log in a separate process, and in how much memory.
 
 The log is half of a run that learns, half of one whose server is gone: tables, and failed requests with their tokens.
 The file was just written, so that it comes from the page cache as far as there is memory for it.

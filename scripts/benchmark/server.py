@@ -1,4 +1,4 @@
-"""A real SGLang server for the length of a `with` block, started as a run starts it, and what asks it."""
+"""A real SGLang server for the length of a `with` block, started as a run starts it, and its client."""
 
 from __future__ import annotations
 

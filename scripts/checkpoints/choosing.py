@@ -1,4 +1,4 @@
-"""Chooses the checkpoint for an operator: the newest that fits, verified; or says why there is none."""
+"""Chooses the checkpoint for an operator: the newest that fits, verified; or explains why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command of a run, to be typed again: as its journal has it, with settings changed on the way."""
+"""The command that starts a run again: as recorded in its journal, with the settings that were changed since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of checkpoints: in words, as a table, as JSON."""
+"""Shows checkpoints: as text, as a table, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults brought about in a live run from outside: the parts of `scripts.inject_fault` and `scripts.storm`.
+"""Faults injected into a live run from outside: the parts of `scripts.inject_fault` and `scripts.storm`.
 
 Begin with `kinds`, which says how a kind is declared; each kind is declared where it is brought about
 (`server_faults`, `interposer`, `trainer_faults`, `disk_faults`, `memory_faults`, `reward_faults`, `run_faults`), and

@@ -1,4 +1,4 @@
-"""A proxy in front of a server that spoils a seeded share of the generations passing through (fault C8).
+"""A proxy in front of a server that corrupts a seeded share of the generations passing through (fault C8).
 
 It can also delay loads of weights, and answer 503 to health as a server does that has too much to do (traps X-load,
 X-busy). What it doesn't spoil passes through unchanged.

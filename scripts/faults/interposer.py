@@ -1,4 +1,4 @@
-"""Faults between a run and its servers (C8, X-load, X-busy): a proxy for each server that spoils what passes.
+"""Faults between a run and its servers (C8, X-load, X-busy): a proxy for each server that corrupts what passes.
 
 The run is started with `sglang.host=127.0.0.2 +sglang.extra_args.hos=127.0.0.1`: it asks its servers at 127.0.0.2,
 they listen at 127.0.0.1, and at 127.0.0.2 listens this, on the same port, for each incarnation of each server.

@@ -1,4 +1,4 @@
-"""Faults of servers: killed, stopped, without memory, slow, with wrong weights, or busy for a stranger."""
+"""Faults of servers: killed, stopped, without memory, slow, with wrong weights, or busy for another client."""
 
 from __future__ import annotations
 

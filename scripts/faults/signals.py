@@ -1,4 +1,4 @@
-"""Signals to verified processes, each with the proof that it worked."""
+"""Signals to verified processes, each with evidence that it worked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faults of the trainer: killed at a moment (T1), stopped (T2, X-gc), killed together with a server (D1).
 
-A named moment is proven: the trainer is stopped first, looked at, and killed only if the moment is there.
+A named moment is verified: the trainer is stopped first, inspected, and killed only if it is at that moment.
 
     rollout backward optimizer   by its Python stack (py-spy, without pausing it: it is stopped already)
     publish save                 by the folder that is staged meanwhile

@@ -1,4 +1,4 @@
-"""The checks of `python -m scripts.check_health`: each looks at one thing, and a pure function judges what was seen.
+"""The checks of `python -m scripts.check_health`: each observes one thing, and a pure function judges what it saw.
 
 May import `launcher` and what asks processes and servers in `actors` and `scripts.faults`. Begin at `findings.py` for
 what a check returns, and at `run_check.py` for a complete one.

@@ -1,4 +1,4 @@
-"""The machine: GPUs and which processes hold their memory, the memory of host and cgroup, and kills for want of it."""
+"""The machine: GPUs and which processes hold their memory, the memory of host and cgroup, and out-of-memory kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's own files record: its state, servers, incidents and steps. Read once, before anything is asked."""
+"""What a run's own files record: its state, servers, incidents and steps. Read once, before any process is queried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dates a fall: fits the line (old level, slope, new level), and gives the onsets that fit almost as well.
+"""Finds when a fall began: fits a line (old level, slope, new level), and gives the onsets that fit almost as well.
 
 Least squares over every pair (onset, bottom) of the grid. Squares are of values clipped to the two levels ± 4 standard
 deviations, so that spikes and bad batches do not pull. The interval is the profile's: onsets whose sum of squares

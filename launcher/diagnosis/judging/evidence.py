@@ -1,4 +1,4 @@
-"""What speaks for and against each cause, in sentences with their figures and the line that they come from.
+"""Evidence for and against each cause, as sentences with their figures and the log line that they come from.
 
 The weights are rough log-odds: 3 for what hardly happens otherwise, 1 for a hint.
 """

@@ -1,4 +1,4 @@
-"""Says from which checkpoint to resume, and by which command (P4: good, not latest)."""
+"""Recommends from which checkpoint to resume, and by which command (P4: good, not latest)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.policy.restore import choose
 
 SETTINGS = RestoreConfig(begin_anew=False)
 AREALS_COMMAND = "the command that started it"
-"""No log of AReaL's says it."""
+"""No log of AReaL's contains it."""
 
 CAUSES = {
     Guess.DEGRADATION: Cause.REWARD_COLLAPSE,

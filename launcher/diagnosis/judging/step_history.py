@@ -1,7 +1,7 @@
-"""Splits a run's steps into passes, and finds the falls of each: after a recovery the numbers go back.
+"""Splits a run's steps into passes, and finds the falls of each: after a recovery, step numbers start lower again.
 
 A pass is what was written without going back. The run as it is now is made of the last results of each step; a fall may
-be in these, or in a pass that a recovery took back.
+be in these, or in a pass that a recovery undid.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def passes_of(steps: Steps) -> list[Pass]:
 
 
 def falls_of(steps: Steps, passes: list[Pass]) -> list[FoundFall]:
-    """Every fall of the run, oldest first; also those that a recovery took back."""
+    """Every fall of the run, oldest first; also those that a recovery undid."""
     rewards: Floats = steps.column(REWARD)
     if not passes:
         return []

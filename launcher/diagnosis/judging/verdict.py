@@ -1,4 +1,4 @@
-"""Gives the answer: what happened to the run, since when, why, and what to do. All output is made from it."""
+"""Makes the verdict: what happened to the run, since when, why, and what to do. All output is made from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONGEST_REASON = 160
 
 
 class RunCondition(enum.StrEnum):
-    """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were taken back. STOPPED: the run
+    """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were undone. STOPPED: the run
     ended by a failure. FINE: no failure found."""
 
     FELL = "FELL"
@@ -82,7 +82,7 @@ class Diagnosis:
 
 
 def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
-    """What the logs say. Looks at nothing but its arguments."""
+    """The verdict on what was read. Uses nothing but its arguments."""
     passes = passes_of(contents.steps)
     falls = falls_of(contents.steps, passes)
     main = _main(falls)

@@ -1,4 +1,4 @@
-"""A diagnosis for programs. Keys are stable: what is added comes beside them; `format` changes where one goes."""
+"""A diagnosis as JSON, for programs. Keys are stable: new ones are only added; `format` changes if one is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a log, whoever wrote it: the figures of each step, and its events, counted and dated.
+"""What is kept of a log, whichever program wrote it: the figures of each step, and its events, counted and dated.
 
 Both stay small however long the log is: a step costs 8 bytes for each figure, and there is one event for each kind in
 each step.
