@@ -174,7 +174,7 @@ class RunLaunch:
         return self._actors.create(history)
 
     def _place(self) -> RunPlacement:
-        """Book everything at once, and tell where it is."""
+        """Reserve everything at once, and record where it is."""
         placed = RunPlacement.book(self._config, is_stopped=lambda: self._interrupts.asked)
         nodes = placed.nodes()
         self._journal.record("run.placed", reason="the cluster has room for all of it", nodes=nodes)
@@ -271,7 +271,7 @@ class RunLaunch:
             self._screen.line(f"the display is out of date: the trainer's snapshot failed: {error} (this is a defect)")
 
     def _take(self, snapshot: Snapshot) -> None:
-        if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps anew
+        if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps from 0
             self._trainer_pid, was_new = snapshot.status.pid, self._steps_seen == 0
             self._steps_seen = 0
             if not was_new:

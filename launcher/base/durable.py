@@ -2,7 +2,7 @@
 
 A rename is atomic but not durable: until the folder that holds the name is synced, a crash may bring the old name
 back, or leave the new name on an empty file. So the order is always file, its folder, rename, parent folder.
-All functions raise OSError as it comes; callers say what it means.
+All functions raise OSError as it comes; callers explain it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
     └── RunError                     a started run can't continue; it halts with its reason (exit code 3)
         ├── ServerError              an SGLang server: did not start, died, or refused
         │   ├── WeightsRefused       a server did not take, or did not confirm, a weight version
-        │   └── RequestFailed        one request had no complete, valid answer; says whether to retry
+        │   └── RequestFailed        one request had no complete, valid answer; holds whether to retry
         ├── RolloutError             no rollout could be had from any server
         ├── RewardError              the reward function raised or answered nonsense
         ├── TrainerError             the step loop: non-finite numbers, a lost process

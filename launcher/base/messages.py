@@ -166,14 +166,14 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerView:
-    """The trainer as whoever repairs it needs to see it.
+    """The state of the trainer that its repair needs.
 
-    `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: told to step;
+    `busy`: what long order it carries out ("starting", "restoring"), "" if none. `is_allowed`: ordered to step;
     `is_running`: the loop is. `servers`: as its pool has them, so with the weights that each has confirmed;
     `in_flight`: the requests that each is answering; `loading`: those that the trainer itself is sending weights,
     perhaps beside a step. `is_at_gate`: it waits for the HealthMonitor. `progress`: any number that changes while it
-    gets on. `weights`: the newest that stand in a folder. `rejections`: batches that were turned away since the last
-    step. `slow`: servers that live and are slow, with the reason. `node`: that `pid` is of. `largest_micro_batch`:
+    gets on. `weights`: the newest that are in a folder. `rejections`: batches that were turned away since the last
+    step. `slow`: servers that are alive and slow, with the reason. `node`: that `pid` is of. `largest_micro_batch`:
     of the batches so far, in tokens, padding included; 0 before the first.
     """
 

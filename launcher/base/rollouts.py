@@ -77,7 +77,7 @@ class RolloutBatch:
 
 
 def mean_of(rewards: Sequence[float]) -> float:
-    """Not a number where they can't be added, being too large or both infinities: a batch must not end who looks."""
+    """NaN where they can't be added, being too large or both infinities: a batch must not crash its reader."""
     try:
         return fmean(rewards)
     except (OverflowError, ValueError):

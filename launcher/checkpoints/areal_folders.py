@@ -1,7 +1,7 @@
 """AReaL's recover folders: what its resume (1.0.4) loads, and whether that is valid. Nothing is unpickled.
 
 Formats: six files written one after another into recover_info/, and one DCP folder that is overwritten in place. A
-death in between mixes two steps, and neither file says so: only their times do.
+death in between mixes two steps, and neither file shows it: only their times do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_recover_info(folder: Path, checkpoint: Path) -> RecoverInfo:
     step = _object(folder / "step_info.json", problems)
     name = _name_of(step)
     if name is None and step:
-        problems.append(f"{folder / 'step_info.json'} has not the whole numbers {', '.join(STEP_KEYS)}")
+        problems.append(f"{folder / 'step_info.json'} lacks the integers {', '.join(STEP_KEYS)}")
     elif name is not None and min(name.epoch, name.global_step) < 0:
         problems.append(f"{folder / 'step_info.json'} is of epoch {name.epoch}: no step was saved yet")
     for file in FREQUENCY_FILES:
@@ -78,7 +78,7 @@ def read_recover_info(folder: Path, checkpoint: Path) -> RecoverInfo:
 
 
 def _names_optimizer(metadata: Path) -> bool:
-    """The names of its tensors stand in it as they are."""
+    """It contains the names of its tensors as plain text."""
     try:
         return b"dcp.optim" in metadata.read_bytes()
     except OSError:

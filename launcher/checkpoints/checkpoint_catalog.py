@@ -38,7 +38,7 @@ from launcher.policy.restore import worth_keeping
 from launcher.run_files.run_paths import RunPaths
 
 Damaged = Mapping[int, Set[float]]
-"""Of each step, when those were made that could not be loaded: one that is made anew after a restore is another."""
+"""Of each step, when those were made that could not be loaded: one that is made again after a restore is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class NewestToResume:
 
 
 class CheckpointCatalog:
-    """The checkpoints of one trial, and the states in this machine's memory. Looking at them changes nothing."""
+    """The checkpoints of one trial, and the states in this machine's memory. Reading them changes nothing."""
 
     def __init__(self, trial: TrialFolder, health: RecordedHealth, *, use_memory: bool = True) -> None:
         self.trial = trial
@@ -256,13 +256,13 @@ class CheckpointCatalog:
         return self._judged(dataclasses.replace(entry, verification=found, problem=found.why_not))
 
     def presumed(self, entry: CatalogEntry) -> CatalogEntry:
-        """The same with the status that it has if its content proves sound."""
+        """The same with the status that it has if its content is verified as sound."""
         return self._judged(entry, is_vouched=True)
 
     def newest_first(
         self, *, before_step: int | None = None, good: bool = False, condemned: bool = False
     ) -> list[CatalogEntry]:
-        """What may be gone back to, if its content proves sound, the newest first; nothing that was set aside."""
+        """What may be restored if its content is verified as sound, the newest first; nothing that was set aside."""
         found = [self.presumed(entry) for entry in self.entries if not entry.set_aside_as]
         return newest_first(found, before_step=before_step, good=good, condemned=condemned)
 

@@ -3,7 +3,7 @@
     the slot that is not the newest:  manifest removed ─► files overwritten in place ─► new manifest renamed into place
 
 Two slots in turn: a kill at any instant leaves the older state or the newer one, complete. Overwriting in place costs a
-third of writing anew, since the pages are there already; so a state that once fitted always fits. Nothing is synced:
+third of new files, since the pages are there already; so a state that once fitted always fits. Nothing is synced:
 the memory outlives the process and not the machine, and what must survive that is the checkpoint on the disk. CRC-32
 instead of SHA-256 for the same reason: it is to find memory that was damaged, in a third of the time.
 

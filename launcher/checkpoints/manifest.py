@@ -22,7 +22,7 @@ from launcher.run_files.journal import encode
 MANIFEST_NAME = "manifest.json"
 KEEP_MARK = ".keep"
 """An empty file beside the manifest: retention leaves this checkpoint alone. Not in the manifest, so that it can be
-given and taken back without touching what was hashed."""
+given and revoked without touching what was hashed."""
 FORMAT = "grpo-checkpoint/1"
 HASHING_THREADS = 4
 

@@ -39,14 +39,14 @@ RECORD = "recovery.json"
 FORMAT = "grpo-recovery/1"
 STAGED = ".recovery-"
 KEPT_UNDOS = 3
-"""That can be taken back one after another; what lies further back would only keep its files from being freed."""
+"""That can be undone one after another; older ones would only keep their files from being freed."""
 GONE = ".gone"
 TAKEN = "recovery.taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRecord:
-    """What recovery.json says. `first_damaged`: checkpoints from this step on hold damage; None: none is known."""
+    """The content of recovery.json. `first_damaged`: checkpoints from this step on hold damage; None: none is known."""
 
     id: str
     prepared_at: float
@@ -125,12 +125,12 @@ def _forget_old(paths: RunPaths, newest: RestoreRecord) -> None:
 
 
 def undo(paths: RunPaths) -> str:
-    """Take the last `prepare` back; says what is there now. Raises StorageError where there is nothing to take back."""
+    """Undo the last `prepare`; returns what is there now. Raises StorageError where there is nothing to undo."""
     clean(paths)
     place = paths.recover_checkpoint
     if not place.is_dir():
         raise StorageError(
-            f"there is no {place}: nothing is prepared", "one that a launch took is taken back by preparing another"
+            f"there is no {place}: nothing is prepared", "one that a launch has used is undone by preparing another"
         )
     record = read_record(place)
     if record is None:
@@ -150,7 +150,7 @@ def undo(paths: RunPaths) -> str:
 
 
 def clean(paths: RunPaths) -> None:
-    """Remove what was staged and never put in place, or taken back. What was replaced stays, with its successor."""
+    """Remove what was staged and never put in place, or undone. What was replaced stays, with its successor."""
     is_prepared = paths.recover_checkpoint.is_dir()
     if paths.checkpoints.is_dir():
         for folder in paths.checkpoints.glob(f"{STAGED}*"):

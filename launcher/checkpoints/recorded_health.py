@@ -53,10 +53,10 @@ class RecordedHealth:
 
 
 def read_health(paths: RunPaths) -> RecordedHealth:
-    """Of a run of ours. Files that are missing say nothing."""
+    """Of a run of ours. Missing files are ignored."""
     settings = _section(paths.config, "restore", RestoreConfig)
     reward_settings = _section(paths.config, "reward_health", RewardHealthConfig)
-    # In the order of time: a restore takes back only the steps that were there by then.
+    # In the order of time: a restore undoes only the steps that existed by then.
     lines: list[Line] = [*read_lines(paths.events), *read_lines(paths.metrics)]
     rewards, damages = _replay(sorted(lines, key=lambda line: number_of(line.get("time"), 0.0)))
     damage = min(damages, key=lambda one: one.first_step, default=None) or damage_now(rewards, reward_settings)
@@ -100,7 +100,7 @@ def _damage(cause: str, onset_step: object, reason: str, source: str) -> Damage 
 
 
 def damage_now(rewards: Sequence[RewardPoint], settings: RewardHealthConfig) -> Damage | None:
-    """What the detectors say of the series at its end."""
+    """The detectors' verdict on the series at its end."""
     verdict = judge_rewards(rewards, settings)
     if verdict.level is not Level.BREAK:
         return None

@@ -14,7 +14,7 @@ from launcher.run_files.run_paths import RunPaths
 
 
 def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | InMemoryCheckpoint | None:
-    """What to resume from: the newest complete checkpoint, or a newer state in memory; None to begin anew.
+    """What to resume from: the newest complete checkpoint, or a newer state in memory; None to start afresh.
 
     Raises ConfigError where `recover.mode` and what there is contradict each other, and where a setting has
     changed that makes a resume wrong.
@@ -34,7 +34,7 @@ def resume_point(config: RunConfig, paths: RunPaths) -> Checkpoint | InMemoryChe
             return None
         raise ConfigError(
             f"no complete checkpoint in {paths.default_checkpoints}: {'; '.join(found.skipped) or 'it is empty'}",
-            "begin anew with another trial_name" + ("" if mode == "auto" else ", or with recover.mode=auto"),
+            "start over with another trial_name" + ("" if mode == "auto" else ", or with recover.mode=auto"),
         )
     differences = fingerprint_differences(checkpoint.config_fingerprint, config_fingerprint(config))
     if differences:
@@ -62,5 +62,5 @@ def already_finished(config: RunConfig, paths: RunPaths) -> str:
     return (
         f"{config.experiment_name}/{config.trial_name} is FINISHED ({last.get('reason')}); nothing to do.\n"
         f"  → see {paths.logs}; train on with a larger total_train_steps or total_train_epochs, "
-        "or begin anew with another trial_name"
+        "or start over with another trial_name"
     )

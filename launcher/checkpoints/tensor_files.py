@@ -33,7 +33,7 @@ EXPONENTS: Mapping[str, tuple[Any, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One tensor as the header says: `begin` and `end` are bytes from the start of the file."""
+    """One tensor as the header describes it: `begin` and `end` are bytes from the start of the file."""
 
     name: str
     dtype: str
@@ -57,7 +57,7 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
         if size != end:
             what = "truncated" if size < end else "damaged"
             raise ModelError(f"{file} is {what}: {size} bytes instead of the {end} that its header names", hint)
-        with safe_open(file, framework="numpy"):  # the library that will load it proves types, shapes and offsets
+        with safe_open(file, framework="numpy"):  # the library that will load it verifies types, shapes and offsets
             return {entry.name: entry for entry in entries}
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror or error}", "check the path and its rights") from error

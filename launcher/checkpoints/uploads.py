@@ -185,7 +185,7 @@ def _is_copied(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
 def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> Checkpoint | None:
     """Where this disk holds nothing of the run, the newest complete checkpoint from the URL, which now is on the disk.
 
-    Raises ConfigError where it can't be used, where all that is there is damaged, and where the URL holds later steps
+    Raises ConfigError where it can't be used, where all checkpoints at the URL are damaged, and where the URL holds later steps
     than a disk that is not empty: to resume from here would throw them away.
     """
     try:
@@ -211,13 +211,13 @@ def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> C
             reasons.append(error.message)
     if reasons:
         raise ConfigError(
-            f"no complete checkpoint at {remote.where}: {'; '.join(reasons)}", "begin anew with another trial_name"
+            f"no complete checkpoint at {remote.where}: {'; '.join(reasons)}", "start over with another trial_name"
         )
     return None
 
 
 def record_fetched(fetched: Checkpoint, remote: RemoteStore, journal: Journal) -> str:
-    """Into the journal; returns it in words."""
+    """Record it in the journal; returns it as text."""
     journal.record(
         "checkpoint.fetched",
         subject=str(fetched),

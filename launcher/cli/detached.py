@@ -6,7 +6,7 @@
         └─► attach   shows the run from its files, ends with its exit code; Ctrl-C detaches, the run continues
 
 The end of the keeper ends everything it started, as the end of a driver does (P8). One that was lost with its node is
-started anew by Ray elsewhere: it waits until whatever its predecessor owned has ended, and resumes from the last
+started again by Ray elsewhere: it waits until whatever its predecessor owned has ended, and resumes from the last
 committed step. When the run has ended the keeper ends itself, for good.
 """
 
@@ -97,7 +97,7 @@ def _wait_started(keeper: Any) -> None:
 
 @ray.remote
 class DetachedDriver:
-    """The driver as an actor. It drives on a thread of its own: one that Ray starts anew is asked by nobody."""
+    """The driver as an actor. It drives on a separate thread: nobody calls an actor that Ray has restarted."""
 
     def __init__(
         self,

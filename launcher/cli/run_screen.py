@@ -52,7 +52,7 @@ class Screen:
         return time.monotonic() - self._started
 
     def line(self, text: str) -> None:
-        """Say something once: a milestone, or what happened and what is done about it."""
+        """Print something once: a milestone, or what happened and what is done about it."""
         self._display.line(text)
         if self._progress is not None:
             self._progress.last_event = text
@@ -62,7 +62,7 @@ class Screen:
         self.line(f"[{self.elapsed_s:5.1f} s] {text}")
 
     def alert(self, title: str, text: str) -> None:
-        """Tell the run's owner through WandB, where it is on (alerts.wandb)."""
+        """Notify the run's owner through WandB, where it is on (alerts.wandb)."""
         if self._wandb is not None and self._config.alerts.wandb:
             self._wandb.alert(title, text)
 

@@ -1,7 +1,7 @@
 """Rewrites the errors of Hydra and OmegaConf as one message: the key, the given value, what is allowed.
 
 Their errors carry most of that as text only (a preset's errors lose the exception they came from), so the text of
-the whole chain is searched. What no rule matches is shown in their own words.
+the complete chain is searched. What no rule matches is shown unchanged.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _unknown_in_preset(found: re.Match[str], text: str) -> ConfigError:
         return unknown_key(key, f"in {file}.yaml")
     return ConfigError(
         f"the preset {file}.yaml is empty, or its first line is not `# @package _global_`",
-        "begin it with that line: a preset sets keys of the whole configuration",
+        "begin it with that line: a preset sets keys of the complete configuration",
     )
 
 

@@ -45,7 +45,7 @@ class TrialSweeper(Sweeper):
 
 
 class TrialLauncher(Launcher):
-    """Hands all combinations to `run_trials`, which `hand_over_to` sets."""
+    """Passes all combinations to `run_trials`, which `hand_over_to` sets."""
 
     run_trials: ClassVar[RunTrials]
 

@@ -1,6 +1,6 @@
 """Every setting: its type, its one default, what it means and which values are allowed.
 
-Values that differ by experiment stand in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
+Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
 turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. The settings of supervision
 are in `launcher/config/supervision.py`, contradictions between settings in `launcher/resources/config_checks.py`;
@@ -49,10 +49,10 @@ FOLDER_NAME = Matching(
 
 @dataclass
 class ClusterConfig:
-    fileroot: str = setting("outputs/grpo", "folder under which checkpoints and logs of all runs stand")
+    fileroot: str = setting("outputs/grpo", "folder for the checkpoints and logs of all runs")
     n_nodes: int = setting(1, "machines of the run; of a running cluster, so many must be there", COUNT)
     n_gpus_per_node: int | None = setting(
-        None, "GPUs of each machine that the run may book; null: as many as are found", NATURAL
+        None, "GPUs of each machine that the run may use; null: as many as are found", NATURAL
     )
     address: str = setting(
         "local",
@@ -62,12 +62,12 @@ class ClusterConfig:
     placement: str = setting(
         "PACK", "PACK: as few nodes as possible; SPREAD: servers and ranks over all nodes", OneOf(("PACK", "SPREAD"))
     )
-    placement_timeout: float = setting(60.0, "the cluster must have room for the whole run by then", DEADLINE)
+    placement_timeout: float = setting(60.0, "the cluster must have room for the complete run by then", DEADLINE)
     detached: bool = setting(False, "the run outlives its driver; not with address=local (scripts/run_control.py)")
     lease_s: float = setting(
         15.0,
         "a trainer, server or supervisor that hears nothing of its cluster for so long ends itself; "
-        "what is lost with a node begins anew only after that",
+        "what is lost with a node is started again only after that",
         Between(5, 600, why="as less would be a slow answer, and more a long wait for each lost node"),
     )
     node_wait_s: float = setting(
@@ -84,7 +84,7 @@ class DatasetConfig:
     split: str = setting("train", "the hub's split")
     batch_size: int = setting(16, "prompts per step", COUNT)
     shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
-    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is said", COUNT)
+    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is reported", COUNT)
     max_items: int | None = setting(None, "the first n records only", COUNT)
 
 
@@ -145,9 +145,9 @@ class SGLangConfig:
     host: str = setting("127.0.0.1", "address that the servers listen on")
     port: int | None = setting(None, "of the first server, the next ones following; null: free ones", Between(1, 65535))
     log_level: str = setting("info", "of llm_server-<i>.log", OneOf(("debug", "info", "warning", "error", "critical")))
-    num_cpus: float = setting(1.0, "CPUs that Ray books for one server (bookkeeping, not a limit)", NATURAL)
-    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for one server (bookkeeping, not a limit)", SHARE)
-    threads: int | None = setting(None, "OMP_NUM_THREADS of a CPU server; null: the CPUs booked", COUNT)
+    num_cpus: float = setting(1.0, "CPUs that Ray reserves for one server (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray reserves for one server (not a limit)", SHARE)
+    threads: int | None = setting(None, "OMP_NUM_THREADS of a CPU server; null: the reserved CPUs", COUNT)
     extra_args: dict[str, Any] = setting(
         {}, "SGLang arguments not named here, e.g. `+sglang.extra_args.watchdog_timeout=60`"
     )
@@ -204,9 +204,9 @@ class ActorConfig:
         "disk", "how weights reach the servers: memory-backed files, or over the wire", OneOf(("disk", "tensor"))
     )
     weight_update_timeout: float = setting(120.0, "a server must have confirmed new weights by then", DEADLINE)
-    num_cpus: float = setting(1.0, "CPUs that Ray books for each trainer rank (bookkeeping, not a limit)", NATURAL)
-    gpu_fraction: float = setting(1.0, "share of a GPU that Ray books for each trainer rank", SHARE)
-    threads: int | None = setting(None, "torch's threads on the CPU; null: the CPUs booked", COUNT)
+    num_cpus: float = setting(1.0, "CPUs that Ray reserves for each trainer rank (bookkeeping, not a limit)", NATURAL)
+    gpu_fraction: float = setting(1.0, "share of a GPU that Ray reserves for each trainer rank", SHARE)
+    threads: int | None = setting(None, "torch's threads on the CPU; null: the reserved CPUs", COUNT)
 
 
 @dataclass
@@ -247,7 +247,7 @@ class RecoverConfig(FreqConfig):
 
     mode: str = setting(
         "auto",
-        "auto: resume if there is a checkpoint; on: there must be one; off: begin anew",
+        "auto: resume if there is a checkpoint; on: there must be one; off: start from the beginning",
         OneOf(("auto", "on", "off")),
     )
     keep_last: int = setting(
@@ -300,7 +300,7 @@ class HardwareConfig:
 
 @dataclass
 class SweepConfig:
-    """Of `-m`: each combination of values is a run of its own."""
+    """Of `-m`: each combination of values is a separate run."""
 
     parallel: int | None = setting(None, "trials side by side; null: as many as this machine has room for", COUNT)
     retry: bool = setting(False, "run trials again that halted, other than for memory; FINISHED ones never are")

@@ -28,7 +28,7 @@ class Allowed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few values, mostly words."""
+    """One of a few values, mostly names."""
 
     choices: tuple[str | int, ...]
 

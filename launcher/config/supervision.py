@@ -12,16 +12,16 @@ from launcher.config.settings import COUNT, DEADLINE, NATURAL, POSITIVE, SHARE, 
 
 @dataclass
 class HealthConfig:
-    """When a server or the trainer is hung. Time counts only while it was looked at and was given the CPU."""
+    """When a server or the trainer is hung. Time counts only while it was observed and was given the CPU."""
 
-    look_interval_s: float = setting(0.25, "between two looks at a process, its probes and its tokens", POSITIVE)
-    probe_interval_s: float = setting(1.0, "between two generations of one token that ask a server for life", POSITIVE)
+    look_interval_s: float = setting(0.25, "between two observations of a process, its probes and its tokens", POSITIVE)
+    probe_interval_s: float = setting(1.0, "between two probes of a server: a generation of one token", POSITIVE)
     probe_busy_interval_s: float = setting(5.0, "the same while it makes tokens for others", POSITIVE)
     silence_s: float = setting(3.0, "without an answer, a token or CPU time: one of three votes for a hang", POSITIVE)
     silence_factor: float = setting(10.0, "or so many of its usual answer times, where that is longer", POSITIVE)
     silence_max_s: float = setting(60.0, "but not longer than this", DEADLINE)
     lone_probe_factor: float = setting(5.0, "patience, times silence, where nothing but a probe waits", Between(1))
-    proof_s: float = setting(10.0, "an answer or a token older than that proves nothing; nor does a look", POSITIVE)
+    proof_s: float = setting(10.0, "an answer, a token or an observation older than that is no evidence", POSITIVE)
     slow_factor: float = setting(2.5, "times slower than it used to be, and than its peers are: slow", Between(1))
     trainer_silence_s: float = setting(10.0, "a stopped trainer that doesn't answer for so long is hung", POSITIVE)
     trainer_factor: float = setting(10.0, "median steps without progress after which a trainer is hung", Between(1))
@@ -35,7 +35,7 @@ class HealthConfig:
 
 @dataclass
 class RewardHealthConfig:
-    """When rewards say that something broke. Drops are in shares of the range of the rewards seen."""
+    """When rewards show that something broke. Drops are in shares of the range of the rewards seen."""
 
     zero_alert_steps: int | None = setting(5, "steps in a row with only zeros: alert; null: never", COUNT)
     zero_breaker_steps: int | None = setting(10, "and: stop training and find the cause; null: never", COUNT)
@@ -51,7 +51,7 @@ class RewardHealthConfig:
     canary_tolerance: float = setting(1e-6, "difference of a known answer's reward that is none", NATURAL)
     canary_silent_rounds: int = setting(2, "in a row in which one is not scored: broken", COUNT)
     canary_clear_rounds: int = setting(5, "in a row, all sound, after which a broken one is believed again", COUNT)
-    verifier_patience_s: float = setting(600.0, "that a broken reward function may take to be mended", DEADLINE)
+    verifier_patience_s: float = setting(600.0, "that a broken reward function may take to be repaired", DEADLINE)
 
 
 @dataclass
@@ -124,7 +124,7 @@ class RestoreConfig:
 
 @dataclass
 class MemoryConfig:
-    """What gives way when memory runs out, rung by rung; kept for the host and for later attempts."""
+    """Which settings are lowered when memory runs out, rung by rung; kept for the host and for later attempts."""
 
     give_way: bool = setting(True, "false: a run that runs out of memory ends under the settings that it was given")
     mem_fraction_static: list[float] = setting([0.8, 0.7, 0.6, 0.5, 0.4], "of a GPU server, from the top down")
@@ -132,5 +132,5 @@ class MemoryConfig:
     change_learning: bool = setting(False, "then max_new_tokens and n_samples too, which changes what is learned")
     min_new_tokens: int = setting(64, "max_new_tokens is halved down to it", COUNT)
     warn_before_s: float = setting(600.0, "a rise that reaches the limit within so long is reported", POSITIVE)
-    sample_interval_s: float = setting(10.0, "between two looks at how much memory is used", POSITIVE)
+    sample_interval_s: float = setting(10.0, "between two samples of how much memory is used", POSITIVE)
     remember: bool = setting(True, "what gave way is kept below cluster.fileroot, and used by the next attempt")

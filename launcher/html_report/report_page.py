@@ -29,11 +29,11 @@ FILES = (
 REPORT = TEMPLATES / "report.html.j2"
 
 Tile = tuple[object, str, str]
-"""Value, words, class."""
+"""Value, text, class."""
 
 
 def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, patience_s: float = 600.0) -> bytes:
-    """The file's content. `is_live` None: it is not known. `patience_s`: a live page older than that says so."""
+    """The file's content. `is_live` None: it is not known. `patience_s`: a live page older than that shows it."""
     word, css, reason = _status(facts, is_live)
     names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
     shown = [one for one in reversed(facts.checkpoints) if one.fate in ("", "condemned", "damaged")]
@@ -88,7 +88,7 @@ def _tiles(facts: RunFacts) -> Iterator[Tile]:
     yield _reward_tile(facts)
     total = f" of {facts.total_steps:,}" if facts.total_steps is not None else ""
     back = sum(map(len, facts.taken_back))
-    yield f"{len(facts.steps):,}{total}", f"steps kept; {back:,} were taken back", ""
+    yield f"{len(facts.steps):,}{total}", f"steps kept; {back:,} were undone", ""
     yield _ettr_tile(facts)
     yield _incident_tile(facts)
     yield spread([one.repaired_s for one in facts.incidents]).partition(" (")[0], "median time to repair", ""
@@ -113,7 +113,7 @@ def _ettr_tile(facts: RunFacts) -> Tile:
 def _incident_tile(facts: RunFacts) -> Tile:
     mended = sum(one.is_mended is True for one in facts.incidents)
     opened = sum(one.is_mended is None for one in facts.incidents)
-    words = f"incidents; {mended} mended" + (f", {opened} open" if opened else "")
+    words = f"incidents; {mended} repaired" + (f", {opened} open" if opened else "")
     words += f"; {facts.rejected:,} batches rejected" if facts.rejected else ""
     return len(facts.incidents), words, "bad" if mended < len(facts.incidents) else ""
 

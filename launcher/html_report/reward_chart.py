@@ -26,7 +26,7 @@ def reward_chart(facts: RunFacts) -> Chart | str:
         return "No step was committed yet."
     legend: Legend = [("line", f"mean of {mean_window(len(facts.steps))} steps")]
     legend += [("dot", "a step's reward")] if len(facts.steps) <= DOTS else [("band", "lowest to highest")]
-    legend += [("pale", "taken back by a restore")] if facts.taken_back else []
+    legend += [("pale", "undone by a restore")] if facts.taken_back else []
     legend += [("eval", "held-out, sampled"), ("eval greedy", "held-out, greedy")] if facts.evals else []
     legend += [("restore", "restored to here")] if facts.restores else []
     legend += incident_legend(facts)
@@ -36,8 +36,8 @@ def reward_chart(facts: RunFacts) -> Chart | str:
 
 def incident_legend(facts: RunFacts) -> Legend:
     """Entries for the kinds of incidents that there are."""
-    mended = [("mended", "incident, mended")] if any(one.is_mended for one in facts.incidents) else []
-    return mended + ([("open", "incident, not mended")] if any(not one.is_mended for one in facts.incidents) else [])
+    mended = [("mended", "incident, repaired")] if any(one.is_mended for one in facts.incidents) else []
+    return mended + ([("open", "incident, not repaired")] if any(not one.is_mended for one in facts.incidents) else [])
 
 
 def _draw(facts: RunFacts, size: Size) -> Plot:
@@ -80,7 +80,7 @@ def _reward(value: float) -> str:
 
 
 def _draw_taken_back(segment: Sequence[StepLine], plot: Plot) -> None:
-    title = f"steps {segment[0].step} to {segment[-1].step}: taken back by a restore"
+    title = f"steps {segment[0].step} to {segment[-1].step}: undone by a restore"
     points = [(float(line.step), line.reward) for line in segment]
     if len(points) <= DOTS // 4:
         plot.dots(points, "pale")
@@ -90,7 +90,7 @@ def _draw_taken_back(segment: Sequence[StepLine], plot: Plot) -> None:
 
 def _draw_restores(facts: RunFacts, plot: Plot) -> None:
     for one in facts.restores:
-        lost = f"{one.steps_back} step{'s' * (one.steps_back != 1)} taken back" if one.steps_back else "no step lost"
+        lost = f"{one.steps_back} step{'s' * (one.steps_back != 1)} undone" if one.steps_back else "no step lost"
         where = f"after step {one.step}" if one.step >= 0 else "at the beginning"
         plot.vertical(one.step + 0.5, "restore", title=f"continues {where}; {lost}; {one.reason}")
 
@@ -135,6 +135,6 @@ def _draw_incidents(incidents: Sequence[IncidentFacts], plot: Plot) -> None:
 
 
 def _incident_text(one: IncidentFacts) -> str:
-    end = "open" if one.is_mended is None else "not mended" if not one.is_mended else "mended"
+    end = "open" if one.is_mended is None else "not repaired" if not one.is_mended else "repaired"
     took = f" after {one.repaired_s:.1f} s" if one.repaired_s is not None else ""
     return f"incident {one.number} at step {one.step}: {incident_title(one.cause, one.subject)}; {end}{took}"

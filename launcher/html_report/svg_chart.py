@@ -3,7 +3,7 @@
 A chart is drawn twice, wide and narrow, and the page's style shows the one that fits: one picture scaled to a phone
 would have letters that nobody can read. Colours are CSS classes, so that dark and light are up to the style alone.
 `page.html.j2` writes the shapes as elements and escapes what they hold. Matplotlib's SVG needs twice the time of the
-whole page for charts without titles and without a dark form; so only the PNG pictures are drawn by it.
+complete page for charts without titles and without a dark form; so only the PNG pictures are drawn by it.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`label` is read out to whoever can't see it; `legend` holds (class of the sign, words)."""
+    """`label` is read out to whoever can't see it; `legend` holds (class of the sign, text)."""
 
     label: str
     plots: tuple[Plot, ...]

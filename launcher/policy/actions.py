@@ -45,7 +45,7 @@ class RestoreTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondemnCheckpoints:
-    """Mark those of steps later than `after_step` as damaged; they stay where a person can look at them."""
+    """Mark those of steps later than `after_step` as damaged; they stay where a person can inspect them."""
 
     after_step: int
     reason: str
@@ -53,7 +53,7 @@ class CondemnCheckpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartServer:
-    """End a server's whole tree, make sure that it is gone, start another."""
+    """End a server's complete process tree, make sure that it is gone, start another."""
 
     name: str
     reason: str

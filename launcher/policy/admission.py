@@ -1,7 +1,7 @@
 """May this batch be trained on? The gate's decision, from what is known of the batch and of those before it.
 
 A batch that a failure made must never reach the optimizer (P1). Each rule names what it saw, so that the journal can
-say why a batch was rejected. The rules are of two kinds:
+give the reason why a batch was rejected. The rules are of two kinds:
 
     certain   no sound run breaks them: a reward or a token is missing, a number is not finite, the weights are others
     compared  a sound run breaks them seldom: far from what is usual, which may also be a change of the policy itself.

@@ -46,9 +46,9 @@ class CanaryVerdict:
 def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) -> CanaryVerdict:
     """The verdict on the last rounds, oldest first; while training is paused they continue at the same step.
 
-    One wrong score is proof at once, and only `canary_clear_rounds` sound rounds in a row clear it: a function that
+    One wrong score is enough evidence, and only `canary_clear_rounds` sound rounds in a row clear it: a function that
     errs now and then is right now and then. A missing score may be a slow machine, and its batch is rejected anyway:
-    it is proof after `canary_silent_rounds` in a row.
+    it is evidence after `canary_silent_rounds` in a row.
     """
     if not any(one.scores for one in rounds):
         return CanaryVerdict(is_broken=False, is_known=False, reason="no known answers were scored")

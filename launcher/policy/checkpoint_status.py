@@ -89,7 +89,7 @@ def checkpoint_status(
     if not is_vouched:
         return JudgedCheckpoint(status=unverified, reason="nothing vouches for its content; --verify reads it")
     if set_aside_as:
-        reason = f"set aside ({set_aside_as}): what followed it was taken back"
+        reason = f"set aside ({set_aside_as}): what followed it was undone"
         return JudgedCheckpoint(status=unverified, reason=reason)
     if damage is not None:
         healthy_until = min(healthy_until, damage.first_step - 1)

@@ -1,7 +1,7 @@
 """Which incidents begin and end: (open ones, what is observed) → changes. One for each failure of one subject.
 
-    trouble of a subject without an open incident ─► begins        its subject works again ─► ends, mended
-    another trouble of the same subject           ─► the same one  given up, or the run ends ─► ends, not mended
+    trouble of a subject without an open incident ─► begins        its subject works again ─► ends, repaired
+    another trouble of the same subject           ─► the same one  given up, or the run ends ─► ends, not repaired
 
 So a server that is killed again before it serves is one incident, and so is a batch that a known failure spoilt. What
 is known only while it happens (a server that lost its weights, a rejected batch) is passed in.
@@ -22,7 +22,7 @@ from launcher.policy.run_state import ENDS, RunState
 
 REWARD, POLICY, BATCH = "reward", "policy", "batch"
 OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH})
-"""Subjects whose repair is the trainer's, and after which servers get their weights anew."""
+"""Subjects whose repair is the trainer's, and after which servers get their weights again."""
 
 SUBJECT_OF = {
     Cause.VERIFIER_BROKEN: REWARD,
@@ -104,7 +104,7 @@ def _troubles(
     damaged: Collection[int],
     known: Collection[str],
 ) -> list[Trouble]:
-    """The most telling first: of one subject, the first one counts."""
+    """The most specific first: of one subject, the first one counts."""
     found = [*_of_servers(seen), *_of_trainer(seen)]
     if (one := seen.incident) is not None:
         found.append(
@@ -179,7 +179,7 @@ def _is_stepping(trainer: TrainerFacts) -> bool:
 
 
 def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
-    """What is being done about it, in a few words."""
+    """What is being done about it, as a short text."""
     if any(isinstance(action, Halt) for action in actions):
         return "the run is being ended"
     for action in actions:

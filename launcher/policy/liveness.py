@@ -100,7 +100,7 @@ def _tokens_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -
 
 
 def _silence_s(evidence: ServerEvidence, settings: HealthConfig) -> float:
-    """The patience with this server: its own usual answer time tells how busy it is."""
+    """The patience with this server: its own usual answer time shows how busy it is."""
     usual_s = evidence.look.usual_answer_s or 0.0
     return max(settings.silence_s, min(settings.silence_factor * usual_s, settings.silence_max_s))
 
@@ -136,7 +136,7 @@ class Pace:
 
 
 def slow_reason(own: Pace, peers: Sequence[Pace], settings: HealthConfig) -> str:
-    """Why a server that lives is slow, "" if it isn't. Where all are slow it is the machine, not the server."""
+    """Why a live server is slow, "" if it isn't. Where all are slow it is the machine, not the server."""
     others = median(peer.slowdown for peer in peers) if peers else 1.0
     if own.usual <= 0 or own.slowdown < settings.slow_factor * max(others, 1.0):
         return ""

@@ -28,7 +28,7 @@ class ProcessLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something long that a server was told to do; until its deadline it owes nobody a token."""
+    """A long task that a server was given; until its deadline it need not produce a token."""
 
     name: str  # "starting" | "loading weights" | …
     since: float

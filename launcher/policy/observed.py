@@ -65,9 +65,9 @@ class TrainerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One look at the whole run.
+    """One observation of the complete run.
 
-    `checkpoints`: those that this run may go back to. `incident`: found among the steps that stand
+    `checkpoints`: those that this run may go back to. `incident`: found among the current steps
     (launcher/policy/reward_health.py, or the trainer's report of non-finite numbers). `under_way`: actions ordered and
     not yet ended, each of which must end by a deadline of its own. `tried`: where memory ran out on this host so far.
     `progress_at`: as of a server, of the run. `hold_reason`, `abort_reason`: what a person asked for, "" if nothing.

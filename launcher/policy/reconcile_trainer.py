@@ -55,7 +55,7 @@ def _restart(builder: PlanBuilder) -> None:
         builder.order(
             RestartTrainer(reason=reason, overrides=overrides), attempt=builder.attempt(cause, TRAINER, Rung.RESTORE)
         )
-        if AT_ITS_START & overrides.keys():  # a server holds what it took until it is started anew
+        if AT_ITS_START & overrides.keys():  # a server holds what it took until it is started again
             for server in builder.seen.servers:
                 builder.order(RestartServer(name=server.name, reason=f"it makes room for the trainer: {rung_reason}"))
 

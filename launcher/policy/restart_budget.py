@@ -140,7 +140,7 @@ def _since_quiet(
 
 
 def _spent(rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttempt]) -> int:
-    """Attempts at a rung. Retries begin anew after each larger repair, of whatever cause: it made a new situation."""
+    """Attempts at a rung. Retries count from 0 after each larger repair, of whatever cause: it made a new situation."""
     if rung is Rung.RETRY:
         small = itertools.takewhile(
             lambda a: a.rung is Rung.RETRY, (a for a in reversed(recent) if touches(a, subject))

@@ -35,7 +35,7 @@ finite vouches for the weights it began with."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreChoice:
-    """The step to restore (FIRST_WEIGHTS: begin anew), or None where the run must halt."""
+    """The step to restore (FIRST_WEIGHTS: start from the beginning), or None where the run must halt."""
 
     global_step: int | None
     reason: str

@@ -1,6 +1,6 @@
 """Is the trainer alive? Dead when its process has exited, or it makes no progress for many of its own steps.
 
-A trainer is not asked to generate, so there is no probe that tells the truth in seconds: a checkpoint or a large
+A trainer is not asked to generate, so no probe gives a reliable answer in seconds: a checkpoint or a large
 kernel may hold the interpreter for long. Only one that is stopped *and* doesn't answer is condemned early.
 """
 

@@ -74,7 +74,7 @@ def _reward_text(facts: RunFacts) -> str:
     if facts.reward_first is None:
         return "no step was committed"
     taken_back = sum(map(len, facts.taken_back))
-    back = f"; {taken_back} more were taken back" if taken_back else ""
+    back = f"; {taken_back} more were undone" if taken_back else ""
     return (
         f"{facts.reward_first:.3f} (first {MEAN_OVER_STEPS} steps) → {facts.reward_last:.3f} "
         f"(last {MEAN_OVER_STEPS} of {len(facts.steps)}{back})"
@@ -115,11 +115,11 @@ def _share_text(steps: Sequence[StepLine]) -> str:
 
 
 def _incident_text(incidents: Sequence[IncidentFacts]) -> str:
-    """`3, all mended: 2 server_crash (median 11.4 s), 1 verifier_broken (9.2 s)`."""
+    """`3, all repaired: 2 server_crash (median 11.4 s), 1 verifier_broken (9.2 s)`."""
     if not incidents:
         return ""
     mended = sum(one.is_mended is True for one in incidents)
-    how = "all mended" if mended == len(incidents) else f"{mended} mended"
+    how = "all repaired" if mended == len(incidents) else f"{mended} repaired"
     by_cause = Counter(one.cause for one in incidents).most_common()
     return f"{len(incidents)}, {how}: " + ", ".join(_cause_text(cause, count, incidents) for cause, count in by_cause)
 

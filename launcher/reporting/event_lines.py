@@ -34,7 +34,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
 
 
 def _unless_of_an_incident(words: Callable[[Event], str]) -> Callable[[Event], str]:
-    """What belongs to an incident is told by its two lines."""
+    """What belongs to an incident is reported by its two lines."""
     return lambda event: "" if event.get("incident") is not None else words(event)
 
 
@@ -50,7 +50,7 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "trainer.restarting_failed": lambda e: f"the trainer could not be restarted: {_reason(e)}",
     "trainer.restoring_failed": lambda e: f"the trainer could not be restored: {_reason(e)}",
     "server.restarting": _unless_of_an_incident(lambda e: f"{e.get('subject')} is being restarted: {_reason(e)}"),
-    "server.abandoned": lambda e: f"{e.get('subject')} is given up; the run goes on without it: {_reason(e)}",
+    "server.abandoned": lambda e: f"{e.get('subject')} is given up; the run continues without it: {_reason(e)}",
     "server.ready": _unless_of_an_incident(
         lambda e: f"{e.get('subject')} READY, weight_version {e.get('weight_version')}"
     ),
@@ -60,7 +60,7 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "server.slow": lambda e: f"{e.get('subject')} is slow: {_reason(e)}",
     "server.pace_back": lambda e: f"{e.get('subject')} is no longer slow",
     "run.hold_asked": lambda e: f"the run is being paused: {_reason(e)}",
-    "run.hold_released": lambda e: "the run goes on",
+    "run.hold_released": lambda e: "the run resumes",
     "node.lost": _unless_of_an_incident(lambda e: f"node {e.get('subject')} was lost, and with it {_held(e)}"),
     "fleet.shrunk": lambda e: _reason(e),
     "fleet.grown": lambda e: _reason(e),
@@ -74,7 +74,7 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "state.no_room": lambda e: _reason(e),
     "state.failed": lambda e: _reason(e),
     "state.damaged": lambda e: f"an older state is used: {_reason(e)}",
-    "coordinator.adopted": lambda e: f"the Coordinator was restarted, and goes on with {e.get('reason')}",
+    "coordinator.adopted": lambda e: f"the Coordinator was restarted, and continues with {e.get('reason')}",
     "memory.ran_out": lambda e: f"{e.get('subject')} ran out of memory ({e.get('ran_out')}): {e.get('reason')}",
     "memory.remembered": lambda e: f"memory ran out here before, so this attempt begins with {e.get('reason')}",
     "memory.book_damaged": lambda e: f"what this host had learnt about memory is lost: {e.get('reason')}",
@@ -99,18 +99,18 @@ class EventTail:
         return [event for event in self._tail.read() if self._attempt in (None, event.get("attempt"))]
 
     def new_lines(self) -> list[str]:
-        """The same in words, as far as a person wants to hear of them."""
+        """The same as text, as far as they matter to a person."""
         return [line for line in map(tell, self.new_events()) if line]
 
 
 def tell(event: Event) -> str:
-    """The event in words; "" where nobody needs to hear of it."""
+    """The event as text; "" where it needs no line."""
     words = TOLD.get(str(event.get("event")))
     return "" if words is None else " ".join(words(event).split())
 
 
 def alert_of(event: Event) -> tuple[str, str] | None:
-    """Title and text of the message to a person who is not looking at the console; None where it is worth none."""
+    """Title and text of the message to a person who does not watch the console; None where it needs none."""
     if event.get("event") not in ("incident.began", "incident.ended"):
         return None
     return f"{event.get('cause')}: {event.get('subject')}", tell(event)
@@ -136,7 +136,7 @@ def _ended(event: Event) -> str:
     after = f" after {seconds:.1f} s" if isinstance(seconds, int | float) else ""
     subject, reason = str(event.get("subject")), str(event.get("reason"))
     how = reason.replace("it ", f"{subject} ", 1) if reason.startswith("it ") else reason
-    word = "is over" if event.get("is_mended") else "was not mended"
+    word = "is over" if event.get("is_mended") else "was not repaired"
     return f"incident {event.get('incident')} {word}{after}: {how}"
 
 

@@ -19,11 +19,11 @@ from launcher.reporting.terminal_panel import render_line, render_panel
 LINE_EVERY_S = 2.0
 """At most so often a line about a step, where lines are written; the last step always has one."""
 HEARTBEAT_S = 60.0
-"""After so long without a step, a line says what the run is waiting in."""
+"""After so long without a step, a line reports what the run is waiting for."""
 
 
 class Display:
-    """Shows views as they come. `line` says something once, above the panel. Safe to call from several threads.
+    """Shows views as they come. `line` prints something once, above the panel. Safe to call from several threads.
 
     In a terminal, what others print (Ray forwards its workers' output) scrolls by above the panel. A stream that
     breaks, such as a pipe to `head`, silences the display and nothing else.
@@ -42,7 +42,7 @@ class Display:
         self._safely(lambda: self._show(view))
 
     def line(self, text: str) -> None:
-        """Say `text`: a milestone or an event."""
+        """Print `text`: a milestone or an event."""
         self._safely(lambda: self._say(text))
 
     def close(self) -> None:

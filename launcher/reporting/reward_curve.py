@@ -77,7 +77,7 @@ def _set_scale(axes: Any, points: Sequence[Point], evals: Sequence[EvalReport]) 
 def _draw_rewards(axes: Any, points: Sequence[Point], taken_back: Sequence[Point]) -> None:
     if taken_back:
         axes.scatter(*zip(*taken_back, strict=True), s=12, marker="x", linewidths=0.8, color=TROUBLE_COLOUR,
-                     alpha=0.45, label="taken back by a restore")  # fmt: skip
+                     alpha=0.45, label="undone by a restore")  # fmt: skip
     if not points:
         axes.text(0.5, 0.5, "no step was committed", transform=axes.transAxes, ha="center", color=FAINT_INK)
         return

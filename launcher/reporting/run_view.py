@@ -1,6 +1,6 @@
 """What a terminal shows of a live run: `RunView`, and `RunProgress`, which gathers it from committed steps.
 
-Pure: the caller hands in what it knows, with the time; terminal_panel.py draws it.
+Pure: the caller passes what it knows, with the time; terminal_panel.py draws it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunProgress:
         self._started = started
         self._lines: list[Mapping[str, object]] = []
         self.last_event = ""
-        """The last thing that happened, in a few words."""
+        """The last thing that happened, as a short text."""
 
     def add(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Lines of metrics.jsonl, in the order in which their steps were committed."""

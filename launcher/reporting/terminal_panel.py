@@ -35,7 +35,7 @@ SERVER_STYLES = {
     ServerState.STOPPED: "dim",
 }
 SERVERS_BY_NAME = 3
-"""So many servers are shown one by one; of more, how many are in each state."""
+"""Up to so many servers are shown separately; of more, how many are in each state."""
 
 
 def render_panel(view: RunView, width: int) -> RenderableType:

@@ -38,7 +38,7 @@ ALERT = "alert"
 def wandb_run_id(experiment_name: str, trial_name: str) -> str:
     """AReaL's id, `{experiment}_{trial}_train`, in the letters and the length that WandB accepts.
 
-    The same for every attempt, so that a resumed run goes on in the same curve. A name that had to be changed gets
+    The same for every attempt, so that a resumed run continues the same curve. A name that had to be changed gets
     a digest of the original: two trials must never share an id.
     """
     name = f"{experiment_name}_{trial_name}_train"
@@ -107,7 +107,7 @@ class WandbSink:
             self._thread.join(HANGING_AFTER_S)  # it tears wandb down, so that the exit has nothing to wait for
 
     def _say(self, sentence: str) -> None:
-        if not self._given_up:  # what its thread says while it is being ended is of no use to anyone
+        if not self._given_up:  # what its thread prints while it is being ended is of no use to anyone
             self._tell(sentence)
 
     def _work(self) -> None:
@@ -143,7 +143,7 @@ class WandbSink:
             try:
                 return self._init("online", _require_key(wandb))
             except Exception as error:  # noqa: BLE001 - no key, no network, no permission: all mean offline
-                self._say(f"WandB goes on offline: {_one_line(error)}; `wandb sync` sends the run later")
+                self._say(f"WandB continues offline: {_one_line(error)}; `wandb sync` sends the run later")
                 _tear_down()  # else its service still holds the run id and refuses it to the next init
         self.mode = "offline"
         return self._init("offline", wandb)
@@ -173,7 +173,7 @@ class WandbSink:
 
 
 def _import_wandb() -> Any:
-    """wandb, told to print nothing. Imported only where it is used: that takes a second, and may fail."""
+    """wandb, set to print nothing. Imported only where it is used: that takes a second, and may fail."""
     import wandb
 
     wandb.setup(wandb.Settings(silent=True))

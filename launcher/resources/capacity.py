@@ -119,7 +119,7 @@ class NoCapacity(Exception):
             left.append(f"{len(free) - NAMED_NODES} more nodes have no more than that")
         which = f"{roomiest.node.name}{', which has the most' if len(free) > 1 else ''}"
         return ResourceError(
-            f"{kind}s: {booked:g} are booked and {there:g} found; {wanted.name} needs {what}: {', '.join(left)}: "
+            f"{kind}s: {booked:g} are needed and {there:g} found; {wanted.name} needs {what}: {', '.join(left)}: "
             f"{_amount(needed - most, kind)} short on {which}",
             f"{HINTS[wanted.kind, kind]}, or add nodes (cluster.n_nodes)",
         )

@@ -55,7 +55,7 @@ def _without_room(config: RunConfig, devices: tuple[str, str], per_node: int) ->
             return
         needed = gpus_needed(config, servers_on=devices[0], trainer_on=devices[1])
         allowed = (
-            f"{needed} GPUs are booked: {describe_booking(config)}; to share one, "
+            f"{needed} GPUs are needed: {describe_booking(config)}; to share one, "
             f"sglang.gpu_fraction and actor.gpu_fraction must sum to at most 1 ({error.message})"
         )
         yield "cluster.n_gpus_per_node", allowed

@@ -197,7 +197,7 @@ def _notes(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> I
         yield f"new weights go to the servers as files below cluster.fileroot: {files}"
     booked = config.sglang.n_servers * config.sglang.num_cpus + config.actor.dp_size * config.actor.num_cpus
     if booked > hardware.cpus and config.cluster.address == "local":
-        yield f"{booked:g} CPUs are booked and {hardware.cpus} are there: the processes will take turns"
+        yield f"{booked:g} CPUs are needed and {hardware.cpus} are there: the processes will take turns"
 
 
 def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -> int | None:

@@ -50,7 +50,7 @@ def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(folder):
         finished.finish()
         finished.check_ledger()
         assert [line["global_step"] for line in finished.ledger()] == list(range(STEPS)), "no step was taken back"
-        assert "taken back" not in finished.paths.summary.read_text()
+        assert "undone" not in finished.paths.summary.read_text()
         assert not InMemoryCheckpoints(finished.paths).root.exists()
 
 

@@ -62,13 +62,13 @@ def test_a_killed_actor_comes_back_into_its_bundle(came):
 
 def test_what_another_run_holds_is_said_with_what_is_short_where(came):
     said = came["held"]["said"]
-    assert said.startswith("not free within cluster.placement_timeout=2 s: GPUs: 16 are booked and 0 found")
+    assert said.startswith("not free within cluster.placement_timeout=2 s: GPUs: 16 are needed and 0 found")
     assert "GPU short on" in said
     assert "end what holds it (`ray status`)" in came["held"]["hint"]
 
 
 def test_what_the_cluster_can_not_hold_is_said_before_anything_is_booked(came):
-    assert "GPUs: 18 are booked and 16 found" in came["too_large"]["said"]
+    assert "GPUs: 18 are needed and 16 found" in came["too_large"]["said"]
     assert "actor.dp_size" in came["too_large"]["hint"] or "sglang.n_servers" in came["too_large"]["hint"]
     assert "cluster.n_nodes=3: the cluster has 2" in came["too_few"]["said"]
     assert "with 8 GPUs and 192 CPUs" in came["too_few"]["said"]

@@ -86,7 +86,7 @@ def test_without_its_raylet_it_ends_in_a_word_and_leaves_nobody(run, told):
     run.lose_ray("raylet")
     said = run.said()
     assert "A worker died or was killed" not in said, "Ray's own words are in ray.log"
-    assert "all mended: " in said
+    assert "all repaired: " in said
     assert told[1].empty()
     assert not run.events("server.loading_failed"), "weights that are ordered are those of the moment of sending"
     run.steps = run.steps_done()

@@ -1,6 +1,6 @@
 """Ranks the possible causes by the evidence for and against each.
 
-The scores order causes and say how sure that is; they are no probabilities.
+The scores order causes and show how sure that is; they are no probabilities.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RankedCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
-    """All causes, the likeliest first. `is_sure`: the first stands out. `missing`: what wasn't there to be read."""
+    """All causes, the likeliest first. `is_sure`: the first stands out. `missing`: what was missing from the input."""
 
     ranked: tuple[RankedCause, ...]
     is_sure: bool
@@ -84,6 +84,6 @@ def _ranked(guess: Guess, context: IncidentContext) -> RankedCause:
 def _missing_from(context: IncidentContext) -> Iterator[str]:
     """Which files would have shown more."""
     if not context.has_server_log:
-        yield "no server log was given (llm_server.log): a hang and a crash can't be told apart by it"
+        yield "no server log was given (llm_server.log): a hang and a crash can't be distinguished"
     if not context.has_log(Role.TRAINER) and not context.near(Kind.INCIDENT, Kind.RUN_ENDED):
         yield "no trainer log was given (trainer.log): failed connections can't be seen"

@@ -39,7 +39,7 @@ PAUSE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that speaks for (weight > 0) or against a cause. `where`: file and line, where there is one."""
+    """One piece of evidence for (weight > 0) or against a cause. `where`: file and line, where there is one."""
 
     weight: int
     text: str
@@ -206,7 +206,7 @@ def where_memory_ran_out(context: IncidentContext) -> str:
 
 
 def place_of(event: LogEvent) -> tuple[str, str]:
-    """(server or trainer, phase) of a line that says that memory ran out."""
+    """(server or trainer, phase) of a line that reports that memory ran out."""
     ran_out = str(event.facts.get("ran_out") or ran_out_of(event) or "")
     phases = {RanOut.SERVER_POOL_TOO_SMALL: "startup", RanOut.SERVER_POOL: "generation"}
     phase = next((phase for kind, phase in phases.items() if ran_out == kind), str(event.facts.get("phase") or ""))

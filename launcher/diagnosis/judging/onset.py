@@ -2,7 +2,7 @@
 
 Three stages. Optimal partitioning (segments.py) gives levels; a level that lies below the run's own best by more than
 its noise and its usual wandering explain is a fall, from the last step at the old level to a lasting return to it; a
-broken line (old level, slope, new level) fitted by least squares dates it, which tells a decay from a drop, and whose
+broken line (old level, slope, new level) fitted by least squares dates it, which separates a decay from a drop, and its
 profile gives the interval of steps in which the onset lies.
 
 Unlike launcher/policy/reward_health.py, which must decide at each step with what came before, this knows what came
@@ -128,7 +128,7 @@ def _never(rewards: Floats, series: Floats, index: np.ndarray) -> list[Fall]:
 
 def _noise(series: Floats) -> float:
     """Standard deviation of one step, from differences of neighbours: a trend does not inflate it (normal noise: the
-    median of |x − y| is 0.954 σ). Zeros in a row say nothing, nor does a leap between 0 and the height."""
+    median of |x − y| is 0.954 σ). Zeros in a row show nothing, nor does a leap between 0 and the height."""
     height = float(np.quantile(np.abs(series), 0.98))
     pairs = np.column_stack((np.abs(series[1:]), np.abs(series[:-1])))
     is_leap = (pairs.min(axis=1) == 0) & (pairs.max(axis=1) > height / 2)

@@ -16,7 +16,7 @@ SHORTER_TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """`change`: what to do, in words. `overrides`: settings as `key=value`, where one is known to help."""
+    """`change`: what to do, as text. `overrides`: settings as `key=value`, where one is known to help."""
 
     change: str
     overrides: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def remedy_of(
                 change="read the trainer's own error above; resuming as it was repeats it if it is not chance"
             )
         case None:
-            return Remedy(change="nothing in the logs says what to change")
+            return Remedy(change="nothing in the logs shows what to change")
 
 
 def _of_hang(settings: Mapping[str, object]) -> Remedy:
@@ -95,7 +95,7 @@ def _of_degradation(settings: Mapping[str, object]) -> Remedy:
 
 
 def _ran_out_at(place: tuple[str, str]) -> RanOut:
-    """Where the lines themselves don't say it."""
+    """Where the lines themselves don't contain it."""
     is_trainers = place[0] == "trainer" and place[1] in ("startup", "training", "transfer")
     return RanOut.TRAINER_DEVICE if is_trainers else RanOut.SERVER_DEVICE
 
@@ -103,7 +103,7 @@ def _ran_out_at(place: tuple[str, str]) -> RanOut:
 def _of_memory(ran_out: RanOut, settings: Mapping[str, object], place: tuple[str, str]) -> Remedy:
     change = LADDERS[ran_out]
     if place[1] == "transfer":
-        change += ". It ran out while weights were handed over: both copies must fit for that moment"
+        change += ". It ran out while weights were transferred: both copies must fit for that moment"
     if not settings:  # no config.yaml: the next rung is not known
         return Remedy(change=change)
     rung = memory_backoff.next_rung(ran_out, _memory_settings(settings), (), MemoryConfig())

@@ -31,7 +31,7 @@ CAUSES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreAdvice:
     """`checkpoint`: None where none is known that is old enough. `until`: the last step that can be trusted, None where
-    nothing was damaged. `reason` in words; `commands` in order."""
+    nothing was damaged. `reason` as text; `commands` in order."""
 
     checkpoint: FoundCheckpoint | None
     until: int | None

@@ -240,12 +240,12 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
         notes.append("the rewards came back by themselves: go back only to have the bad steps out of the weights")
     rewards = contents.steps.column(REWARD)
     if not len(contents.steps):
-        notes.append("no step was done, as far as these files say")
+        notes.append("no step was done, as far as these files show")
     elif not np.isfinite(rewards).any():
         keys = ", ".join(contents.keys[:8])
         notes.append(f"no step has a reward: name its key with --metric; keys: {keys} …")
     elif len(rewards) < 15:
-        notes.append(f"only {len(rewards)} steps: too few to tell a fall from chance, unless it is to 0")
+        notes.append(f"only {len(rewards)} steps: too few to distinguish a fall from chance, unless it is to 0")
     if 0 < (without := int((~np.isfinite(rewards)).sum())) < len(rewards):
         first = int(contents.steps.steps[np.flatnonzero(~np.isfinite(rewards))[0]])
         notes.append(f"{without} of {len(rewards)} steps have no reward that is a number, first step {first}")

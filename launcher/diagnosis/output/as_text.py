@@ -22,13 +22,13 @@ COLOURS = {
 }
 SHOWN_CAUSES = 6
 LABEL = 12
-COMMANDS = ("settings", "go on with")
+COMMANDS = ("settings", "resume with")
 LAST = ("note", "read")
 LINE, NEW_LINE = 88, "\n"
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """The whole text."""
+    """The complete text."""
     return Group(*_parts(diagnosis))
 
 
@@ -72,7 +72,7 @@ def signed(score: int) -> str:
 
 
 def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    """What there is to say, with its label; also for the page."""
+    """The facts to print, each with its label; also for the page."""
     if diagnosis.onset is not None:
         yield "onset", say_onset(diagnosis.onset)
     for other in diagnosis.others:
@@ -91,7 +91,7 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             yield "settings", " ".join(diagnosis.remedy.overrides)
     if diagnosis.restore_advice is not None:
         for command in diagnosis.restore_advice.commands:
-            yield "go on with", command
+            yield "resume with", command
     for note in (*diagnosis.notes, *(diagnosis.causes.missing if diagnosis.causes else ())):
         yield "note", note
     for source in diagnosis.contents.sources:

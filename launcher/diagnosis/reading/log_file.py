@@ -36,14 +36,14 @@ from launcher.diagnosis.reading.stats_tables import read_step, unfinished
 HEAD_BYTES, TAIL_BYTES = 384, 256
 """What is looked at of a line to classify it: a failed request is printed with all of its tokens."""
 BEFORE_BYTES, AFTER_BYTES = 24 * 1024, 2 * 1024
-"""Around a line: its traceback, which says what was being done."""
+"""Around a line: its traceback, which shows what was being done."""
 MOST_DETAILED = 400
 """Events of a kind in one file whose facts are worked out, and whose date is looked for far away."""
 LONGEST_TEXT = 300
 
 FIRST_KINDS = (Kind.REFUSED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED, Kind.OUT_OF_MEMORY)
 """A line is of one kind, the first that fits: these come first because a failing log has millions of them, except
-the last, which explains whatever else its line says."""
+the last, which explains whatever else its line contains."""
 ORDER = (*FIRST_KINDS, *(kind for kind in KINDS if kind not in FIRST_KINDS))
 
 
@@ -194,7 +194,7 @@ def role_of_name(name: str) -> Role:
 
 
 def _by_kind(block: LineBlock, numbers: Ints) -> dict[Kind, Ints]:
-    """The lines by what they say, each line once."""
+    """The lines by their content, each line once."""
     found: dict[Kind, Ints] = {}
     if not len(numbers):
         return found

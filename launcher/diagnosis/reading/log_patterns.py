@@ -1,6 +1,6 @@
 """The patterns of lines that matter, and what is read from such a line: AReaL's, SGLang's, torch's, the kernel's, ours.
 
-One pattern of them all, in RE2's grammar, picks the lines (line_reader.py); the single ones then say what each is.
+One pattern of them all, in RE2's grammar, picks the lines (line_reader.py); the single ones then classify each.
 AReaL's are of 0.3.0 to 1.0.4, SGLang's of 0.4 and 0.5.
 """
 
@@ -51,7 +51,7 @@ SERVER_ROLES = ("llm_server", "rollout", "sglang", "server", "inf_engine", "vllm
 """Roles of merged.log, and parts of file names, that mean an inference server."""
 
 MADE_TOKENS = b"#running-req: "
-"""In SGLang's lines about a batch, Prefill and Decode alike, which prove that it generates."""
+"""In SGLang's lines about a batch, Prefill and Decode alike, which show that it generates."""
 
 
 HEAD = re.compile(
@@ -101,7 +101,7 @@ def facts_of(kind: Kind, line: bytes, around: bytes) -> dict[str, object]:
 
 
 def phase_of(around: str, line: str) -> str:
-    """startup, generation, training or transfer; "" where the lines around don't say."""
+    """startup, generation, training or transfer; "" where the lines around don't show it."""
     for phase in ("generation", "startup"):
         if PHASES[phase].search(line):
             return phase

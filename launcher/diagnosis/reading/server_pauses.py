@@ -1,6 +1,6 @@
 """Finds when a server wrote nothing, and when it made no tokens, from samples of the dates in its log.
 
-A hung server writes nothing that says so. What shows it is the time between two of its lines, and above all between two
+A hung server writes nothing about it. What shows it is the time between two of its lines, and above all between two
 of its lines about batches (MADE_TOKENS): its HTTP process may still write. Of each 32 KiB the first and the last date
 are read, and what lies between them by halves only where they lie far apart.
 """

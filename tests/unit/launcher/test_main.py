@@ -135,7 +135,7 @@ def test_what_can_not_be_placed_is_refused_with_and_without_a_dry_run(command):
     for more in ([], ["dry_run=true"]):
         code, out, err = command("conf=gsm8k_h200_cluster", "actor.dp_size=9", *more)
         assert (code, out) == (2, "")
-        assert "17 GPUs are booked: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer" in err
+        assert "17 GPUs are needed: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer" in err
 
 
 def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command, monkeypatch, tmp_path):

@@ -62,7 +62,7 @@ def test_an_incident_is_told_in_one_line(event, line):
 
 def test_one_that_was_not_mended_says_so_and_a_long_reason_is_cut():
     ended = {"event": "incident.ended", "incident": 2, "subject": "server-0", "reason": "given up", "seconds": 9}
-    assert tell(ended | {"is_mended": False}) == "incident 2 was not mended after 9.0 s: given up"
+    assert tell(ended | {"is_mended": False}) == "incident 2 was not repaired after 9.0 s: given up"
     began = {"event": "incident.began", "incident": 2, "cause": "server_oom", "subject": "s", "reason": "x" * 500}
     assert len(tell(began | {"doing": "it is restarted"})) < 250
 

@@ -130,7 +130,7 @@ def test_without_a_server_it_says_so_once_and_goes_on_offline(paths, monkeypatch
         wandb.log(line(0, 0.5))
         wandb.finish()
     assert wandb.mode == "offline"
-    assert len(said) == 1 and "WandB goes on offline" in said[0] and "\n" not in said[0]
+    assert len(said) == 1 and "WandB continues offline" in said[0] and "\n" not in said[0]
     assert list(history(offline_file(paths))) == [line(0, 0.5)]
 
 

@@ -136,7 +136,7 @@ def test_out_of_range(settings, said):
             {"cluster__n_gpus_per_node": 1, "sglang__gpu_fraction": 0.6},
             "sglang.gpu_fraction=0.6 + the trainer × actor.gpu_fraction=0.5; to share one, ",
         ),
-        (GSM8K, {"cluster__n_gpus_per_node": 0}, "cluster.n_gpus_per_node=0: 1 GPUs are booked"),
+        (GSM8K, {"cluster__n_gpus_per_node": 0}, "cluster.n_gpus_per_node=0: 1 GPUs are needed"),
         (GSM8K, {"cluster__n_gpus_per_node": 1, "sglang__n_servers": 2}, "2 servers × sglang.gpu_fraction=0.5"),
         (GSM8K, {"sglang__tp_size": 2}, "sglang.gpu_fraction=0.5: 1 with sglang.tp_size=2"),
         (

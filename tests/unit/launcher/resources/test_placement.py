@@ -139,28 +139,28 @@ def test_a_bundle_is_never_empty():
         (
             alone(actor__dp_size=8, sglang__n_servers=9),
             nodes(8, 8),
-            "GPUs: 17 are booked and 16 found; server-8 needs 1 GPU: node 0 has 0 of 8 GPUs free, node 1 has 0 of 8 "
+            "GPUs: 17 are needed and 16 found; server-8 needs 1 GPU: node 0 has 0 of 8 GPUs free, node 1 has 0 of 8 "
             "GPUs free: 1 GPU short on node 0",
             "sglang.n_servers",
         ),
         (
             alone(sglang__tp_size=8),
             nodes(4),
-            "GPUs: 9 are booked and 4 found; server-0.1 needs 4 GPUs on one node (part 2 of 2, each on a node of its",
+            "GPUs: 9 are needed and 4 found; server-0.1 needs 4 GPUs on one node (part 2 of 2, each on a node of its",
             "sglang.tp_size",
         ),
         (
             alone(sglang__tp_size=4, sglang__n_servers=2, actor__dp_size=5),
             nodes(8, 6),
-            "GPUs: 13 are booked and 14 found; server-1 needs 4 GPUs on one node: node 0 has 3 of 8 GPUs free, node 1 "
+            "GPUs: 13 are needed and 14 found; server-1 needs 4 GPUs on one node: node 0 has 3 of 8 GPUs free, node 1 "
             "has 2 of 6 GPUs free: 1 GPU short on node 0, which has the most",
             "sglang.tp_size",
         ),
-        (alone(actor__dp_size=4), nodes(4), "GPUs: 5 are booked and 4 found; server-0 needs 1 GPU", "sglang.n_servers"),
+        (alone(actor__dp_size=4), nodes(4), "GPUs: 5 are needed and 4 found; server-0 needs 1 GPU", "sglang.n_servers"),
         (
             alone(sglang__tp_size=4, actor__dp_size=2),
             nodes(5),
-            "GPUs: 6 are booked and 5 found; trainer-1 needs 1 GPU: node 0 has 0 of 5 GPUs free: 1 GPU short on node 0",
+            "GPUs: 6 are needed and 5 found; trainer-1 needs 1 GPU: node 0 has 0 of 5 GPUs free: 1 GPU short on node 0",
             "actor.dp_size",
         ),
         (
@@ -178,18 +178,18 @@ def test_a_bundle_is_never_empty():
         (
             alone(sglang__num_cpus=64.0, sglang__n_servers=2),
             nodes(8, cpus=100),
-            "CPUs: 129 are booked and 100 found; server-1 needs 64 CPUs on one node with its GPUs: node 0 has 36 of "
+            "CPUs: 129 are needed and 100 found; server-1 needs 64 CPUs on one node with its GPUs: node 0 has 36 of "
             "100 CPUs free: 28 CPUs short on node 0",
             "sglang.num_cpus",
         ),
         (
             alone(actor__num_cpus=40.0, actor__dp_size=3),
             nodes(8, cpus=100),
-            "CPUs: 121 are booked and 100 found; trainer-2 needs 40 CPUs on one node",
+            "CPUs: 121 are needed and 100 found; trainer-2 needs 40 CPUs on one node",
             "actor.num_cpus",
         ),
-        (alone(), nodes(0), "GPUs: 2 are booked and 0 found", "sglang.n_servers"),
-        (alone(), [], "GPUs: 2 are booked and 0 found", "cluster.n_nodes"),
+        (alone(), nodes(0), "GPUs: 2 are needed and 0 found", "sglang.n_servers"),
+        (alone(), [], "GPUs: 2 are needed and 0 found", "cluster.n_nodes"),
         (alone(), nodes(*[0] * 9), "5 more nodes have no more than that", "cluster.n_nodes"),
     ],
 )
@@ -218,7 +218,7 @@ def test_what_is_short_where_and_what_to_change(config, on, said, key):
         ),
         (
             changed(CLUSTER, actor__dp_size=9),
-            "cluster.n_gpus_per_node=8: 17 GPUs are booked: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer",
+            "cluster.n_gpus_per_node=8: 17 GPUs are needed: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer",
         ),
         (
             changed(CLUSTER, sglang__dp_size=2, sglang__gpu_fraction=0.5),
@@ -228,10 +228,10 @@ def test_what_is_short_where_and_what_to_change(config, on, said, key):
             changed(CLUSTER, sglang__tp_size=8, sglang__dp_size=2, sglang__n_servers=1, actor__device="cpu"),
             "data-parallel copies on one node only",
         ),
-        (changed(CLUSTER, cluster__n_nodes=1), "cluster.n_gpus_per_node=8: 16 GPUs are booked"),
+        (changed(CLUSTER, cluster__n_nodes=1), "cluster.n_gpus_per_node=8: 16 GPUs are needed"),
         (
             changed(CLUSTER, sglang__num_cpus=100.0),
-            "hardware.n_cpus_per_node=192: CPUs: 864 are booked and 384 found; server-1",
+            "hardware.n_cpus_per_node=192: CPUs: 864 are needed and 384 found; server-1",
         ),
         (changed(CLUSTER, actor__gpu_fraction=1.5), "actor.gpu_fraction=1.5: allowed: more than 0 and at most 1"),
         (changed(CLUSTER, sglang__gpu_fraction=0.0), "sglang.gpu_fraction=0.0: allowed: more than 0"),

@@ -158,7 +158,7 @@ def test_fewer_gpus_than_are_booked_on_this_machine():
     config = changed(GSM8K, sglang__gpu_fraction=1.0, actor__gpu_fraction=1.0, actor__dp_size=4)
     shortage = make_plan(config, here, SMALL).shortage
     assert isinstance(shortage, UsageError)
-    assert "GPUs: 5 are booked and 4 found; server-0 needs 1 GPU: node 0 has 0 of 4 GPUs free" in shortage.message
+    assert "GPUs: 5 are needed and 4 found; server-0 needs 1 GPU: node 0 has 0 of 4 GPUs free" in shortage.message
     assert "sglang.n_servers" in shortage.hint
 
 
@@ -203,7 +203,7 @@ def test_a_server_over_two_nodes_is_told_as_one():
 def test_what_can_not_be_placed_is_said_in_the_plan():
     config = changed(CLUSTER, sglang__n_servers=9)
     text = printed(config, plan_of(config))
-    assert "note: can't be placed: GPUs: 17 are booked and 16 found; server-8 needs 1 GPU" in text
+    assert "note: can't be placed: GPUs: 17 are needed and 16 found; server-8 needs 1 GPU" in text
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_gpu_is_asked_for_and_there_is_none(config):
 def test_fewer_gpus_than_are_booked(config):
     config.sglang.device = config.actor.device = "cuda"
     config.sglang.n_servers = 2
-    assert "GPUs: 3 are booked and 1 found" in the_one(config, ResourceError, WITH_GPU)
+    assert "GPUs: 3 are needed and 1 found" in the_one(config, ResourceError, WITH_GPU)
 
 
 def test_too_little_memory_on_the_gpu(config):
