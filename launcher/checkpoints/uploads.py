@@ -185,8 +185,8 @@ def _is_copied(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
 def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> Checkpoint | None:
     """Where this disk holds nothing of the run, the newest complete checkpoint from the URL, which now is on the disk.
 
-    Raises ConfigError where it can't be used, where all checkpoints at the URL are damaged, and where the URL holds later steps
-    than a disk that is not empty: to resume from here would throw them away.
+    Raises ConfigError where it can't be used, where all checkpoints at the URL are damaged, and where the URL
+    holds later steps than a disk that is not empty: to resume from here would throw them away.
     """
     try:
         remote.check()
