@@ -44,7 +44,7 @@ Ask = Callable[[], bool | None]
 
 
 class Lease:
-    """`ask` runs on a thread of its own and may wait for ever. Another thread counts turns, not seconds, so a process
+    """`ask` runs on a separate thread and may wait for ever. Another thread counts turns, not seconds, so a process
     that was suspended can ask before it ends itself."""
 
     def __init__(

@@ -51,7 +51,7 @@ class Heartbeat:
         self._rests = 0
 
     def has_stopped(self) -> bool:
-        """True once when an answer is overdue; the count then begins anew."""
+        """True once when an answer is overdue; the count then starts again."""
         if self._rests > 0:
             self._rests -= 1
             return False

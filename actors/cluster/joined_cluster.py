@@ -54,7 +54,7 @@ def names_in(namespace: str) -> set[str]:
 
 
 class HeadWatch:
-    """Asks the cluster's head for its nodes, on a thread of its own, since an answer may never come."""
+    """Asks the cluster's head for its nodes, on a separate thread, since an answer may never come."""
 
     def __init__(self, *, silent_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._silent_s = silent_s

@@ -1,7 +1,7 @@
 """The node that this process runs on, and the conversion of times from other nodes.
 
 A pid of another node is another process here, and its CLOCK_MONOTONIC another clock. So messages about a process name
-its node, and whoever reads them asks `is_here` before it looks at /proc, opens a pidfd or compares times.
+its node, and whoever reads them asks `is_here` before it reads /proc, opens a pidfd or compares times.
 """
 
 from __future__ import annotations

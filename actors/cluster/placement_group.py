@@ -38,7 +38,7 @@ class RunPlacement:
     def book(cls, config: RunConfig, *, is_stopped: Callable[[], bool] = lambda: False) -> RunPlacement:
         """Place the run on the existing nodes, and wait for them to be free.
 
-        Raises ResourceError: what is missing and where; KeyboardInterrupt when `is_stopped` says so.
+        Raises ResourceError: what is missing and where; KeyboardInterrupt when `is_stopped` is true.
         """
         nodes = cluster_nodes(config)
         placements = _place(config, nodes)

@@ -34,7 +34,7 @@ def listed_reason(node: str, pid: int) -> str | None:
 
 
 async def killed_for_memory(node: str, pid: int, *, listed: Callable[[str, int], str | None] = listed_reason) -> str:
-    """Ray's reason; "" where it ended otherwise, or Ray doesn't say in time."""
+    """Ray's reason; "" where it ended otherwise, or Ray doesn't report it in time."""
     if not ray.is_initialized():
         return ""
     give_up_at = time.monotonic() + WITHIN_S

@@ -28,7 +28,7 @@ _UNIT = re.compile(r"(?<=[\d})%.])\s+[A-Za-z][A-Za-z .]*$")
 def final_answers(text: str) -> Iterator[str]:
     """The marked answers of `text`, the last first.
 
-    All are given, since a marker may stand for something else: chat models write `#### Conclusion` as a heading
+    All are given, since a marker may mean something else: chat models write `#### Conclusion` as a heading
     after their `\\boxed{42}`.
     """
     for mark in reversed(list(_MARK.finditer(text))[-MARKERS_READ:]):
@@ -49,7 +49,7 @@ def _until_brace_closes(text: str) -> str:
 
 
 def bare(answer: str) -> str:
-    """`answer` without its dress: currency and maths signs, `\\text{}`, emphasis, units, what stands before an `=`."""
+    """`answer` without decoration: currency and maths signs, `\\text{}`, emphasis, units, anything before an `=`."""
     text = _DRESS.sub("", _WRAPPED_WORDS.sub(r" \1 ", answer).replace("\\%", "%"))
     return _UNIT.sub("", text.rpartition("=")[2].strip(" \t*_`~≈:()")).rstrip(" .")
 
@@ -64,6 +64,6 @@ def plain_number(answer: str) -> Decimal | None:
 
 
 def has_number(answer: str) -> bool:
-    """Whether a data set's answer ends in one number, as far as can be told without math-verify."""
+    """Whether a data set's answer ends in one number, as far as can be found out without math-verify."""
     last = next(final_answers(answer), "")
     return plain_number(last) is not None or _FRACTION_OR_LATEX.search(last) is not None

@@ -32,7 +32,7 @@ PROMPTS_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
-    """One problem. `record` is all that the data set says of it, as the reward function gets it."""
+    """One problem. `record` is all that the data set has of it, as the reward function gets it."""
 
     id: str
     question: str
@@ -130,7 +130,7 @@ def build_prompts(
 ) -> tuple[list[Prompt], int]:
     """The records' prompts in order, and how many were left out for being longer than `max_length` tokens.
 
-    `max_prompt_tokens` is what the context has room for beside a whole completion. Raises ModelError where the
+    `max_prompt_tokens` is what the context has room for beside a complete completion. Raises ModelError where the
     tokenizer can't write a chat, DataError where a prompt that is not left out has no room, or none is left.
     """
     prompts: list[Prompt] = []

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 from launcher.base.errors import CheckpointError
 
 FORMAT = 1
-BEGIN_ANEW = "resume from another checkpoint, or begin anew with recover.mode=off"
+BEGIN_ANEW = "resume from another checkpoint, or start over with recover.mode=off"
 
 
 class PromptQueue:

@@ -18,10 +18,10 @@ Sourced = tuple[str, Mapping[str, object]]
 Reader = Callable[[Path], Iterator[Sourced]]
 
 MAX_LINE_BYTES = 16 * 2**20
-"""One record. A file without line breaks would otherwise be read whole before it is found to be no JSON lines."""
+"""One record. A file without line breaks would otherwise be read completely before it is found to be no JSON lines."""
 
 MAX_LIST_BYTES = 512 * 2**20
-"""A JSON list has to be read whole, at several times its size in memory."""
+"""A JSON list has to be read completely, at several times its size in memory."""
 
 PARQUET_ROWS = 1024
 HUB_PROBE_S = 10.0
@@ -74,7 +74,7 @@ def _json_lines(path: Path, file: BinaryIO) -> Iterator[Sourced]:
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            raise DataError(f"{path}:{number} is longer than {MAX_LINE_BYTES} bytes", "one record stands on one line")
+            raise DataError(f"{path}:{number} is longer than {MAX_LINE_BYTES} bytes", "write one record on each line")
         if line.strip():
             yield f"{path}:{number}", _object(_parse(line, f"{path}:{number}"), f"{path}:{number}")
 
@@ -118,7 +118,7 @@ def _read_parquet(path: Path) -> Iterator[Sourced]:
                     yield f"{path} row {row}", fields
                     row += 1
     except pa.ArrowException as error:
-        raise DataError(f"{path} is not a sound parquet file (row {row}): {error}", "write the file anew") from error
+        raise DataError(f"{path} is not a sound parquet file (row {row}): {error}", "write the file again") from error
 
 
 READERS: Mapping[str, Reader] = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json}
@@ -149,7 +149,7 @@ def read_hub(path: str, *, name: str | None, split: str, key: str) -> Iterator[S
 def _one_attempt(path: str) -> Iterator[None]:
     """Ask the hub once, and use the cache alone where it can't be reached.
 
-    `load_dataset` itself asks six times over 23 s, with as many warnings, before it says that there is no network.
+    `load_dataset` itself asks six times over 23 s, with as many warnings, before it reports that there is no network.
     """
     from datasets import config
 
@@ -171,5 +171,5 @@ def _hub_answers(path: str, endpoint: str) -> bool:
     except httpx.TransportError:
         return False
     except HfHubHTTPError:
-        return True  # load_dataset says what the hub objects to
+        return True  # load_dataset reports what the hub objects to
     return True

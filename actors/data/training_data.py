@@ -34,7 +34,7 @@ class TrainingData:
 
 
 class DataLoader:
-    """`context`: tokens that model and server take, None where nobody says."""
+    """`context`: tokens that model and server take, None where it is not known."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, context: int | None, journal: Journal

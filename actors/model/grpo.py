@@ -6,7 +6,7 @@
 Formulas: GRPO from DeepSeekMath (arXiv 2402.03300), asymmetric clip and token mean from DAPO (arXiv 2503.14476).
 The code that was followed for what the papers leave open (unbiased standard deviation, `std + eps`, what counts as
 clipped) is trl 1.16.0, `GRPOTrainer._compute_loss` and `trainer.utils.nanstd`; tests compare with its figures.
-A loss is a weighted sum whose weights come from the whole batch, so cutting the batch into pieces changes nothing.
+A loss is a weighted sum whose weights come from the complete batch, so cutting the batch into pieces changes nothing.
 NaN is never hidden: a reward or log-prob that is not a number makes what it touches not a number.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTerms:
-    """What the clipped objective says of each token. All of one shape; only `loss` carries a gradient."""
+    """The clipped objective's figures for each token. All of one shape; only `loss` carries a gradient."""
 
     loss: Tensor
     ratio: Tensor
@@ -77,7 +77,7 @@ def token_weights(lengths: Tensor, aggregation: str) -> Tensor:
     """The share [sequences] that each one token of a sequence has in the loss, for sequences of `lengths` tokens.
 
     token_mean: all tokens of the batch alike. sequence_mean: all sequences alike, and all tokens within one.
-    `lengths` must be those of the whole batch, not of a micro-batch: then sums over micro-batches add up to the mean.
+    `lengths` must be those of the full batch, not of a micro-batch: then sums over micro-batches add up to the mean.
     """
     lengths = lengths.to(torch.float32)
     match aggregation:

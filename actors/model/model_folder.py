@@ -56,7 +56,7 @@ def local_folder(path: str, *, key: str) -> Path:
 
 def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, key: str) -> PreTrainedModel:
     """The causal language model in `folder`, every tensor of it from there. Raises ModelError, ConfigError."""
-    hint = f"set {key} to a whole {', '.join(ARCHITECTURES)} model folder with safetensors weights"
+    hint = f"set {key} to a complete {', '.join(ARCHITECTURES)} model folder with safetensors weights"
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json", hint)
     try:

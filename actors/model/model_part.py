@@ -123,7 +123,7 @@ class ModelPart:
         self._sums.append(self.objective.run(self.policy, micro_batch, self._batch))
 
     def finish(self) -> tuple[Sums, float]:
-        """The sums over the whole batch, and the norm of its gradient, which is clipped."""
+        """The sums over the complete batch, and the norm of its gradient, which is clipped."""
         norm = clip_grad_norm_(self.model.parameters(), self._actor.optimizer.gradient_clipping)
         sums = self.objective.add_up(self._sums)
         if self._group is not None:

@@ -26,7 +26,7 @@ from launcher.config.schema import ActorConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A batch ready to run. `advantages` and `weights` have an entry for each sequence of it, `micro_batches` are one
-    rank's; all else is of the whole batch."""
+    rank's; all else is of the complete batch."""
 
     advantages: Tensor
     weights: Tensor
@@ -44,7 +44,7 @@ class Sums:
     FIGURES; `farthest` is a maximum. `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is
     of another one.
 
-    They stay on the device until the whole batch is done: a figure asked for earlier would hold up the GPU.
+    They stay on the device until the complete batch is done: a figure asked for earlier would hold up the GPU.
     """
 
     totals: Tensor
@@ -156,7 +156,7 @@ class Objective:
         rewards = [[math.nan if r.reward is None else float(r.reward) for r in group.rollouts] for group in groups]
         sizes = sorted({len(group) for group in rewards})
         if len(sizes) != 1:
-            raise TrainerError(f"a batch needs groups of one size, not of {sizes}", "a group is whole or not there")
+            raise TrainerError(f"a batch needs groups of one size, not of {sizes}", "a group is complete or not there")
         norm = self._actor.adv_norm
         table = torch.tensor(rewards, dtype=torch.float64)
         return group_advantages(table, std=norm.std, eps=norm.eps).flatten().float()
@@ -181,5 +181,5 @@ class Objective:
 
 
 def _arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """Autocast for one forward pass: one kept open would hand weights cast without gradients to the next pass."""
+    """Autocast for one forward pass: one kept open would pass weights cast without gradients to the next pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)

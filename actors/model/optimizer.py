@@ -36,7 +36,7 @@ def learning_rate(step: int, *, total_steps: int, config: OptimizerConfig) -> fl
     """The rate of the optimizer step that `step` steps (from 0) came before.
 
     Warm-up: (step + 1) / warmup_steps of lr, so that the first step already moves. Then constant, or down to
-    min_lr_ratio · lr at `total_steps` along a line or half a cosine; it stays there if the run goes on.
+    min_lr_ratio · lr at `total_steps` along a line or half a cosine; it stays there if the run continues.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

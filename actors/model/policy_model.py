@@ -82,7 +82,7 @@ class PolicyModel:
                 actor, ref, temperature=temperature, device=self._device, sources=sources, group=group
             )
         except BaseException:
-            self.close()  # a trainer that is told to start again starts other ranks
+            self.close()  # a trainer that is ordered to start again starts other ranks
             raise
         self._objective = self._part.objective
         self._stats: UpdateStats | None = None
@@ -97,7 +97,7 @@ class PolicyModel:
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of prompt and completion that the model was made for; None where its config doesn't say."""
+        """Tokens of prompt and completion that the model was made for; None where its config doesn't contain it."""
         return getattr(self._part.model.config, "max_position_embeddings", None)
 
     def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats:
@@ -160,18 +160,18 @@ class PolicyModel:
         """Weights by Hugging Face name, as servers load them; a tied head is left out, as `save_pretrained` does.
 
         As float32 they share memory with the model: use or copy them before the next commit. Of several ranks they
-        are whole copies in the host's memory, gathered one by one.
+        are complete copies in the host's memory, gathered one after another.
         """
         yield from self._part.weights(dtype) if self._crew is None else self._do("gather_weights", dtype)
 
     def export(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write a whole Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
+        """Write a complete Hugging Face folder into the existing `folder`, for servers to load. Raises OSError."""
         model_folder.write_model_folder(
             folder, side_files=self._side_files, weights=self.named_weights(dtype), dtype=dtype
         )
 
     def save(self, folder: Path) -> None:
-        """Write a whole Hugging Face folder and the training state into `folder`, which may exist.
+        """Write a complete Hugging Face folder and the training state into `folder`, which may exist.
 
         Raises CheckpointError. Not atomic and not synced: that is the checkpoint store's.
         """

@@ -100,13 +100,13 @@ class RankGroup:
         """Keep one slice of each weight of `model`, which is moved to the device layer by layer.
 
         What is around the layers is given back after a forward pass too: a pass without a gradient would else leave
-        it standing, as it was before the next step.
+        it in memory, as it was before the next step.
         """
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         for module in model.modules():
-            if isinstance(module, FSDPModule):  # a loss is weighted over the whole batch: gradients are sums, not means
+            if isinstance(module, FSDPModule):  # a loss is weighted over the full batch: gradients are sums, not means
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
 

@@ -67,7 +67,7 @@ def open_tensors(path: Path) -> Iterator[StoredTensors]:
 def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Checked:
     """Write a safetensors file over what `path` holds, without freeing its memory first. Raises OSError.
 
-    Not atomic: a manifest says when it is complete. safetensors' own writer copies each tensor and makes a new file,
+    Not atomic: a manifest marks it as complete. safetensors' own writer copies each tensor and makes a new file,
     whose pages the kernel clears before they are written.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned

@@ -36,7 +36,7 @@ from launcher.checkpoints.manifest import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """What training_state.json says. `optimizer_steps`: how often each parameter was stepped, by its name."""
+    """The content of training_state.json. `optimizer_steps`: how often each parameter was stepped, by its name."""
 
     policy_version: int
     master_weights: str  # the file that holds the float32 weights

@@ -105,7 +105,7 @@ class HealthMonitor:
         error = self._running[server.name].exception()
         if (server.name, *_incarnation(server)) not in self._blind:
             self._blind.add((server.name, *_incarnation(server)))
-            reason = f"could not look at it, and begins anew: {error!r}"
+            reason = f"could not observe it, and starts again: {error!r}"
             self._journal.record("health.blind", subject=server.name, reason=reason, generation=server.generation)
         self._begin(server)
 
@@ -147,7 +147,7 @@ class HealthMonitor:
     # ── the gate ──
 
     def admit(self, report: BatchReport) -> Admission:
-        """May this batch be trained on? What it tells of rewards and of the reward function is taken in with it."""
+        """May this batch be trained on? Its rewards and known answers are recorded with it."""
         if self._series.next_step > report.global_step >= 0:
             self._series.restored(report.global_step - 1)  # it is about to repeat them
         if report.canaries:

@@ -1,6 +1,6 @@
 """The HealthMonitor as an async Ray actor.
 
-It looks at the servers of its own node itself; on other nodes the servers' own actors look
+It observes the servers of its own node itself; on other nodes the servers' own actors observe
 (actors/serving/remote_process_probe.py).
 """
 
@@ -37,7 +37,7 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
 PROBE_S = 3.0
-"""For a server's actor on another node to look at its processes."""
+"""For a server's actor on another node to observe its processes."""
 READ_AGAIN_S = 1.0
 
 log = logging.getLogger("health_monitor")
@@ -57,7 +57,7 @@ class HealthMonitorActor:
         self._beginning = asyncio.Lock()
 
     async def _ready(self) -> HealthMonitor:
-        """Made on the first call, on its loop, which no file may block: the pings that prove it alive share it."""
+        """Made on the first call, on its loop, which no file may block: the pings that show it is alive share it."""
         async with self._beginning:
             if self._monitor is None:
                 self._monitor = await self._begin()

@@ -51,7 +51,7 @@ class RewardSeries:
             while restores and _time(restores[0]) <= _time(line):
                 series._take_back(restores.popleft())
             series._take_line(line)
-        for event in restores:  # no step since: what they took back must not be found again
+        for event in restores:  # no step since: what they undid must not be found again
             series._take_back(event)
         return series
 
@@ -72,7 +72,7 @@ class RewardSeries:
             del self.steps[:-MOST_STEPS]
 
     def restored(self, global_step: int, onset_step: int | None = None) -> None:
-        """The steps after `global_step` are taken back. Only a restore from an onset puts the run on probation: that a
+        """The steps after `global_step` are undone. Only a restore from an onset puts the run on probation: that a
         process crashed is no evidence against the policy."""
         while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()

@@ -114,7 +114,7 @@ class ServerWatch:
         self._ask_when_in_doubt()
 
     def _makes_tokens(self, now: float) -> bool:
-        """It has just now, and all of its processes run: then a probe would prove what is known, at the step's cost."""
+        """It has just now, and all of its processes run: then a probe would show what is known, at the step's cost."""
         seen = self._evidence
         if seen is None or seen.token_at is None or seen.stopped_s > 0:
             return False

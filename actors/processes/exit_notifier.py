@@ -21,7 +21,7 @@ from pathlib import Path
 
 VARIABLE = "GRPO_LIFE_LOCKS"
 SLOTS, STRIDE, PID_AT = 16, 128, 64
-"""A pthread_mutex_t has 40 bytes on x86-64 and 48 on arm64; the pid stands behind it."""
+"""A pthread_mutex_t has 40 bytes on x86-64 and 48 on arm64; the pid follows it."""
 PROCESS_SHARED = ROBUST = 1
 libc = ctypes.CDLL(None)
 
@@ -87,7 +87,7 @@ _held: list[ExitNotifier] = []
 
 
 def hold_one() -> None:
-    """Hold a lock for as long as this process lives. Does nothing where no guard has made any."""
+    """Hold a lock for as long as this process is alive. Does nothing where no guard has made any."""
     path = os.environ.get(VARIABLE)
     if not path:
         return

@@ -8,7 +8,7 @@ import os
 from actors.processes.process_tree import identify
 
 LOOK_S = 0.1
-"""Between two looks at /proc, where no pidfd can be had."""
+"""Between two reads of /proc, where no pidfd is available."""
 
 
 async def process_ended(pid: int) -> bool:
@@ -17,7 +17,7 @@ async def process_ended(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except OSError:  # no descriptor is free, or the kernel has no pidfd: that says nothing of the process
+    except OSError:  # no descriptor is free, or the kernel has no pidfd: that shows nothing about the process
         return await _ended_by_looks(pid)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
-"""Between two signs of life; a rank's end is heard of at once."""
+"""Between two signs of life; a rank's end is noticed at once."""
 SILENCE_FACTOR = 6
 """Times health.trainer_silence_s for a rank that may merely be slow; once for one that is seen to be stopped."""
 SETTLE_S = 0.5
@@ -91,7 +91,7 @@ class RankController:
         except GetTimeoutError as error:
             raise TrainerError(
                 f"the trainer's {self.size} ranks have not started within {self._start_s:g} s",
-                "is there room for each? `ray status` says what is booked; actor.num_cpus and actor.gpu_fraction are "
+                "is there room for each? `ray status` shows what is taken; actor.num_cpus and actor.gpu_fraction are "
                 "what each rank asks for",
             ) from error
         except RayError as error:
@@ -169,7 +169,7 @@ class RankController:
             if self.lost:
                 raise TrainerError(self.lost)
 
-    # ── watching, on a thread of its own ──
+    # ── watching, on a separate thread ──
 
     def _watch(self) -> None:
         stays = [rank.stay.remote() for rank in self._ranks]

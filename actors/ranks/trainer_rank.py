@@ -44,7 +44,7 @@ class RankLocation:
 
 @ray.remote(concurrency_groups={"work": 1, "ctl": 2, "life": 1})  # type: ignore[call-overload]  # annotated wrongly upstream
 class TrainerRank:
-    """`where`, `prepare`, `join`, then `do`; `stay` ends when this rank can't go on."""
+    """`where`, `prepare`, `join`, then `do`; `stay` ends when this rank can't continue."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, rank: int) -> None:
         bind_to_cluster(config)
@@ -67,7 +67,7 @@ class TrainerRank:
 
     @ray.method(concurrency_group="life")
     def stay(self) -> None:
-        """Raises TrainerError, saying why, when this rank can't go on."""
+        """Raises TrainerError with the reason when this rank can't continue."""
         self._is_over.wait()
         raise TrainerError(self._failure)
 

@@ -67,7 +67,7 @@ async def make_canaries(records: Sequence[Scorable], scorer: CanaryScorer, *, ke
     """Two for each of some records spread over the data set; of those kept in `keep_in`, the expectations kept there.
 
     A record is passed over where the function does not give its answer more than the wrong one, each time it is
-    asked: of such a function, known answers tell nothing. Raises RewardImportError and RewardError.
+    asked: of such a function, known answers show nothing. Raises RewardImportError and RewardError.
     """
     spread = records[:: max(1, len(records) // MOST_RECORDS)][:MOST_RECORDS]
     known = _read(keep_in)
@@ -112,7 +112,7 @@ class CanaryRounds:
         self._submit = submit
 
     def begin(self, step: int) -> Future[tuple[CanaryScore, ...]]:
-        """Scores those of a step, while the caller goes on."""
+        """Scores those of a step, while the caller continues."""
         return self._submit(score_canaries(pick(self._canaries, self._count, step), self._scorer))
 
 

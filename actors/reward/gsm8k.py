@@ -1,6 +1,6 @@
 """The reward of GSM8K: 1 where the number that a completion ends in is the answer's, else 0.
 
-What another reward function must look like is said in `actors/reward/reward_import.py`.
+What another reward function must look like is described in `actors/reward/reward_import.py`.
 """
 
 from __future__ import annotations

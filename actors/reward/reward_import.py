@@ -4,8 +4,8 @@ Write a function with this signature in any importable module, and name it `modu
 
     def my_reward(*, completion: str, answer: str, prompt_id: str, record: Mapping[str, object]) -> float: ...
 
-`completion` is what the model wrote, `answer` the record's, `prompt_id` the prompt's stable id, `record` the whole
-record as the data set has it. Answer a finite number. To say that a completion can't be scored, raise: the completion
+`completion` is what the model wrote, `answer` the record's, `prompt_id` the prompt's stable id, `record` the full
+record as the data set has it. Answer a finite number. If a completion can't be scored, raise: the completion
 then has no reward, which is not the same as 0. The function runs in a process of its own
 (`actors/reward/reward_worker.py`), which is killed when one completion takes longer than `reward.timeout`; what it
 prints goes to the log.
@@ -60,7 +60,7 @@ def _check_signature(path: str, fn: object) -> None:
         raise RewardImportError(f"reward.fn={path!r} is an async function", f"an ordinary one is wanted: {wanted}")
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # written in C without a signature: the first call will tell
+    except ValueError:  # written in C without a signature: the first call will show it
         return
     try:
         signature.bind(completion="", answer="", prompt_id="", record={})

@@ -4,7 +4,7 @@
                       takes a group          killed and replaced when a completion takes longer than reward.timeout
 
 A group is sent in one message and answered line by line, so the limit applies to each completion, and one that hangs
-costs the others neither rewards nor time. `Score.error` says why there is no reward.
+costs the others neither rewards nor time. `Score.error` is the reason why there is no reward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("reward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A completion's reward; None where it could not be scored, and then `error` says why."""
+    """A completion's reward; None where it could not be scored, and then `error` is the reason."""
 
     value: float | None
     error: str = ""
@@ -182,7 +182,7 @@ class RewardScorer:
         try:
             process.wait_ready()
         except RewardImportError:
-            self._bury()  # the next job imports anew, and hears the same reason
+            self._bury()  # the next job imports it again, and gets the same error
             raise
         return process
 

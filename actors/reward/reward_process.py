@@ -46,10 +46,10 @@ class RewardProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what the function prints is for the log
-                start_new_session=True,  # a group of its own, so that what the function started is killed with it
+                start_new_session=True,  # a separate group, so that what the function started is killed with it
             )
         hello = {"fn": config.fn, "sys_path": [entry or str(Path.cwd()) for entry in sys.path]}
-        with suppress(OSError):  # it has ended already, which `wait_ready` says
+        with suppress(OSError):  # it has ended already, which `wait_ready` reports
             self._socket.sendall(pickle.dumps(hello))
 
     @property
@@ -60,7 +60,7 @@ class RewardProcess:
         """Until the function is imported. Raises RewardImportError where it can't be, or not in time."""
         if self._ready:
             return
-        hint = "reward.fn is imported in a process of its own; its output is in the log"
+        hint = "reward.fn is imported in a separate process; its output is in the log"
         try:
             message = self.receive(self._ready_by)
         except TimeoutError as error:

@@ -1,7 +1,7 @@
 """The process in which a reward function runs. Started as a script by `actors/reward/reward_process.py`, never
 imported.
 
-A process of its own, since only a process can be killed when a completion takes too long: math may hang in C, where
+A separate process, since only a process can be killed when a completion takes too long: math may hang in C, where
 neither a thread nor a signal helps. Up to the first message it needs the standard library alone, so that nothing of
 the parent's main module (Ray, torch) is imported here.
 

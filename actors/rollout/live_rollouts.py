@@ -1,4 +1,4 @@
-"""Rollouts from running servers for the step loop: runs asyncio code on a thread of its own.
+"""Rollouts from running servers for the step loop: runs asyncio code on a separate thread.
 
 That loop holds the client, the pool and the reward workers. `collect` and `evaluate` wait for it; `stop` cancels them.
 """

@@ -60,7 +60,7 @@ class Tally:
 
 
 class RolloutEngine:
-    """Lives on one asyncio loop. `decode` turns token ids into text; `eos` tokens end a completion."""
+    """Used on one asyncio loop. `decode` turns token ids into text; `eos` tokens end a completion."""
 
     def __init__(
         self,

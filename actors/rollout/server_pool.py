@@ -258,7 +258,7 @@ class ServerPool:
             raise RolloutError(
                 f"no server answered at weight version {weight_version} within {self._hold_timeout_s} s: "
                 + (", ".join(f"{s.name} {s.state} v{s.weight_version} {s.reason}" for s in self.servers()) or "none"),
-                "look at llm_server-<i>.log; rollout.setup_timeout is how long rollouts wait for a server",
+                "see llm_server-<i>.log; rollout.setup_timeout is how long rollouts wait for a server",
             ) from error
 
     def _has_room(self, samples: int) -> bool:

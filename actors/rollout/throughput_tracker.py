@@ -15,7 +15,7 @@ from launcher.config.supervision import HealthConfig
 from launcher.policy.liveness import Pace, slow_reason
 
 WINDOW_S = 1.0
-"""Busy seconds that one figure is taken over: a single answer says little."""
+"""Busy seconds that one figure is taken over: a single answer shows little."""
 LATELY = 3
 USUAL = 60
 USUAL_AT_LEAST = 10

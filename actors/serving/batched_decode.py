@@ -1,4 +1,4 @@
-"""Decode attention of SGLang's `torch_native` backend in one call for the whole batch.
+"""Decode attention of SGLang's `torch_native` backend in one call for the complete batch.
 
 SGLang 0.5.17 loops over the requests there (and says in its source that this wants optimizing), which is half of a
 decode step's time for a small model. The sum is the same, but for its rounding; padding every request to the longest

@@ -177,7 +177,7 @@ class ServerIncarnation:
             )
 
     def why_not_ready(self, what: str) -> ServerError:
-        """The error that says `what` happened, with the log's decisive lines or else its last one."""
+        """The error that reports `what` happened, with the log's decisive lines or else its last one."""
         text = tail(self._spec.log, self._log_start)
         said = decisive_lines(text) or [last_line(text) or "it wrote nothing to its log"]
         return ServerError(

@@ -30,14 +30,14 @@ STAMP = re.compile(r"^\[[\d: -]{19}[^\]]*\] ")
 
 
 def decisive_lines(text: str) -> list[str]:
-    """The last different lines of `text` that tell a cause, in order, without their time stamps."""
+    """The last different lines of `text` that show a cause, in order, without their time stamps."""
     found = [STAMP.sub("", line).strip() for line in text.splitlines() if DECISIVE.search(STAMP.sub("", line))]
     return list(dict.fromkeys(reversed(found)))[:MOST_LINES][::-1]
 
 
 def tail(log: Path, since: int) -> str:
     """What was written from byte `since` on, at most the last `TAIL_BYTES`; empty where there is no log, or none that
-    can be read now: what it would have said is no reason for a death to go untold, or for a look at the run to fail."""
+    can be read now: a missing log must neither keep a death from being reported nor make an observation fail."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, 2)
@@ -48,7 +48,7 @@ def tail(log: Path, since: int) -> str:
 
 
 def size_of(log: Path) -> int:
-    """Bytes; 0 of a log that isn't there, or can't be looked at now."""
+    """Bytes; 0 of a log that isn't there, or can't be read now."""
     try:
         return log.stat().st_size
     except OSError:
@@ -56,5 +56,5 @@ def size_of(log: Path) -> int:
 
 
 def last_line(text: str) -> str:
-    """The last line that says anything; empty where there is none."""
+    """The last line that is not blank; empty where there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -3,7 +3,7 @@
 SGLang imports names from its compiled extension `sgl_kernel` at module level, also on the pure-torch paths that a
 CPU server takes, and that extension can't be loaded without CUDA's driver library. This finder answers
 `import sgl_kernel` and any submodule of it with a module whose every attribute exists and raises `KernelMissing`
-when called: the imports succeed, and a path that does need a kernel says which one, instead of computing something
+when called: the imports succeed, and a path that does need a kernel reports which one, instead of computing something
 wrong. `torch.ops.sgl_kernel` is torch's own registry and is left alone; nothing is registered there.
 """
 
@@ -29,7 +29,7 @@ def _attribute(owner: object, attribute: str) -> _MissingKernel:
 
 
 class _MissingKernel:
-    """Stands where a kernel would: can be imported, passed about and reached into, but not called."""
+    """Takes the place of a kernel: can be imported, passed about and reached into, but not called."""
 
     __getattr__ = _attribute
 

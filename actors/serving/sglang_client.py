@@ -1,6 +1,6 @@
 """HTTP client for the SGLang endpoints that we use, typed. No Ray, no torch at import.
 
-Every answer is either complete and valid, or a `RequestFailed` that says what was wrong with it (P1). The session has
+Every answer is either complete and valid, or a `RequestFailed` with what was wrong (P1). The session has
 no limit of connections (aiohttp's own 100 would throttle 256 requests in flight) and reuses them.
 
 SGLang keeps weight versions as strings, ours are integers. Each update sends one, since without it the server keeps
@@ -77,7 +77,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a server says of its model. `weight_version` is None where it was started without one ("default")."""
+    """What a server reports of its model. `weight_version` is None where it was started without one ("default")."""
 
     model_path: str
     weight_version: int | None
@@ -132,7 +132,7 @@ class SGLangClient:
         """Completions as `generate` gives them, in one request. Raises no RequestFailed: the answer has it.
 
         One request for all costs the server three quarters of what a request for each does, and us a fifth. Each
-        comes as soon as it is whole, and so is kept where the server dies before the last.
+        comes as soon as it is complete, and so is kept where the server dies before the last.
         """
         stream = CompletionStream(len(samplings), server=url)
         body = {
@@ -152,7 +152,7 @@ class SGLangClient:
     # ── questions ──
 
     async def model_info(self, url: str, *, timeout_s: float) -> ModelInfo:
-        """Answered by the HTTP process alone: says nothing of whether the server can generate."""
+        """Answered by the HTTP process alone: does not show whether the server can generate."""
         answer = await self._json("GET", url, "/model_info", timeout_s)
         try:
             version = str(answer["weight_version"])
@@ -163,7 +163,7 @@ class SGLangClient:
             raise malformed(url, f"no model_path, or no weight_version of ours, in {answer}") from error
 
     async def health(self, url: str, *, timeout_s: float) -> bool:
-        """SGLang's own word on itself, a hint only: 200 with a stopped detokenizer, 503 while draining or busy."""
+        """SGLang's own view of its health, a hint only: 200 with a stopped detokenizer, 503 while draining or busy."""
         try:
             await self._answer("GET", url, "/health", timeout_s)
         except RequestFailed as failure:
@@ -233,7 +233,7 @@ class SGLangClient:
                 raise WeightsRefused(f"{what}: {failure.message}", failure.hint) from failure
             raise
         if held != weight_version:
-            raise WeightsRefused(f"{what}: it took the update and then said that it holds version {held}")
+            raise WeightsRefused(f"{what}: it took the update and then reported that it holds version {held}")
 
     # ── control ──
 

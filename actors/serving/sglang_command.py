@@ -65,7 +65,7 @@ def command(
         "attention-backend": config.attention_backend,
         "mem-fraction-static": config.mem_fraction_static if device == "cuda" else None,
         "log-level": config.log_level,
-        "log-level-http": "warning",  # a line for each request costs more than it tells
+        "log-level-http": "warning",  # a line for each request costs more than it is worth
         "enable-metrics": True,
         "skip-server-warmup": True,  # it begins with a sleep; the generation that makes a server READY replaces it
     }
@@ -109,7 +109,7 @@ def environment(
     """
     environment = {**inherited, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules anew
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles thousands of modules again
     if device == "cpu":
         environment["OMP_NUM_THREADS"] = str(config.threads or max(1, int(config.num_cpus)))
     elif gpu_ids:

@@ -45,7 +45,7 @@ CPU_ARGUMENTS = {
     "--device": "cpu",
     "--attention-backend": "torch_native",
     "--disable-overlap-schedule": None,  # overlaps with a GPU's work; here it only costs
-    "--sleep-on-idle": None,  # an idle scheduler otherwise takes a whole core
+    "--sleep-on-idle": None,  # an idle scheduler otherwise takes a full core
 }
 NOISE = (
     "Triton is not supported on current platform",
@@ -131,7 +131,7 @@ def keep_the_rendezvous_private(server_args: Any) -> None:
 
 
 def main() -> None:
-    """Serve until told to stop. `sys.argv` holds SGLang's arguments."""
+    """Serve until asked to stop. `sys.argv` holds SGLang's arguments."""
     arguments = with_cpu_arguments(sys.argv[1:])
     auth_middleware.keys_or_exit()
     leave_out_other_models(argument(arguments, "--model-path"))

@@ -16,7 +16,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 
 def main() -> None:
-    """Serve until told to stop. `sys.argv` holds SGLang's arguments."""
+    """Serve until asked to stop. `sys.argv` holds SGLang's arguments."""
     from actors.serving import auth_middleware
 
     auth_middleware.keys_or_exit()

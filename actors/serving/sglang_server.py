@@ -4,7 +4,7 @@
 its raylet.
 
     start ─► STARTING ─► STALE ─► READY ─► DEAD       ended by itself
-                 │ answers │ generates     STOPPED    was told to
+                 │ answers │ generates     STOPPED    by request
                  └─────────┴────────────► FAILED     never became READY
 
 READY means that it generated tokens, and that they came from the weight version asked for. Later versions are

@@ -1,6 +1,6 @@
 """Carries out the Coordinator's actions on a real run: its server and trainer actors, checkpoints, weight folders.
 
-Each action ends with a fresh look at what it changed: a plan made from an older one would order it again.
+Each action ends with a new observation of what it changed: a plan made from an older one would order it again.
 """
 
 from __future__ import annotations

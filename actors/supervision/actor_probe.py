@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ActorProbe(Generic[T]):
-    """`ask` puts one question with a deadline of its own (actors/cluster/actor_calls.py). `heard` is called with each
+    """`ask` makes one call with its own deadline (actors/cluster/actor_calls.py). `heard` is called with each
     new answer, `missed` with the error of each question that got none.
 
     An answer that arrives after the answer to a later question is dropped.
@@ -45,7 +45,7 @@ class ActorProbe(Generic[T]):
         return time.monotonic() - self.answered_at <= within_s
 
     async def refresh(self) -> None:
-        """Ask once. Raises nothing for an actor that does not answer: `error` says why."""
+        """Ask once. Raises nothing for an actor that does not answer: `error` is the reason."""
         self._last_asked += 1
         number = self._last_asked
         try:

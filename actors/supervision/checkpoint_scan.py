@@ -31,7 +31,7 @@ class CheckpointScan:
 
     async def latest(self) -> Found:
         """As last seen, where the disk can't be read now: a run that steps needs none of them, and to take it for one
-        that has none would begin it anew. Raises CheckpointError and JournalError where it never could be read."""
+        that has none would start it over. Raises CheckpointError and JournalError where it never could be read."""
         try:
             self._found, self._is_away = await self._scan(), False
         except (LauncherError, TimeoutError) as error:

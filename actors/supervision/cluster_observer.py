@@ -1,6 +1,6 @@
 """Observes a real run for the Coordinator: its servers, its trainer, its monitor, its nodes and its checkpoints.
 
-Each actor is asked by a task of its own, so one that hangs delays nothing that is known of the others. The disk is read
+Each actor is queried by a separate task, so one that hangs delays nothing that is known of the others. The disk is read
 in threads, since the loop that runs this answers whether the Coordinator is alive.
 """
 
@@ -107,7 +107,7 @@ class ClusterObserver:
         return self.slots[name]
 
     async def refresh(self) -> None:
-        """Ask everybody anew, side by side; after an action, whose effect the next plan must know."""
+        """Query every actor again, concurrently; after an action, whose effect the next plan must know."""
         self.checkpoints.invalidate()
         await asyncio.gather(self.trainer.probe.refresh(), *(slot.probe.refresh() for slot in self.slots.values()))
 

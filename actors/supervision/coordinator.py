@@ -2,7 +2,7 @@
 
 `Coordinator` is the plain class, with a `ClusterInterface` to see and act through; `CoordinatorActor` is the Ray actor
 around it. It decides nothing itself (launcher/policy/recovery.py does), and remembers nothing that the journal does not
-hold: one that was killed is replaced by one that reads the events, looks at what runs, and continues.
+hold: one that was killed is replaced by one that reads the events, observes what runs, and continues.
 
 Consumes: `abort`, `hold`, `resize`. Waits for: the cluster's `changed`, a plan's `wake_at`, at most a turn. Unblocked
 by: any of these; no action is waited for, each runs as a task with its own deadline.

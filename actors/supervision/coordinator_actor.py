@@ -33,7 +33,7 @@ from launcher.run_files.journal import Journal, last_of
 from launcher.run_files.run_paths import RunPaths
 
 REQUESTS_S = 0.5
-"""Between two looks at what a person wants of the run."""
+"""Between two checks of what a person wants of the run."""
 COORDINATOR = "coordinator"
 TRAINER = "trainer"
 
@@ -129,14 +129,14 @@ class CoordinatorActor:
 
 
 async def follow_requests(coordinator: Coordinator, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
-    """Carry out what a person wants of the run, as its file says now: a state, not an order, so that the request
+    """Carry out what a person wants of the run, as its file contains it now: a state, not an order, so that the request
     outlives a Coordinator. An error is recorded once, and costs neither the run nor the next request."""
     error_before = ""
     while True:
         try:
             carry_out(await asyncio.to_thread(read), coordinator)
             error_before = ""
-        except Exception as error:  # noqa: BLE001 - else pause and stop would end without a word
+        except Exception as error:  # noqa: BLE001 - else pause and stop would end without a message
             if repr(error) != error_before:
                 journal.record("request.failed", subject="user", reason=repr(error))
             error_before = repr(error)

@@ -33,7 +33,7 @@ async def trainer_exit_reason(node: str, pid: int, *, oom_kills: int, log: Path,
 
 
 class HangReasons:
-    """Servers that were declared dead for a hang, and whose log says that memory ran out. Each log is read once for an
+    """Servers that were declared dead for a hang, and whose log shows that memory ran out. Each log is read once for an
     incarnation, by `read`. `log`: where a server's log is, by its name."""
 
     def __init__(self, log: Callable[[str], Path]) -> None:
@@ -45,7 +45,7 @@ class HangReasons:
         return None in self._found.values()
 
     def explain(self, facts: ServerFacts, generation: int) -> ServerFacts:
-        """The same, or out of memory in place of hung where its log says so."""
+        """The same, or out of memory in place of hung where its log shows that."""
         verdict = facts.verdict
         if verdict.health is not Health.DEAD or verdict.cause is not Cause.SERVER_HANG:
             return facts

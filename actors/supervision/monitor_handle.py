@@ -143,7 +143,7 @@ def _verdicts(view: MonitorView | None) -> object:
 class WatchedServers:
     """The servers that the HealthMonitor is to watch now, each with the long task that it was given.
 
-    A server that starts has a deadline of its own; one that loads weights owes nobody a token until it has, for
+    A server that starts has its own deadline; one that loads weights owes nobody a token until it has, for
     `load_s` at most.
     """
 

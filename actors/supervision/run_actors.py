@@ -87,7 +87,7 @@ class RunActors:
             ray.kill(actor)
 
     def _new_server(self, name: str) -> tuple[Any, ...]:
-        """Its further seats first, where it spans nodes: it is told of them once, with its constructor."""
+        """The actors of its further nodes first, where it spans nodes: its constructor gets them."""
         config, paths, entry, index = self._config, self._paths, self._server_entry, index_of(name)
         if not self._placed.has(name):
             options = self._placed.options_of_a_joining(name, config)

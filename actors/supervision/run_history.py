@@ -55,7 +55,7 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     LeaveServer: ("server.leaving", LEFT),
     Halt: ("run.halting", "run.halted"),
 }
-"""The event that says that an action was begun, and the one that says that it was done."""
+"""The event that records that an action was begun, and the one that records that it was done."""
 
 ATTEMPT = "repair.begun"
 PROVED = "repair.proved"
@@ -95,7 +95,7 @@ class RunHistory:
     def read(
         cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None, node: str = ""
     ) -> RunHistory:
-        """What the events of this attempt tell, and of earlier ones their incidents. Raises JournalError.
+        """What the events of this attempt record, and of earlier ones their incidents. Raises JournalError.
 
         `clock`: that of this `node`, onto which times are put that a Coordinator wrote down on another one. Those of
         this node stay as they are: the wall clock, by which the others are compared, may have been set meanwhile, and

@@ -198,7 +198,7 @@ class ServerHandle:
         return not self.probe.error and time.monotonic() - since < REASON_S
 
     def _end(self) -> ExitFinding | None:
-        """How this incarnation ended; None where it lives, or its end was ordered."""
+        """How this incarnation ended; None where it is alive, or its end was ordered."""
         match self.state:
             case ServerStarting() | ServerStopped() | ServerFailed():
                 return None
@@ -220,7 +220,7 @@ class ServerHandle:
         return replace(found, reason=self._info.reason or f"it is {self._info.state}")
 
     def _given_up(self, running: ServerRunning) -> ExitFinding | None:
-        """A start that failed, or that nobody waits for any more, and of which the actor says nothing final.
+        """A start that failed, or that nobody waits for any more, and of which the actor reports nothing final.
 
         Without this a server whose actor hangs, or was never created, would be starting for ever.
         """
@@ -270,7 +270,7 @@ class ServerHandle:
             self._changed.set()
 
     def _was_ordered(self, end: ServerExit) -> bool:
-        """As its guard says; the time decides where nobody was left to learn how it ended."""
+        """As its guard reports; the time decides where nobody was left to learn how it ended."""
         ordered_at = self._end_ordered_at.get(end.generation)
         if ordered_at is None:
             return False

@@ -52,7 +52,7 @@ class TrainerHandle:
         log: Path,
         lease_s: float | None = None,
     ) -> None:
-        """`log`: what it wrote; a process that found no memory may say so there and nowhere else.
+        """`log`: what it wrote; a process that found no memory may report it there and nowhere else.
 
         `lease_s`: for how long a process that was cut off may still step; None where none can be.
         """
@@ -92,7 +92,7 @@ class TrainerHandle:
             self._await_run()
 
     async def _ask_view(self) -> tuple[TrainerView, int]:
-        """With the size of its log before it was asked: up to there all is well, if the answer says so."""
+        """With the size of its log before it was asked: up to there all is well, if the answer shows that."""
         log_bytes = size_of(self._log)
         return await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer"), log_bytes
 
@@ -109,11 +109,11 @@ class TrainerHandle:
         self._watch(self._process)
         if view.busy != self._busy:
             self._busy, self._busy_since = view.busy, self.probe.answered_at
-        if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must say `run`
+        if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must call `run`
             self._await_run()
 
     def lost_with_node(self, node: str, reason: str) -> bool:
-        """A node is lost; whether the trainer was on it. It may step on behind a partition until its lease is over."""
+        """A node is lost; whether the trainer was on it. Behind a partition it may step until its lease is over."""
         if not node or self.view.node != node:
             return False
         self._end = ProcessEnd(self._process, ExitFinding(cause=Cause.NODE_LOST, reason=reason))
@@ -275,7 +275,7 @@ class TrainerHandle:
         return await answer(getattr(self._actor, method).remote(*arguments), within_s=deadline_s, of="the trainer")
 
     async def _within_load_s(self, call: Any) -> Any:
-        """An answer of what keeps it busy: past the deadline it hangs, however busy it says it is."""
+        """An answer of what keeps it busy: past the deadline it hangs, however busy it claims to be."""
         try:
             return await answer(call, within_s=self._load_s, of="the trainer")
         except ActorAway as error:
@@ -305,16 +305,16 @@ class TrainerHandle:
             self._run = self.probe.tasks.start(self._wait_run(self._actor.run.remote()))
 
     async def _wait_run(self, running: Any) -> None:
-        """However it ends, the view says how; this only says when."""
+        """However it ends, the view shows how; this only shows when."""
         try:
             await answer(running, within_s=float("inf"), of="the trainer")
-        except LauncherError as error:  # Ray says what it ended a process for
+        except LauncherError as error:  # Ray reports why it ended a process
             self._note_end(find_trainer_cause(str(error.__cause__).splitlines(), None))
         await self.probe.refresh()
         self._changed.set()
 
     def _note_end(self, found: ExitFinding, process: ProcessId | None = None) -> None:
-        """`process` has ended, if it is given; `found` is kept only where it tells more than that."""
+        """`process` has ended, if it is given; `found` is kept only where it adds to that."""
         kept = self._end
         self._end = ProcessEnd(process or kept.process, found if found.ran_out is not None else kept.finding)
 

@@ -86,7 +86,7 @@ class Rejections:
 
 
 def batch_as_json(batch: RolloutBatch) -> bytes:
-    """Its groups one by one, as many as fit: half a JSON document is of no use to anybody."""
+    """As many of its groups as fit: half a JSON document is of no use to anybody."""
     groups: list[bytes] = []
     room = MOST_BATCH_BYTES
     for group in batch.groups:

@@ -34,7 +34,7 @@ from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal
 
 NONFINITE_IN_A_ROW = 2
-"""One poisoned batch is dropped; a second one in a row says that the weights are at fault."""
+"""One poisoned batch is dropped; a second one in a row shows that the weights are at fault."""
 
 
 class RolloutSource(Protocol):
@@ -88,7 +88,7 @@ class GrpoLoop:
         weights_lock: threading.RLock | None = None,
     ) -> None:
         """`weights_lock` is held while the weights change: whoever reads them on another thread takes it, for as long
-        as an export lasts. `view_lock` is held while version and phase change: for a look at them, which takes no time.
+        as an export lasts. `view_lock` is held while version and phase change: to read them, which takes no time.
         """
         self._config = config
         self._model = model
@@ -132,7 +132,7 @@ class GrpoLoop:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """The weights change inside the block: nobody reads them, and nobody looks at the loop."""
+        """The weights change inside the block: nobody reads them, and nobody reads the loop's state."""
         with self.weights_lock, self.view_lock:
             yield
 
@@ -154,7 +154,7 @@ class GrpoLoop:
         self._stopping = True
 
     def allow(self) -> None:
-        """Take back a stop: the next `run` steps."""
+        """Cancel a stop: the next `run` steps."""
         self._stopping, self._saves = False, True
 
     def run(self) -> bool:

@@ -4,7 +4,7 @@ The concurrency group `train` has one thread, on which all steps run; `ctl` alwa
 one server, which may take long. `__init__` does nothing that can fail: Ray never restarts an actor whose constructor
 raised. Torch is imported in the actor's process only, so the driver, which imports this module, starts seconds sooner.
 
-A process that Ray has restarted is empty, and says so, until `start` and `restore` are called.
+A process that Ray has restarted is empty, and reports that, until `start` and `restore` are called.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The trainer's connection to the servers: their list, rollouts from them, weights to them, and their admission.
 
-Everything runs on an asyncio loop on a thread of its own; the methods may be called from any thread.
+Everything runs on an asyncio loop on a separate thread; the methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TrainingServers:
         thread.call(self._connect(reward))
 
     async def _connect(self, reward: RewardPool) -> None:
-        """Make what lives on the asyncio loop, on it."""
+        """Create the objects of the asyncio loop, on it."""
         config, tokenizer = self._config, self._model.tokenizer
         self._client = SGLangClient(self._keys)
         self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)

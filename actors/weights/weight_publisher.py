@@ -44,7 +44,7 @@ class _Parcel:
 
 
 class WeightPublisher:
-    """Publishes to the servers of a pool, and tells the pool what each one confirmed. Runs on the pool's loop.
+    """Publishes to the servers of a pool, and reports to the pool what each one confirmed. Runs on the pool's loop.
 
     `newest`: the newest weights in a folder. `lineage`: how many restores lie behind the weights.
     """

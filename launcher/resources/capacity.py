@@ -102,7 +102,7 @@ class NoCapacity(Exception):
         self.left = left
 
     def report(self, *, gpus_booked: int, cpus_booked: float, nodes: Sequence[NodeResources]) -> ResourceError:
-        """Which resource is short, by how much, on which node, and what to change. `…_booked`: by the whole run."""
+        """Which resource is short, by how much, on which node, and what to change. `…_booked`: by the complete run."""
         wanted = self.wanted
         with_gpus = [node for node in self.left if node.free_gpus(wanted) >= wanted.n_gpus]
         if with_gpus:

@@ -157,7 +157,7 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def token_pool_on_cpu(config: RunConfig, device: str) -> Iterator[tuple[str, str]]:
-    """On the CPU SGLang sizes its token pool by the memory of the whole host unless it is given a size."""
+    """On the CPU SGLang sizes its token pool by the memory of the entire host unless it is given a size."""
     if device == "cpu" and config.sglang.max_total_tokens is None:
         needed = (config.train_dataset.max_length or 1) + config.gconfig.max_new_tokens
         yield (
@@ -200,7 +200,7 @@ def find_notes(config: RunConfig) -> list[str]:
     if all(getattr(section, name) is None for section in (config.saver, config.recover) for name in FREQUENCIES):
         notes.append(
             "no checkpoint will be written before the end (saver.freq_* and recover.freq_* are null): "
-            "after a failure the run begins anew"
+            "after a failure the run starts from the beginning"
         )
     for name, section in (("saver", config.saver), ("recover", config.recover), ("evaluator", config.evaluator)):
         if steps is not None and section.freq_steps is not None and section.freq_steps > steps:

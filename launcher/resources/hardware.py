@@ -50,7 +50,7 @@ class Hardware:
     is_described: bool = False
 
     def nodes(self, config: RunConfig) -> tuple[NodeResources, ...]:
-        """For the placement. On a local cluster CPUs are no limit: Ray is given as many as the run books."""
+        """For the placement. On a local cluster CPUs are no limit: Ray is given as many as the run reserves."""
         at_most = config.cluster.n_gpus_per_node
         gpus = len(self.gpus) if at_most is None else min(len(self.gpus), at_most)
         cpus = math.inf if config.cluster.address == "local" or not self.is_described else float(self.cpus)
@@ -148,7 +148,7 @@ def memory_folders_v1(pid: int) -> Iterator[Path]:
 
 
 def _folders_v1(root: Path, own: Path) -> Iterator[Path]:
-    """In a container the mounted root is its own, whatever its path says."""
+    """In a container the mounted root is its own, whatever its path is."""
     lines = (line.split(":", 2) for line in _read(own).splitlines())
     path = next((words[2] for words in lines if len(words) == 3 and "memory" in words[1].split(",")), "/")
     mounted = root / "memory"
@@ -178,10 +178,10 @@ def oom_kills_in(file: Path) -> int:
 
 
 class OomKillWatch:
-    """Tells whether the kernel has killed a process for want of memory lately. Ask it when a process has ended.
+    """Detects whether the kernel has killed a process for lack of memory lately. Check it when a process has ended.
 
-    It counts from the look before the last: a look may fall between the kill and the news of it. Where the kernel
-    counts for each cgroup, the count is that of the process that is looked at, which may be moved to another one.
+    It counts from the sample before the last: a sample may fall between the kill and the report of it. Where the
+    kernel counts for each cgroup, the count is that of the observed process, which may be moved to another one.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class OomKillWatch:
         self._counts = count, count
 
     def look(self, pid: int | None = None) -> None:
-        """While `pid` lives; None: this process."""
+        """While `pid` is alive; None: this process."""
         file, count = oom_kills(pid)
         self._counts = (self._counts[1], count) if file == self._file else (count, count)
         self._file = file

@@ -105,7 +105,7 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     tokens = f"{actor.mb_spec.max_tokens_per_mb:,} tokens"
     how = ", checkpointed" if actor.gradient_checkpointing else ""
     items.append(Item("activations", activation_bytes(actor, shape), tokens + how))
-    items.append(Item("logits", logit_bytes(actor, shape), f"of {shape.vocab:,} words, in pieces"))
+    items.append(Item("logits", logit_bytes(actor, shape), f"of {shape.vocab:,} tokens, in pieces"))
     process = Item("process", TRAINER_HOST_BYTES, "torch, transformers, Ray; measured")
     context = Item("CUDA context", CUDA_CONTEXT_BYTES, "usual")
     return (*items, context if on_gpu else process)
@@ -124,8 +124,8 @@ def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
     section 4, with this family's gated MLP and grouped heads, and an attention that keeps no score matrix.
 
     Per token and layer: the inputs of two norms (and their float32 copies), of q/k/v, o, gate/up and down, the rotated
-    q, k, v, and gate, up, their product and the activation. Checkpointed: each layer's float32 input, and one layer's
-    whole. Within a fifth of what `torch.autograd.graph.saved_tensors_hooks` counts for small models of all three kinds.
+    q, k, v, and gate, up, their product and the activation. Checkpointed: each layer's float32 input, and all
+    of one layer. Within a fifth of what `torch.autograd.graph.saved_tensors_hooks` counts for small models of all three kinds.
     """
     tokens, size = actor.mb_spec.max_tokens_per_mb, BYTES[actor.dtype]
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -1,7 +1,7 @@
 """Keeps for the next attempt which settings had to be lowered on this host because memory ran out.
 
 One file for each host, device, model and set of memory settings as the user wrote them: whoever changes one of these
-begins anew. To forget, delete the file, or set memory.remember=false.
+starts from scratch. To forget, delete the file, or set memory.remember=false.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MemoryHistory:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(
-                f"{self.path} can't be used: {error!r}", "it is ignored, and written anew when memory runs out"
+                f"{self.path} can't be used: {error!r}", "it is ignored, and replaced when memory runs out"
             ) from error
 
     def keep(self, remembered: RememberedSettings, *, by: str) -> None:

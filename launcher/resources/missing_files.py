@@ -15,7 +15,7 @@ DATA_ENDINGS = (".parquet", ".jsonl", ".json")
 
 
 def find_shape(config: RunConfig) -> ModelShape | None:
-    """The model's sizes from its files, or of a well-known model by its name; None where neither tells."""
+    """The model's sizes from its files, or of a well-known model by its name; None where neither is known."""
     folder = model_folder(config.actor.path)
     return known_shape(config.actor.path) if folder is None else _shape_of(folder)
 

@@ -91,7 +91,7 @@ def nearest_existing(path: Path) -> Path:
 def why_not_writable(folder: Path) -> str:
     """Why no file can be made in a folder; empty where one can.
 
-    Permissions don't tell of read-only mounts or full disks, so a file is made; it never has a name (O_TMPFILE) where
+    Permissions don't show read-only mounts or full disks, so a file is made; it never has a name (O_TMPFILE) where
     the file system knows how, and is gone in any case.
     """
     if not folder.is_dir():

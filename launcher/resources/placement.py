@@ -19,10 +19,10 @@ from launcher.resources.capacity import RANK, SERVER, FreeCapacity, NoCapacity, 
 
 ENDLESS = 2**20
 ANYWHERE = (NodeResources(name="node 0", gpus=ENDLESS, cpus=math.inf),)
-"""For the question what a run needs, before anybody says what there is."""
+"""For the question what a run needs, before anybody specifies what there is."""
 
 LEAST_CPUS = 0.001
-"""CPUs of a bundle whose processes book none: Ray knows no empty one."""
+"""CPUs of a bundle whose processes reserve none: Ray allows no empty bundle."""
 
 
 def place(
@@ -30,7 +30,7 @@ def place(
 ) -> tuple[ProcessPlacement, ...]:
     """Every process on its node, servers first. `servers_on` and `trainer_on` are `cpu`, or else a GPU.
 
-    The group that books most comes first: a server over several GPUs, or all ranks together. Each of its processes
+    The group that reserves most comes first: a server over several GPUs, or all ranks together. Each of its processes
     takes the first node with room (`cluster.placement=PACK`), or the one with the fewest processes (SPREAD); ranks stay
     on one node where one can hold them all, and no two of them share a GPU. Raises ResourceError: what is short, and
     where.
@@ -123,17 +123,17 @@ def _place_group(
 
 
 def gpus_needed(config: RunConfig, *, servers_on: str = "cuda", trainer_on: str = "cuda") -> int:
-    """GPUs that servers and trainer book together."""
+    """GPUs that servers and trainer reserve together."""
     return gpus_of(place(config, servers_on=servers_on, trainer_on=trainer_on))
 
 
 def gpus_of(placements: Sequence[ProcessPlacement]) -> int:
-    """Different GPUs that are booked."""
+    """Different GPUs that are reserved."""
     return len({(one.node, gpu) for one in placements for gpu in one.gpus})
 
 
 def describe_booking(config: RunConfig) -> str:
-    """Who books which share of a GPU, for a message."""
+    """Which process reserves which share of a GPU, for a message."""
     sglang, actor = config.sglang, config.actor
     servers = f"{sglang.n_servers} server{'s' if sglang.n_servers > 1 else ''}"
     of_one = sglang.tp_size * sglang.dp_size
@@ -146,7 +146,7 @@ def describe_booking(config: RunConfig) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What Ray books at once, on one node. `names` are of the processes; `node` is the plan's."""
+    """What Ray reserves at once, on one node. `names` are of the processes; `node` is the plan's."""
 
     names: tuple[str, ...]
     node: int

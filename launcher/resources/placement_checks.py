@@ -1,6 +1,6 @@
 """Finds settings that no machine of the described size can place. Pure.
 
-What only the machine or the cluster itself can tell is left to `launcher.resources.run_plan` and the driver.
+What only the machine or the cluster itself can answer is left to `launcher.resources.run_plan` and the driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def find_unplaceable(config: RunConfig) -> Iterator[tuple[str, str]]:
     over = sglang.tp_size * sglang.dp_size
     if over > 1 and sglang.gpu_fraction != 1:
         copies = f" × sglang.dp_size={sglang.dp_size}" if sglang.dp_size > 1 else ""
-        allowed = f"1 with sglang.tp_size={sglang.tp_size}{copies}: a server over several GPUs books them whole"
+        allowed = f"1 with sglang.tp_size={sglang.tp_size}{copies}: a server over several GPUs reserves all of each"
         yield "sglang.gpu_fraction", allowed
         return
     per_node = cluster.n_gpus_per_node

@@ -80,7 +80,7 @@ def _table(*columns: str) -> Table:
 
 
 def group_alike(plan: RunPlan) -> list[list[PlannedProcess]]:
-    """Processes of one kind that book and take the same, in the plan's order."""
+    """Processes of one kind that reserve and use the same, in the plan's order."""
     groups: dict[Hashable, list[PlannedProcess]] = {}
     for process in plan.processes:
         where = process.placement
@@ -96,7 +96,7 @@ def names(group: Sequence[PlannedProcess]) -> str:
 
 
 def where(group: Sequence[PlannedProcess], plan: RunPlan) -> str:
-    """On which GPUs of which nodes, and what share of each is booked."""
+    """On which GPUs of which nodes, and what share of each is reserved."""
     placement = group[0].placement
     if not placement.gpus:
         numbers = sorted({process.placement.node for process in group})

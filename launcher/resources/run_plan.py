@@ -1,7 +1,7 @@
 """Plans a run from its configuration and the machine: which process is where, and how much memory each takes.
 
-Pure: hardware and model sizes are handed in. Where the model's sizes are unknown (not there yet, and not a well-known
-one), the plan says so instead of guessing.
+Pure: hardware and model sizes are arguments. Where the model's sizes are unknown (not there yet, and not a well-known
+one), the plan reports that instead of guessing.
 """
 
 from __future__ import annotations

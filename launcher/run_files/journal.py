@@ -2,10 +2,10 @@
 
 One JSON object a line, each appended by one write, so that driver, trainer and servers may share a file and a crash
 can tear the last line only. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and
-"-Infinity", which `float()` reads back, so that a line stays JSON for every reader and still says which it was.
+"-Infinity", which `float()` reads back, so that a line stays JSON for every reader and still shows which it was.
 
 A full disk must not end a run that is learning. `append_line` raises JournalError; `LineLog` and `Journal` never
-raise for the disk: they keep the lines that could not be written, say so once, and write them, in order, as soon as
+raise for the disk: they keep the lines that could not be written, report it once, and write them, in order, as soon as
 there is room. What still waits when the process dies is lost, and so is only ever the end of a file.
 """
 
@@ -60,7 +60,7 @@ def _append(path: Path, data: bytes, *, durable: bool) -> None:
         if size and os.pread(fd, 1, size - 1) != b"\n":
             data = b"\n" + data  # torn by a crash: without this, two records would share a line and both be lost
         if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, "No space left for the whole line")
+            raise OSError(errno.ENOSPC, "No space left for the complete line")
         if durable:
             os.fsync(fd)
     finally:
@@ -192,7 +192,7 @@ def current_lines(records: Iterable[Record]) -> list[Record]:
     """The records, one for each global_step in order, that make up the weights as they are now.
 
     A restore to step g repeats g + 1 and on, so of each step the last line is the current one. A line for step s also
-    takes back what was written before it for later steps: those were trained on weights that the restore threw away,
+    undoes what was written before it for later steps: those were trained on weights that the restore threw away,
     and the run may end before it reaches them again. Records without a global_step are passed over.
     """
     standing: list[tuple[int, Record]] = []

@@ -65,7 +65,7 @@ def make_ray_token(folder: Path) -> Path:
     return _make(folder, RAY_TOKEN, secrets.token_hex(BYTES))
 
 
-ANEW = "end the run, remove the folder, and start the run again: keys are made anew"
+ANEW = "end the run, remove the folder, and start the run again: new keys are made"
 
 
 def _make(folder: Path, name: str, content: str) -> Path:

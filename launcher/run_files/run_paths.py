@@ -61,7 +61,7 @@ class RunPaths:
 
     @classmethod
     def of_logs(cls, folder: Path) -> Self | None:
-        """Of the run whose `logs` that is; None where the place doesn't say so."""
+        """Of the run whose `logs` that is; None where the path doesn't show it."""
         *root, logs, user, experiment, trial = ("", "", "", "", *folder.parts)
         if logs != "logs" or not any(root):
             return None

@@ -2,7 +2,7 @@
 
 All processes of the run on this machine: its driver's descendants, and below the guards that write its servers' logs
 the servers themselves, which have left the driver's tree. Shared pages count by their share (PSS). Of a trial's GPUs
-it is what NVML says is used, by whomever. A peak between two looks is not seen. What was seen is kept in a file, so
+it is what NVML reports, of any process. A peak between two samples is not seen. What was seen is kept in a file, so
 that a sweep that is killed doesn't lose it. Trials in another cluster run elsewhere: of them nothing is known here.
 """
 

@@ -1,4 +1,4 @@
-"""Recommends one of the tried settings, says why, and what was not tried. Pure.
+"""Recommends one of the tried settings, explains why, and lists what was not tried. Pure.
 
 The fastest step among the trials that FINISHED without running out of memory, and left a tenth of it free. A step's
 time is the median of its trial; each setting was tried once, so that a lead of a few percent may be chance, and is
@@ -19,7 +19,7 @@ CLOSE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """`best` is None where no trial can be recommended. `unexplored`: what the figures say nothing about."""
+    """`best` is None where no trial can be recommended. `unexplored`: what the figures do not cover."""
 
     best: TrialResult | None
     reason: str
@@ -62,7 +62,7 @@ def _reasons(ranked: Sequence[TrialResult], shares: dict[str, float], results: S
     yield f"the fastest step, {best_s:.2f} s, of {len(ranked)} that FINISHED with memory to spare"
     if len(ranked) > 1:
         lead = (ranked[1].step_s or 0.0) / best_s - 1 if best_s else 0.0
-        close = "; so close that one run each can't tell them apart" if lead <= CLOSE else ""
+        close = "; so close that one run each can't separate them" if lead <= CLOSE else ""
         yield f"the next needs {lead:.0%} more ({ranked[1].trial}){close}"
     for name, share in shares.items():
         yield f"it held at most {share:.0%} of {name}"

@@ -18,7 +18,7 @@ from launcher.resources.memory_history import SETTINGS
 Overrides = Sequence[str]
 
 NOT_OF_A_TRIAL = ("trial_name", "dry_run", "cluster.fileroot", "cluster.address", "sweep.", "stats_logger.", "alerts.")
-"""Overrides that change where a trial runs or who is told, and not what it is."""
+"""Overrides that change where a trial runs or who is notified, and not what it is."""
 
 MEMORY_KEYS = frozenset({*SETTINGS, *KINDS})
 KEEP_MEMORY = {"memory.give_way": "false", "memory.remember": "false"}

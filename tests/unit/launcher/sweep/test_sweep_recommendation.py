@@ -61,7 +61,7 @@ def test_the_reason_says_by_how_much_and_what_the_figures_can_not_tell():
     results = [trial(1, step_s=1.0, peak=Peak(all=GIB)), trial(2, step_s=1.02), trial(3, step_s=2.0), oom(4)]
     advice = advise(results, host_bytes=4 * GIB, gpu_bytes=None)
     assert "1.00 s, of 3" in advice.reason
-    assert "2% more (a.b=2); so close that one run each can't tell them apart" in advice.reason
+    assert "2% more (a.b=2); so close that one run each can't separate them" in advice.reason
     assert "at most 25% of the host's memory" in advice.reason
     assert "memory ran out in 1: a.b=4" in advice.reason
     assert advice.unexplored == ("a.b below 1: the best is at the end of what was tried",)
