@@ -81,20 +81,22 @@ def _check(given: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m scripts.check_health",
-        description="Is this run healthy? Looks at a live run or at what a dead one left; changes nothing.",
+        description="Is this run healthy? Checks a live run or the files of a dead one; changes nothing.",
         epilog="exit codes: 0 healthy; 1 not healthy, or something could not be seen; 2 the command is wrong",
     )
     add_run_arguments(made)
-    made.add_argument("--server", action="append", default=[], metavar="URL", help="ask this one too; may be repeated")
+    made.add_argument(
+        "--server", action="append", default=[], metavar="URL", help="check this server too; may be repeated"
+    )
     made.add_argument("--timeout", type=float, default=10.0, metavar="S", help="deadline of each check (default 10)")
     made.add_argument(
         "--recent",
         type=float,
         default=60.0,
         metavar="S",
-        help="younger errors in the logs count (default 60)",
+        help="errors in the logs count if they are younger than this (default 60)",
     )
-    made.add_argument("--json", action="store_true", help="everything that was found, for machines")
+    made.add_argument("--json", action="store_true", help="print all findings as JSON")
     return made
 
 

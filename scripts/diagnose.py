@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line; docs/diagnose.md names each of its flags."""
     made = argparse.ArgumentParser(
         prog="python -m scripts.diagnose",
-        description="Say what happened to a run: since which step, why, and how to resume. Logs of this launcher, of "
+        description="Finds what happened to a run: since which step, why, and how to resume. Logs of this launcher, of "
         "AReaL, and what WandB exports.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,21 +71,21 @@ def parser() -> argparse.ArgumentParser:
         "paths", nargs="*", type=Path, metavar="PATH",
         help="a run's log folder, or files: trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb",
     )  # fmt: skip
-    made.add_argument("--experiment-name", type=typed_name, help="in place of PATH: the run's logs below --fileroot")
+    made.add_argument("--experiment-name", type=typed_name, help="instead of PATH: the run's logs below --fileroot")
     made.add_argument("--trial-name", type=typed_name, help="and its trial")
     made.add_argument(
         "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot (default: %(default)s)"
     )
     made.add_argument("--user", default=login_name(), help="who started the run (default: %(default)s)")
     made.add_argument(
-        "--checkpoints", type=Path, metavar="DIR", help="where its checkpoints lie, if not beside the logs"
+        "--checkpoints", type=Path, metavar="DIR", help="folder of its checkpoints, if not beside the logs"
     )
-    made.add_argument("--metric", default="", metavar="KEY", help="the key that holds the reward (default: found out)")
+    made.add_argument("--metric", default="", metavar="KEY", help="the key that holds the reward (default: detected)")
     made.add_argument("--json", action="store_true", help="machine-readable, on standard output")
     made.add_argument(
         "--html", type=Path, metavar="FILE", help="also write a page with the curve, the onset and the events"
     )
-    made.add_argument("--no-progress", action="store_true", help="don't show how far the reading is")
+    made.add_argument("--no-progress", action="store_true", help="don't show the progress of reading")
     return made
 
 

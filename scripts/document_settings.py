@@ -40,7 +40,7 @@ python -m launcher conf=<preset> -m seed=1,2,3    # one run after the other
 
 
 def page() -> str:
-    """The whole page."""
+    """The complete page."""
     lines = [HEAD.format(presets=", ".join(f"`{name}`" for name in presets()))]
     for section, settings in groupby(settings_of(RunConfig), key=_section):
         lines += [

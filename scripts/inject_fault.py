@@ -52,19 +52,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m scripts.inject_fault", description="Inject faults into a live run, from outside."
     )
     parser.add_argument("faults", nargs="*", metavar="KIND[:option=value,…][@STEP|@+SECONDS]")
-    parser.add_argument("--list", action="store_true", help="all kinds with their options")
+    parser.add_argument("--list", action="store_true", help="list all kinds of faults with their options")
     parser.add_argument("--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot of the run")
-    parser.add_argument("--run", metavar="EXPERIMENT/TRIAL", help="needed where several are live, and for --interpose")
-    parser.add_argument("--user", default=login_name(), help="who started the run")
-    parser.add_argument("--storm", metavar="'KIND[xN] …'", help="at steps drawn by --seed from --steps")
-    parser.add_argument("--steps", metavar="FIRST:LAST", help="of a storm")
-    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
-    parser.add_argument("--within", type=seconds, default=300.0, metavar="S", help="a due fault waits at most so long")
-    parser.add_argument("--keep-one", action="store_true", help="don't end the last server that generates")
-    parser.add_argument("--even-the-last", action="store_true", help="end last copies too")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and to whom; do nothing")
     parser.add_argument(
-        "--interpose", action="store_true", help=f"stand before a run's servers; start it with {SETTINGS}"
+        "--run", metavar="EXPERIMENT/TRIAL", help="needed if several runs are live, and for --interpose"
+    )
+    parser.add_argument("--user", default=login_name(), help="who started the run")
+    parser.add_argument("--storm", metavar="'KIND[xN] …'", help="inject faults at steps drawn by --seed from --steps")
+    parser.add_argument("--steps", metavar="FIRST:LAST", help="range of steps of a storm")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
+    parser.add_argument(
+        "--within", type=seconds, default=300.0, metavar="S", help="longest wait of a due fault for its chance"
+    )
+    parser.add_argument("--keep-one", action="store_true", help="don't end the last server that generates")
+    parser.add_argument("--even-the-last", action="store_true", help="also end or damage the last copy")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be done, and to which process; do nothing"
+    )
+    parser.add_argument(
+        "--interpose", action="store_true", help=f"put proxies before a run's servers; start the run with {SETTINGS}"
     )
     return parser
 

@@ -39,18 +39,22 @@ def parser() -> argparse.ArgumentParser:
     add_trial(made)
     which = made.add_argument_group("which checkpoints")
     until = which.add_mutually_exclusive_group()
-    until.add_argument("--max-step", type=step, metavar="N", help="of step N and earlier")
-    until.add_argument("--before-step", type=step, metavar="N", help="of steps before N")
+    until.add_argument("--max-step", type=step, metavar="N", help="only checkpoints of step N and earlier")
+    until.add_argument("--before-step", type=step, metavar="N", help="only checkpoints of steps before N")
     which.add_argument("--latest", action="store_true", help="only the newest that is complete")
-    which.add_argument("--good", action="store_true", help="only those that are good; AReaL's are read for that")
-    made.add_argument(
-        "--recover-info", action="store_true", help="also what the next resume would take, and whether it could"
+    which.add_argument(
+        "--good", action="store_true", help="only good checkpoints; AReaL's are read completely for that"
     )
     made.add_argument(
-        "--verify", action="store_true", help="read all of each: hashes, numbers finite, shapes, optimizer, position"
+        "--recover-info", action="store_true", help="also what the next launch would resume from, and whether it can"
     )
-    made.add_argument("--url", metavar="URL", help="the copies at this recover.url, in place of those on the disk")
-    made.add_argument("--json", action="store_true", help="as JSON")
+    made.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every file: check hashes, finite numbers, shapes, optimizer, position",
+    )
+    made.add_argument("--url", metavar="URL", help="list the copies at this recover.url instead of those on the disk")
+    made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 

@@ -38,7 +38,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 printed; 2 the folder can't be used.",
     )
     made.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="where the cluster's token lies or is made, seen from every node"
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="path of the cluster's token, visible from every node; made if missing",
     )
     return made
 

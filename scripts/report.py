@@ -43,16 +43,18 @@ def _report(given: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m scripts.report",
-        description="Make a run's report.html anew from its files, of a live run or of one that died.",
+        description="Make a run's report.html again from its files, of a live run or of one that died.",
         epilog="exit codes: 0 written; 2 the command is wrong, or the report can't be written",
     )
     add_run_arguments(made)
-    made.add_argument("--json", action="store_true", help="the main figures instead of the file's path alone")
+    made.add_argument(
+        "--json", action="store_true", help="print the main figures as JSON instead of the file's path alone"
+    )
     return made
 
 
 def is_live(paths: RunPaths) -> bool | None:
-    """None: the run is another machine's, and nobody here can tell."""
+    """None: the run is on another machine, so it is not known here."""
     try:
         find_driver(paths)
     except NotLive as error:

@@ -49,11 +49,13 @@ def parser() -> argparse.ArgumentParser:
         "from which checkpoint (default: the newest; the last good one where damage is known)"
     )
     one = which.add_mutually_exclusive_group()
-    one.add_argument("--good", action="store_true", help="the newest that is good")
-    one.add_argument("--before-step", type=step, metavar="N", help="the newest complete one of a step before N")
+    one.add_argument("--good", action="store_true", help="the newest good checkpoint")
+    one.add_argument("--before-step", type=step, metavar="N", help="the newest complete checkpoint of a step before N")
     made.add_argument("--yes", action="store_true", help="don't ask: set up and run")
     made.add_argument(
-        "--command", metavar="TEXT", help="what the run was started with, where its journal does not say it (AReaL's)"
+        "--command",
+        metavar="TEXT",
+        help="the command that started the run, if its journal does not contain it (AReaL's)",
     )
     made.add_argument(
         "settings", nargs="*", metavar="KEY=VALUE", help="settings to change, e.g. sglang.mem_fraction_static=0.7"
@@ -155,7 +157,7 @@ def _run(command: Command) -> int:
         os.chdir(command.folder or ".")
         os.execvp(words[0], words)
     except OSError as error:
-        raise CheckpointError(f"{command} can't be started: {error}", "start it by hand") from error
+        raise CheckpointError(f"{command} can't be started: {error}", "start it manually") from error
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="FOLDER",
-        help="the run's folder of logs (default: the only run, or the only live one)",
+        help="the run's logs folder (default: the only run, or the only live one)",
     )
-    add_names(parser, trial_help="trial_name of the run; needed where the experiment has several")
+    add_names(parser, trial_help="trial_name of the run; needed if the experiment has several")
 
 
 def chosen_run(given: argparse.Namespace) -> RunPaths:
@@ -71,7 +71,7 @@ def _of_names(given: argparse.Namespace) -> RunPaths:
 
 
 def _only_live(fileroot: Path, user: str) -> RunPaths | None:
-    """Where no name was given, the run that is meant is the one that is going on, if there is one."""
+    """Where no name was given, the live run is meant, if there is one."""
     live = [paths for paths in live_runs(fileroot) if paths.user == user]
     return live[0] if len(live) == 1 else None
 

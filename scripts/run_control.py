@@ -34,7 +34,7 @@ from scripts.run_choice import add_run_arguments, chosen_run
 
 NOT_LIVE, LATE = 1, 4
 BEAT_S = 3.0
-"""A driver that lives writes once a second."""
+"""A live driver writes once a second."""
 REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop": ControlRequest.STOP}
 
 
@@ -58,11 +58,13 @@ def parser() -> argparse.ArgumentParser:
         "scale: servers join or leave until there are --servers; stop: save and end",
     )
     add_run_arguments(made)
-    made.add_argument("--servers", type=int, help="of scale: how many there are to be; by default as many as there are")
     made.add_argument(
-        "--leaves", action="append", default=[], metavar="SERVER", help="of scale: a server to leave, as server-0"
+        "--servers", type=int, help="for scale: the number of servers to have; by default the current number"
     )
-    made.add_argument("--reason", default="", help="of a pause, a scale or a stop, for the journal")
+    made.add_argument(
+        "--leaves", action="append", default=[], metavar="SERVER", help="for scale: a server to remove, as server-0"
+    )
+    made.add_argument("--reason", default="", help="reason of a pause, a scale or a stop, for the journal")
     made.add_argument(
         "--timeout",
         type=seconds,

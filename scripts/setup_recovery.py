@@ -24,7 +24,7 @@ from scripts.ending import DONE, ended, print_json
 
 NAME = "setup_recovery"
 EXIT_CODES = (
-    "0 it is set up, or taken back; 1 it was refused, and nothing was changed: none fits, it is torn, it holds damage; "
+    "0 it is set up, or undone; 1 it was refused, and nothing was changed: none fits, it is torn, it holds damage; "
     "2 there is no such trial, it is running, or the command is wrong"
 )
 
@@ -38,14 +38,16 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(NAME, "Set up the checkpoint that the next launch resumes from.", EXIT_CODES)
     add_trial(made)
     which = made.add_argument_group("which checkpoint").add_mutually_exclusive_group(required=True)
-    which.add_argument("--before-step", type=step, metavar="N", help="the newest complete one of a step before N")
-    which.add_argument("--checkpoint-path", type=Path, metavar="FOLDER", help="this one")
-    which.add_argument("--good", action="store_true", help="the newest that is good")
     which.add_argument(
-        "--undo", action="store_true", help="take back what was set up last, as long as it was not taken"
+        "--before-step", type=step, metavar="N", help="the newest complete checkpoint of a step before N"
     )
-    made.add_argument("--force", action="store_true", help="also one that holds known damage; never one that is torn")
-    made.add_argument("--json", action="store_true", help="say what was done as JSON")
+    which.add_argument("--checkpoint-path", type=Path, metavar="FOLDER", help="this checkpoint")
+    which.add_argument("--good", action="store_true", help="the newest good checkpoint")
+    which.add_argument("--undo", action="store_true", help="undo the last set-up, as long as no launch has used it")
+    made.add_argument(
+        "--force", action="store_true", help="accept a checkpoint with known damage; never an incomplete one"
+    )
+    made.add_argument("--json", action="store_true", help="print what was done as JSON")
     return made
 
 
@@ -62,7 +64,7 @@ def _set_up(given: argparse.Namespace) -> int:
 
 
 def set_up(catalog: CheckpointCatalog, wanted: Wanted) -> tuple[dict[str, object], list[str]]:
-    """What was done, as facts and in words. Raises CheckpointError, with nothing changed."""
+    """What was done, as facts and as text. Raises CheckpointError, with nothing changed."""
     chosen = choose(catalog, wanted)
     if chosen is None:
         return _stays(catalog)
@@ -147,7 +149,7 @@ def _undo(given: argparse.Namespace) -> int:
     if given.json:
         print_json({"format": "grpo-setup/1", "undone": True, "now": left})
     else:
-        print(f"{trial.name}: taken back; {left}")
+        print(f"{trial.name}: undone; {left}")
     return DONE
 
 

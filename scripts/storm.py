@@ -79,11 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m scripts.storm", description="Start a run, inject faults, and report how it recovered."
     )
     parser.add_argument("--faults", default=EVERYTHING, metavar="'KIND[xN] …'", help=f"default: {EVERYTHING}")
-    parser.add_argument("--seed", type=int, default=1, help="of the steps, the victims and the moments")
-    parser.add_argument("--fileroot", type=Path, help="where the run writes; default: a temporary folder")
+    parser.add_argument("--seed", type=int, default=1, help="seed for the steps, the targets and the moments")
+    parser.add_argument("--fileroot", type=Path, help="folder that the run writes to; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the result into this file")
-    parser.add_argument("--conf", default="arithmetic_cpu", help="the experiment")
-    parser.add_argument("overrides", nargs="*", help="settings, after sglang.n_servers=2")
+    parser.add_argument("--conf", default="arithmetic_cpu", help="preset of the experiment")
+    parser.add_argument("overrides", nargs="*", help="settings, added after sglang.n_servers=2")
     return parser
 
 
@@ -176,13 +176,13 @@ def table(result: Result) -> str:
     return "\n".join(
         [
             "",
-            "| fault | whom | after step | noticed | serves again | next step | steps taken back |",
+            "| fault | target | after step | noticed | serves again | next step | steps undone |",
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
             f"{verdict}: seed {result.seed}, {len(result.outcomes)} of {result.asked} faults fired, "
             f"{result.seconds:.0f} s, reward {result.reward:.3f}{held_out}",
-            f"ledger: {found.steps} steps stand, {found.taken_back} taken back, {found.prompts} prompts, "
+            f"ledger: {found.steps} steps kept, {found.taken_back} undone, {found.prompts} prompts, "
             f"{found.stale_steps} steps on stale tokens, log-probs at most {found.largest_distance:.1g} apart",
             *(f"  {problem}" for problem in found.problems),
             *_medians(result.outcomes),

@@ -1,6 +1,6 @@
 """Tokens per second of several clients of the same servers: same prompts, sampling and concurrency.
 
-A round is one block of each contestant, in an order drawn anew; a block is some batches of fresh prompts, with the
+A round is one block of each client, in a new random order; a block is some batches of fresh prompts, with the
 servers' prefix caches flushed before each, as new weights flush them before each step of a run.
 """
 
@@ -42,7 +42,7 @@ Batch = Callable[[Sequence[Prompt]], int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One contestant's part of one round. `client_cpu_s` is this process's own time, `server_cpu_s` the servers'."""
+    """One client's part of one round. `client_cpu_s` is this process's own time, `server_cpu_s` the servers'."""
 
     round: int
     contestant: str
@@ -57,8 +57,8 @@ class Block:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=12, help="blocks of each contestant")
-    parser.add_argument("--batches", type=int, default=3, help="batches of a block")
+    parser.add_argument("--rounds", type=int, default=12, help="blocks of each client")
+    parser.add_argument("--batches", type=int, default=3, help="batches in a block")
 
 
 def measure(

@@ -40,9 +40,13 @@ class Reading:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="of the log that is made")
-    parser.add_argument("--log", choices=("trainer", "server"), default="trainer", help="whose log")
-    parser.add_argument("--folder", type=Path, help="where it is made, and removed afterwards; else a temporary one")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the log that is made")
+    parser.add_argument(
+        "--log", choices=("trainer", "server"), default="trainer", help="the program whose log format is used"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder in which it is made, and removed afterwards; by default a temporary one"
+    )
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

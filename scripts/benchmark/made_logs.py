@@ -34,7 +34,7 @@ FAILURES = (
 class Made:
     """A run. `fails` at the step `onset` (from 0) in one of the ways of FAILURES, "" never. `old`: as 0.4.0 and before,
     other keys, no prefix, `minibatches` tables a step. `plain`: no colours. `groups`: rollouts that fail in each step.
-    `chatter`: lines of each step that say nothing. `recovers_at`: steps, after which it goes on from `back_to`."""
+    `chatter`: meaningless lines of each step. `recovers_at`: steps, after which it continues from `back_to`."""
 
     fails: str = ""
     onset: int = 60
@@ -213,7 +213,7 @@ class RunMaker:
     # ── server ──
 
     def server(self, every_s: float = 2.0) -> Iterator[str]:
-        """The server's log of the same run: batches while it lives, and how it ends."""
+        """The server's log of the same run: batches while it runs, and how it ends."""
         made = self.made
         end = BEGIN + made.step_s * (made.onset if made.fails in ("crash", "hang", "server_oom") else made.steps)
         yield f"[{_iso(self.now)}] server_args=ServerArgs(mem_fraction_static=0.8, watchdog_timeout=300)\n"

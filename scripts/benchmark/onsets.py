@@ -249,7 +249,7 @@ def _row(kind: str, found: Sequence[Found]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--each", type=int, default=60, help="series of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the series")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the series")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

@@ -57,7 +57,7 @@ class AiohttpClient:
         return await self._all(url, [request_body([ids] * n, sampling) for ids in prompts])
 
     async def one_for_all(self, url: str, prompts: Sequence[Sequence[int]], n: int, sampling: SamplingParams) -> int:
-        """One request with every sample as a prompt of its own."""
+        """One request with every sample as a separate prompt."""
         return await self._all(url, [request_body([ids for ids in prompts for _ in range(n)], sampling)])
 
     async def one_with_n(self, url: str, prompts: Sequence[Sequence[int]], n: int, sampling: SamplingParams) -> int:

@@ -26,7 +26,7 @@ Times = dict[str, list[float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--publishes", type=int, default=60, help="of each way")
+    parser.add_argument("--publishes", type=int, default=60, help="updates by each way")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

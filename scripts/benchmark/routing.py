@@ -1,7 +1,7 @@
 """Benchmark `routing`: tokens/s of two servers behind our pool against the same two driven directly, in one run.
 
     direct   a plain client for each server (the fastest way of asking, plain_clients.py), each with half of the prompts
-    halves   our rollouts, each server in a pool of its own, each with half of the prompts: all we do, without routing
+    halves   our rollouts, each server in a separate pool, each with half of the prompts: all we do, without routing
     ours     our rollouts through one pool of both
     joining  the same while a third server joins: it is sent weights, generates, gets traffic, and leaves at the end
 

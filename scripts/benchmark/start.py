@@ -34,7 +34,7 @@ class Start:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--times", type=int, default=5, help="commands")
+    parser.add_argument("--times", type=int, default=5, help="how often the command is run")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

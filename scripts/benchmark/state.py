@@ -18,7 +18,7 @@ MB = 10**6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[5, 50, 500], help="sizes of a state")
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[5, 50, 500], help="sizes of the state")
     parser.add_argument("--times", type=int, default=20, help="writes of each size")
 
 

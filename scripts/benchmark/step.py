@@ -24,8 +24,8 @@ PARTS = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--logs", type=Path, help="the logs folder of an existing run; else one is made")
-    parser.add_argument("--steps", type=int, default=60, help="of the run that is made")
+    parser.add_argument("--logs", type=Path, help="the logs folder of an existing run; without it a new run is started")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the new run")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

@@ -45,9 +45,9 @@ Pairs = Sequence[tuple[StepBlock, StepBlock]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pairs", type=int, default=34, help="of blocks, one with and one without")
-    parser.add_argument("--block", type=int, default=6, help="steps of a block, of which the first doesn't count")
-    parser.add_argument("--seed", type=int, default=0, help="of the order within the pairs")
+    parser.add_argument("--pairs", type=int, default=34, help="pairs of blocks, one with and one without supervision")
+    parser.add_argument("--block", type=int, default=6, help="steps in a block, of which the first is not counted")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the order within the pairs")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:

@@ -53,7 +53,7 @@ class SwitchSchedule:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Of the complete run."""
         return self.first + 2 * self.block * self.pairs + 1
 
     def block_of(self, step: int) -> int | None:
@@ -75,7 +75,7 @@ def processor_seconds(processes: Mapping[str, psutil.Process]) -> dict[str, floa
 
 
 class Switch:
-    """Wraps what a loop asks and writes; lives in the trainer's process."""
+    """Wraps the calls that a loop makes; is in the trainer's process."""
 
     def __init__(self, loop: GrpoLoop, paths: RunPaths, schedule: SwitchSchedule) -> None:
         self._gate, self._record = loop._gate, loop._record

@@ -138,7 +138,7 @@ def _data_file(catalog: CheckpointCatalog) -> Path:
 
 
 def _data_step(catalog: CheckpointCatalog) -> int:
-    """Of the pickle that is there; one that was set up before is of an older set-up's own step."""
+    """Of the existing pickle; one that was set up before is of an older set-up's own step."""
     info = catalog.recover_info
     now = -1 if info is None or info.name is None else info.name.global_step
     made = [record for _, record in _records(catalog.trial) if record.global_step == now]
@@ -183,7 +183,7 @@ def _write_info(folder: Path, name: CheckpointName, steps_per_epoch: int, data: 
 
 
 def _counted_to(before: Mapping[str, Any], *, steps: int, epochs: int) -> dict[str, object]:
-    """The counters of what is due when, as they were after so many steps and whole epochs."""
+    """The counters of what is due when, as they were after so many steps and complete epochs."""
     counts = {"epoch": epochs, "step": steps, "time": steps}
     made: dict[str, object] = {}
     for part, count in counts.items():
@@ -211,7 +211,7 @@ def finish(trial: TrialFolder) -> None:
 
 
 def _carry_through(folder: Path, record: ArealRecord) -> None:
-    """Into its place, or back. Each rename is done or not; what lies where says how far it is."""
+    """Into its place, or back. Each rename is done or not; the places of the files show how far it is."""
     info, checkpoint, before = Path(record.info), Path(record.checkpoint), folder / BEFORE
     try:
         if record.phase == READY:
@@ -241,11 +241,11 @@ def _take_back(folder: Path, record: ArealRecord) -> None:
 
 
 def undo(trial: TrialFolder) -> str:
-    """Give AReaL back what it had itself; says what is there now. Raises StorageError where there is nothing to."""
+    """Restore AReaL's own files; returns what is there now. Raises StorageError where there is nothing to restore."""
     finish(trial)
     records = _records(trial)
     if not records:
-        raise StorageError(f"nothing was set up for {trial.name}, or it was taken back already")
+        raise StorageError(f"nothing was set up for {trial.name}, or it was undone already")
     folder, record = max(records, key=lambda item: item[1].prepared_at)
     step = _step_in_place(record)
     if step != record.global_step:

@@ -39,7 +39,9 @@ def add_names(parser: argparse._ActionsContainer, *, trial_help: str) -> None:
         metavar="FOLDER",
         help="cluster.fileroot of the run, with checkpoints/ and logs/ in it (default: %(default)s)",
     )
-    parser.add_argument("--user", default=login_name(), metavar="NAME", help="who ran it (default: %(default)s)")
+    parser.add_argument(
+        "--user", default=login_name(), metavar="NAME", help="the user who ran it (default: %(default)s)"
+    )
 
 
 def typed_name(text: str) -> str:
@@ -49,7 +51,7 @@ def typed_name(text: str) -> str:
 
 def step(text: str) -> int:
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no step: a whole number, from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no step: an integer, from 0")
     return int(text)
 
 

@@ -133,6 +133,6 @@ def _why_none(catalog: CheckpointCatalog, wanted: Wanted) -> str:
     if not fitting:
         return f"the oldest is of step {catalog.entries[0].global_step}"
     if catalog.health.last_step < 0 and wanted.good:
-        return f"no rewards are known, {catalog.trial.logs} does not say what followed any of them; name one yourself"
+        return f"no rewards are known, {catalog.trial.logs} does not show what followed any of them; name one yourself"
     found = [catalog.presumed(entry) for entry in fitting[-4:]]
     return "; ".join(f"step {one.global_step} is {one.status} ({one.problem or one.reason})" for one in found)

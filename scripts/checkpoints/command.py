@@ -35,7 +35,7 @@ class Command:
 
     @property
     def typed(self) -> str:
-        """For a shell that may stand elsewhere."""
+        """For a shell that may be in another folder."""
         return f"cd {shlex.quote(self.folder)} && {self}" if self.folder else str(self)
 
 

@@ -1,7 +1,7 @@
 """A Hugging Face export written as the folder that AReaL recovers a model from (PyTorch's DCP), without an optimizer.
 
 AReaL 1.0.4 loads `{"dcp": {"model": …}}` with torch.distributed.checkpoint, whatever number of ranks it has: the
-names are the model's own, so a folder that one process wrote is split anew when it is read. A tied head is there under
+names are the model's own, so a folder that one process wrote is split again when it is read. A tied head is there under
 both of its names in what AReaL asks for, and in an export only under one.
 """
 

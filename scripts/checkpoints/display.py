@@ -38,10 +38,10 @@ def reward(value: float | None) -> str:
 
 
 def complete(entry: CatalogEntry) -> str:
-    """`yes` is what lengths and headers say; `proven` is after everything was read."""
+    """`yes`: lengths and headers are right; `verified`: everything was read."""
     if entry.problem:
         return entry.problem.replace(f"{entry.path}/", "").replace(str(entry.path), "it")
-    return "yes" if entry.verification is None else "proven"
+    return "yes" if entry.verification is None else "verified"
 
 
 def table(entries: Sequence[CatalogEntry], now: float) -> Table:

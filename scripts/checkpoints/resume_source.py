@@ -69,7 +69,7 @@ def _chosen(catalog: CheckpointCatalog, wanted: Wanted) -> ResumeSource:
 
 
 def _check_same_run(config: RunConfig, catalog: CheckpointCatalog) -> None:
-    """Raises ConfigError: the launch looks where its own settings say, below its own user's name."""
+    """Raises ConfigError: the launch searches the folder of its own settings, below its own user's name."""
     starts, found = RunPaths.of(config).checkpoints, catalog.trial.paths.checkpoints
     if starts.resolve() != found.resolve():
         raise ConfigError(
@@ -126,7 +126,7 @@ def _newest(catalog: CheckpointCatalog, config: RunConfig) -> ResumeSource:
         why = "; ".join(found.skipped) or "there is none at all"
         raise CheckpointError(
             f"{catalog.trial.name} has no complete checkpoint to resume from: {why}",
-            "begin anew with another trial_name",
+            "start over with another trial_name",
         )
     is_in_memory = isinstance(newest, InMemoryCheckpoint)
     good = catalog.last_good

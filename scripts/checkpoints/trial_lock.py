@@ -1,6 +1,6 @@
 """Holds a trial while a tool works on it: no run of it may start meanwhile, and no other tool.
 
-AReaL has no lock of its own. Ours lies beside the trial's folder, since AReaL looks at all that is within; and it is
+AReaL has no lock of its own. Ours lies beside the trial's folder, since AReaL reads all that is within; and it is
 gone afterwards, since the folder is another program's.
 """
 

@@ -22,7 +22,7 @@ _stalled: set[int] = set()
 
 
 class Switched(Exception):
-    """The reward function was told to raise."""
+    """The switch made the reward function raise."""
 
 
 def fired(switch: Path) -> int:
@@ -34,7 +34,7 @@ def fired(switch: Path) -> int:
 
 
 def switch() -> tuple[dict[str, Any] | None, int]:
-    """What the file says, and when it was written (ns)."""
+    """The file's content, and when it was written (ns)."""
     path = os.environ.get(VARIABLE)
     if not path:
         return None, 0

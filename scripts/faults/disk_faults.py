@@ -37,7 +37,7 @@ def complete_checkpoints(paths: RunPaths, *, enough: int) -> list[Checkpoint]:
 
 
 def damage(folder: Path, how: str) -> str:
-    """Damage a checkpoint; says what was done, exactly enough to undo a flip."""
+    """Damage a checkpoint; returns what was done, exactly enough to undo a flip."""
     if how == "manifest":
         (folder / MANIFEST_NAME).unlink()
         return f"{MANIFEST_NAME} was removed"
@@ -85,7 +85,7 @@ def large_disk(folder: Path) -> str:
 
 
 def check_small_disk(paths: RunPaths, found: RunProcesses) -> None:
-    """Raises UsageError saying how to make one."""
+    """Raises UsageError with how to make one."""
     if why := large_disk(paths.default_checkpoints):
         raise UsageError(
             f"T5 fills a disk, and {why}",
@@ -99,7 +99,7 @@ def full_disk(folder: Path, *, free_bytes: int) -> Iterator[int]:
     ballast = folder / f".ballast-{os.getpid()}"
     try:
         with ballast.open("wb", buffering=0) as file:
-            with contextlib.suppress(OSError):  # full a little earlier than the filesystem said: what was wanted
+            with contextlib.suppress(OSError):  # full a little earlier than the filesystem reported: what was wanted
                 while (room := shutil.disk_usage(folder).free - free_bytes) > 0:
                     file.write(b"\0" * min(room, CHUNK))
             size = os.fstat(file.fileno()).st_size

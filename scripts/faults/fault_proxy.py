@@ -88,7 +88,7 @@ class FaultProxy:
             ) as answer:
                 body = await answer.read()
         except aiohttp.ClientError:
-            return self._reset(request)  # the server is gone, and so must be what stands in front of it
+            return self._reset(request)  # the server is gone, and so must be the proxy in front of it
         if kind == "truncated":
             return await self._half(request, body)
         return web.Response(status=answer.status, body=body, content_type=answer.content_type)

@@ -2,7 +2,7 @@
 
 The run is started with `sglang.host=127.0.0.2 +sglang.extra_args.hos=127.0.0.1`: it asks its servers at 127.0.0.2,
 they listen at 127.0.0.1, and at 127.0.0.2 listens this, on the same port, for each incarnation of each server.
-Everything passes unchanged unless `proxy.json` says otherwise. (`hos` is what SGLang's own parser takes for `--host`;
+Everything passes unchanged unless `proxy.json` changes it. (`hos` is what SGLang's own parser takes for `--host`;
 the launcher keeps the full name for itself, and has no setting for an address that differs from the one it asks.)
 """
 
@@ -53,7 +53,7 @@ async def interpose(paths: RunPaths, seed: int) -> None:
 
 
 class Interposer:
-    """One proxy for each living server, of the same port."""
+    """One proxy for each live server, of the same port."""
 
     def __init__(self, paths: RunPaths, place: FaultPaths, seed: int) -> None:
         self._paths = paths
@@ -127,10 +127,10 @@ def fired(place: FaultPaths) -> int:
 
 
 def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
-    """Raises UsageError where no interposer lives, or the run doesn't go through it."""
+    """Raises UsageError where no interposer is running, or the run doesn't go through it."""
     lock = FaultPaths.of(paths).proxy_lock
     if not lock.exists():
-        raise UsageError("nothing stands between this run and its servers", HOW_TO)
+        raise UsageError("no proxy is between this run and its servers", HOW_TO)
     with contextlib.suppress(BlockingIOError), _locked(lock):
         raise UsageError("the interposer of this run has ended", HOW_TO)
     if (host := setting(paths, "sglang", "host")) != RUN_ASKS:

@@ -60,7 +60,7 @@ UNTIL_REPLACED = seconds(0.0, "then it resumes; 0: stopped until it is replaced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultContext:
-    """What a fault is brought about with: the run's processes, the fault's options and what they choose of them.
+    """What a fault is injected with: the run's processes, the fault's options and what they choose of them.
 
     `ready`: indices of the READY servers.
     """
@@ -134,9 +134,9 @@ Check = Callable[[RunPaths, RunProcesses], None]
 class FaultKind:
     """One kind of fault. `role` (server, trainer, supervisor, run) must not be recovering when it comes.
 
-    `inject` brings it about, proves that it fired and returns figures for the record; it raises Missed where it could
+    `inject` injects it, checks that it fired and returns figures for the record; it raises Missed where it could
     not. What it changes for a time is changed back when it ends, however it ends. `check` raises UsageError where this
-    run was not started in the way that the kind needs. `out_of_reach` says why a kind can't be injected at all.
+    run was not started in the way that the kind needs. `out_of_reach`: why a kind can't be injected at all.
     """
 
     id: str

@@ -1,9 +1,9 @@
 """Faults of memory: limits a live trainer's memory so that its next step runs out of it (T6, T7).
 
-How much is too little is measured first, over one whole step: what the trainer holds between two steps, and at the most
-within one. The limit is put between the two, while it stands between steps, so that the step fails and not a thread
+How much is too little is measured first, over one full step: what the trainer holds between two steps, and at the most
+within one. The limit is put between the two, while it is between steps, so that the step fails and not a thread
 of a checkpoint. What a process has freed and kept is no help to it then, nor is it taken away: a step that finds room
-there needs nothing anew, and such a trainer is left alone.
+there needs nothing new, and such a trainer is left alone.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _over_one_step(context: FaultContext, trainer: Process, counts: str) -> Time
     seen: list[int] = []
     while progress.steps <= begins:
         if time.monotonic() > deadline or not is_alive(trainer):
-            raise Missed("the trainer has not gone through a whole step in time", "give it longer with --within")
+            raise Missed("the trainer has not gone through a complete step in time", "give it longer with --within")
         if progress.steps == begins:
             seen.append(_held(trainer, counts))
         context.sleep(LOOK_S)
@@ -216,7 +216,7 @@ def memory_cgroup(process: Process) -> Path:
 
 
 def _remove(own: Path, around: Path) -> None:
-    """Who still lives goes back to where it was. Raises Missed."""
+    """Processes that are still alive go back to where they were. Raises Missed."""
     deadline = time.monotonic() + REMOVED_S
     while own.exists():
         with contextlib.suppress(OSError):  # the kernel's files don't take what they don't know any more

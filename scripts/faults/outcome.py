@@ -21,7 +21,7 @@ NOTICED: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultOutcome:
-    """Seconds since the fault; None: never. `died_s`: until the journal said that whom it hit had died.
+    """Seconds since the fault; None: never. `died_s`: until the journal recorded the death of its target.
 
     `taken_back`: committed steps that were trained again for it.
     """

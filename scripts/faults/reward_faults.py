@@ -18,7 +18,7 @@ HOW_TO = f"start the run with {VARIABLE}=<an absolute file name> in its environm
 
 
 def find_switch(paths: RunPaths, found: RunProcesses) -> Path:
-    """The file that this run's reward function looks at. Raises UsageError where it looks at none."""
+    """The file that this run's reward function reads. Raises UsageError where it reads none."""
     if (fn := setting(paths, "reward", "fn")) != FUNCTION:
         raise UsageError(f"this run's reward.fn is {fn}, which has no switch", HOW_TO)
     switch = environment(found.driver).get(VARIABLE, "")
@@ -43,7 +43,7 @@ def switched_on(switch: Path, what: dict[str, object]) -> Iterator[None]:
 
 
 def switch_reward(do: str = "") -> Inject:
-    """Have the reward function `do` that for a time; without it, what the option `how` says."""
+    """Have the reward function `do` that for a time; without it, what the option `how` names."""
 
     def inject(context: FaultContext) -> Figures:
         switch = find_switch(context.paths, context.found)

@@ -58,7 +58,7 @@ class ServerProcesses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcesses:
-    """What of a run lives on this machine now."""
+    """The processes of a run that are alive on this machine now."""
 
     driver: Process
     raylets: tuple[Process, ...]
@@ -71,7 +71,7 @@ class RunProcesses:
 
 
 def find_run(paths: RunPaths) -> RunProcesses:
-    """Raises NotLive where no driver of this run lives here."""
+    """Raises NotLive where no driver of this run is alive here."""
     driver = find_driver(paths)
     tree = descendants(driver.pid)
     actors: dict[str, Process] = {}
@@ -107,7 +107,7 @@ def find_driver(paths: RunPaths) -> Process:
 
 
 def live_runs(fileroot: Path) -> list[RunPaths]:
-    """Runs below `fileroot` whose driver lives."""
+    """Runs below `fileroot` whose driver is alive."""
     found = []
     for lock in sorted(fileroot.glob("logs/*/*/*/.run.lock")):
         user, experiment, trial = lock.parts[-4:-1]

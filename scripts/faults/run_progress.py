@@ -45,8 +45,8 @@ class RunProgress:
     def recovering(self, role: str, found: RunProcesses, *, since: float) -> str:
         """Why `role` must be left alone: it is absent, or has not shown itself healthy since `since` (unix seconds).
 
-        The proof is a step: one committed after the last fault, and after the trainer's process began. A server
-        needs no step of its own, since others may serve meanwhile; it must have been said READY.
+        The evidence is a step: one committed after the last fault, and after the trainer's process began. A server
+        needs no step of its own, since others may serve meanwhile; it must have been reported READY.
         """
         if self.step is None:
             return "the run has not committed a step yet"

@@ -19,7 +19,7 @@ LOOK_S = 0.001
 
 
 class Missed(RunError):
-    """The fault could not be brought about; nothing of it is left behind."""
+    """The fault could not be injected; nothing of it is left behind."""
 
 
 def kill(processes: Sequence[Process]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ one JSON object {"do": …, "share": 0.3, "stall_s": 5, "seed": 1}; `do` is one 
     raise  raises                hang    never returns
     stall  once in each process: stall_s seconds, then the true reward
 
-Each completion so treated appends a byte to `<file>.fired`, which is how a fault proves that it fired.
+Each completion so treated appends a byte to `<file>.fired`, which shows that a fault has fired.
 """
 
 from __future__ import annotations

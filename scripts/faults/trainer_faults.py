@@ -96,7 +96,7 @@ def moment_of(threads: Sequence[Mapping[str, Any]]) -> str:
 
 
 def catch(process: Process, moment: str, paths: RunPaths, *, within_s: float, sleep: Callable[[float], None]) -> str:
-    """SIGKILL at that moment; returns what proved it. Raises Missed where it didn't come within that time."""
+    """SIGKILL at that moment; returns the evidence. Raises Missed where it didn't come within that time."""
     deadline = time.monotonic() + within_s
     if moment in {"save", "saved", "publish"}:
         return _catch_by_files(process, moment, paths, deadline)

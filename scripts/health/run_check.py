@@ -108,7 +108,7 @@ def _judge_state(view: RunView, steps: LastSteps, is_live: bool | None) -> tuple
 
 
 def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
-    """Trainer and supervisors; servers are asked one by one (server_check.py)."""
+    """Trainer and supervisors; servers are queried separately (server_check.py)."""
     pids = {name: process.pid for name, process in found.supervisors.items()} | {"driver": found.driver.pid}
     if found.trainer is not None:
         pids["trainer"] = found.trainer.pid

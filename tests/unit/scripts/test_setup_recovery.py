@@ -106,7 +106,7 @@ def test_undo(tool, paths, refused):
     before = snapshot(paths.checkpoints)
     tool("--good")
     code, said = tool("--undo")
-    assert code == 0 and "taken back" in said
+    assert code == 0 and "undone" in said
     assert snapshot(paths.checkpoints) == before
     assert "nothing is prepared" in refused("--undo", code=2)
 
