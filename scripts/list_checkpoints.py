@@ -208,7 +208,7 @@ def _nothing(catalog: CheckpointCatalog) -> str:
     if not catalog.entries:
         return f"the run has saved none yet, or all are gone; its logs are in {catalog.trial.logs}"
     steps = ", ".join(str(entry.global_step) for entry in catalog.entries)
-    return f"nothing fits what was asked for; there are checkpoints of steps {steps}"
+    return f"no checkpoint fits the request; there are checkpoints of steps {steps}"
 
 
 def _show_recover(console: PipedConsole, recover: dict[str, object], now: float) -> None:

@@ -127,7 +127,7 @@ def _show(catalog: CheckpointCatalog, source: ResumeSource) -> None:
 def _fit(catalog: CheckpointCatalog, source: ResumeSource) -> str:
     what = "experiment and trial, batch size, group size, nodes, model"
     if source.made_with is None:
-        return f"NOT compared, nobody wrote down what it was made with: see yourself that they are the same: {what}"
+        return f"NOT compared, as its settings were not recorded: check yourself that they are the same: {what}"
     if catalog.trial.is_ours:
         return f"fit the checkpoint: {what}"
     return f"fit the checkpoint as far as the words of the command say, its files are not read: {what}"

@@ -50,7 +50,7 @@ VITAL = ("gcs_server", "raylet")
 
 
 class VitalProcesses:
-    """Watches those that this process has started."""
+    """Watches the cluster processes that this process has started."""
 
     def __init__(self) -> None:
         children = psutil.Process().children(recursive=True)

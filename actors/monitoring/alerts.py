@@ -33,7 +33,7 @@ log = logging.getLogger("alerts")
 
 
 class IncidentAlerts:
-    """Of one attempt: incidents that earlier attempts did not report are no news any more."""
+    """Of one attempt: incidents that earlier attempts did not report are not reported any more."""
 
     def __init__(self, config: AlertsConfig, paths: RunPaths, journal: Journal, attempt: int) -> None:
         self._url = config.webhook

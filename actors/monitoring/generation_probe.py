@@ -22,7 +22,7 @@ ANSWERS_KEPT = 20
 
 
 class GenerationProbe:
-    """`send_if_due` at each look. Times are the clock's; of one asyncio loop."""
+    """Call `send_if_due` at each observation. Times are the clock's; used on one asyncio loop."""
 
     def __init__(self, url: str, client: SGLangClient, settings: HealthConfig, clock: Callable[[], float]) -> None:
         self._url = url

@@ -64,7 +64,7 @@ class FleetScaling:
                         return await asyncio.to_thread(self._find, name)
                     await asyncio.sleep(LOOK_S)
         except TimeoutError as error:
-            raise ServerError(f"nobody has made an actor for {name} within {ACTOR_S:g} s") from error
+            raise ServerError(f"no actor was made for {name} within {ACTOR_S:g} s") from error
 
     async def _begin(self, slot: ServerHandle) -> None:
         try:

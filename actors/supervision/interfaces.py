@@ -43,7 +43,7 @@ Facts = Mapping[str, object]
 
 
 class ClusterInterface(Protocol):
-    """`changed` is set whenever a look would show something that should not wait for the next turn."""
+    """`changed` is set whenever an observation would show something that should not wait for the next turn."""
 
     changed: asyncio.Event
 

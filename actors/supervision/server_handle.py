@@ -34,7 +34,7 @@ LOOK_READY_S = 1.0
 REASON_S = 2.0
 """Longest wait for the reason why a process is gone; it comes within milliseconds, on a starved machine later."""
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
-SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and nobody has found fault")
+SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and no fault was found")
 OVER = frozenset({ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED})
 
 

@@ -135,7 +135,7 @@ def undo(paths: RunPaths) -> str:
     record = read_record(place)
     if record is None:
         raise StorageError(
-            f"{place} has no {RECORD}: it was not made by setup_recovery", "remove it by hand, if it must"
+            f"{place} has no {RECORD}: it was not made by setup_recovery", "remove it manually if it must go"
         )
     before = paths.checkpoints / f"{STAGED}{record.id}"
     if before.is_dir():

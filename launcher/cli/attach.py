@@ -54,7 +54,7 @@ class Attached:
                 self._show(read_now(self._paths))
                 if time.monotonic() - self._heard_at > SILENT_S:
                     self._display.line(
-                        f"nothing has been heard of the run for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
+                        f"the run has written nothing for {SILENT_S:g} s: its driver, or its cluster, is gone\n"
                         "  → the command that started it resumes from its last step"
                     )
                     return LOST

@@ -66,7 +66,7 @@ class ClusterConfig:
     detached: bool = setting(False, "the run outlives its driver; not with address=local (scripts/run_control.py)")
     lease_s: float = setting(
         15.0,
-        "a trainer, server or supervisor that hears nothing of its cluster for so long ends itself; "
+        "a trainer, server or supervisor without contact to its cluster for so long ends itself; "
         "what is lost with a node is started again only after that",
         Between(5, 600, why="as less would be a slow answer, and more a long wait for each lost node"),
     )
@@ -274,7 +274,7 @@ class EvaluatorConfig(FreqConfig):
 
 @dataclass
 class WandbConfig:
-    mode: str = setting("disabled", "where WandB's record goes", OneOf(("online", "offline", "disabled")))
+    mode: str = setting("disabled", "where WandB's record is written", OneOf(("online", "offline", "disabled")))
     project: str | None = setting(None, "null: experiment_name")
     entity: str | None = setting(None, "WandB team or user; null: the login's")
     name: str | None = setting(None, "null: trial_name")

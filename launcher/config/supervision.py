@@ -29,7 +29,7 @@ class HealthConfig:
     trainer_first_s: float = setting(
         1800.0, "the same before there is a median, in a checkpoint, and while servers load weights", DEADLINE
     )
-    supervisor_silence_s: float = setting(30.0, "a supervisor that answers nobody for so long is replaced", POSITIVE)
+    supervisor_silence_s: float = setting(30.0, "a supervisor that answers no call for so long is replaced", POSITIVE)
     monitor_silence_s: float = setting(600.0, "without a HealthMonitor, however often it is started: halt", DEADLINE)
 
 
@@ -67,19 +67,19 @@ class GateConfig:
         0.5, "of the requests: what comes through then is no fair sample; null: any", Between(0, 1)
     )
     distance_float32: float | None = setting(
-        1e-5, "largest, where server and trainer both are float32; null: not asked", POSITIVE
+        1e-5, "largest, where server and trainer both are float32; null: not checked", POSITIVE
     )
-    distance_bfloat16: float | None = setting(3e-3, "largest, where one isn't; null: not asked", POSITIVE)
+    distance_bfloat16: float | None = setting(3e-3, "largest, where one isn't; null: not checked", POSITIVE)
     distance_factor: float = setting(4.0, "or, in bfloat16, so many of the run's usual distances", Between(1))
     distance_unknown: float = setting(0.1, "largest before a usual one is known, and of older weights", POSITIVE)
     max_reward_jump: float | None = setting(
-        0.5, "of the mean reward, as a share of the range of rewards; null: not asked", Between(0, 1)
+        0.5, "of the mean reward, as a share of the range of rewards; null: not checked", Between(0, 1)
     )
     reward_jump_noise: float = setting(
         5.0, "and so many standard deviations of a step's mean, as the run has them: small batches vary", NATURAL
     )
     max_share_jump: float | None = setting(
-        0.5, "rise of the share of completions cut at the limit, or blank; null: not asked", Between(0, 1)
+        0.5, "rise of the share of completions cut at the limit, or blank; null: not checked", Between(0, 1)
     )
     compared_rejections: int = setting(
         2, "batches in a row that a jump alone turns away; a change that stays is no accident", NATURAL

@@ -159,7 +159,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`label` is read out to whoever can't see it; `legend` holds (class of the sign, text)."""
+    """`label` is for screen readers; `legend` holds (class of the sign, text)."""
 
     label: str
     plots: tuple[Plot, ...]

@@ -174,7 +174,7 @@ class UsualValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """`cause`: what the reason points to, where it points to something; `subjects`: at whom, where that is known.
+    """`cause`: what the reason points to, where it points to something; `subjects`: whose failure, where that is known.
     `is_compared`: rejected only for being far from what is usual."""
 
     admitted: bool

@@ -33,7 +33,7 @@ SUBJECT_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is wrong with whom. `since`: when it began, where that is known better than by this look."""
+    """What is wrong with which subject. `since`: when it began, where that is known better than by this observation."""
 
     cause: Cause
     subject: str
@@ -201,6 +201,6 @@ _USUAL = {
     Cause.TRAINER_OOM: "it is restarted with less memory",
     Cause.NONFINITE: "nothing of it reaches the weights; where it stays, an earlier checkpoint is restored",
     Cause.REWARD_COLLAPSE: "the batch is dropped; where it stays, an earlier checkpoint is restored",
-    Cause.VERIFIER_BROKEN: "training waits and asks it again every 2 s",
+    Cause.VERIFIER_BROKEN: "training waits and checks it again every 2 s",
     Cause.CHECKPOINT_CORRUPT: "an older one is loaded",
 }

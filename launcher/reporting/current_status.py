@@ -26,7 +26,7 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentStatus:
-    """`elapsed_s`: since the attempt began. `status` is None until the trainer has been heard of."""
+    """`elapsed_s`: since the attempt began. `status` is None until the trainer has answered."""
 
     attempt: int
     beat: int

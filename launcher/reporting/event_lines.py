@@ -77,7 +77,7 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
     "coordinator.adopted": lambda e: f"the Coordinator was restarted, and continues with {e.get('reason')}",
     "memory.ran_out": lambda e: f"{e.get('subject')} ran out of memory ({e.get('ran_out')}): {e.get('reason')}",
     "memory.remembered": lambda e: f"memory ran out here before, so this attempt begins with {e.get('reason')}",
-    "memory.book_damaged": lambda e: f"what this host had learnt about memory is lost: {e.get('reason')}",
+    "memory.book_damaged": lambda e: f"the record of this host's memory settings is lost: {e.get('reason')}",
     "memory.not_kept": lambda e: f"the next attempt will not know this: {e.get('reason')}",
     "reward.alert": lambda e: f"the rewards: {_reason(e)}",
     "reward.alert_over": lambda e: "the rewards are no longer only zeros",
@@ -87,7 +87,7 @@ TOLD: Mapping[str, Callable[[Event], str]] = {
 
 
 class EventTail:
-    """What others append to events.jsonl, from where it is now."""
+    """The lines that others append to events.jsonl from now on."""
 
     def __init__(self, path: Path, attempt: int | None = None) -> None:
         """`attempt` None: those of every attempt."""

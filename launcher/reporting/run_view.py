@@ -73,7 +73,7 @@ class RunView:
 
 
 class RunProgress:
-    """Gathers the steps of one attempt into views. An earlier step takes later ones back (restore)."""
+    """Gathers the steps of one attempt into views. An earlier step undoes later ones (restore)."""
 
     def __init__(self, title: str, attempt: int, *, started: float) -> None:
         """`started` is a monotonic time, as `now` of `view`."""

@@ -40,7 +40,7 @@ def takes_all_letters() -> bool:
 
 
 class PipedConsole(Console):
-    """Rich's own ends the program with 1 where nobody reads on, whatever the program had found."""
+    """Rich's own console ends the program with 1 when the reader closes the pipe, whatever the program had found."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

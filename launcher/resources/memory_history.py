@@ -27,7 +27,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedSettings:
-    """`overrides`: settings that gave way. `tried`: under which ones memory ran out, and where."""
+    """`overrides`: settings that were lowered. `tried`: under which ones memory ran out, and where."""
 
     overrides: Overrides
     tried: tuple[TriedSettings, ...] = ()

@@ -253,7 +253,7 @@ class LineLog:
 
 
 class Journal:
-    """Writes events.jsonl: what happened, to whom, and why. Never raises for the disk (see LineLog)."""
+    """Writes events.jsonl: what happened, to which subject, and why. Never raises for the disk (see LineLog)."""
 
     def __init__(
         self, path: Path, attempt: int, clock: Callable[[], float] = time.time, *, in_background: bool = False

@@ -34,7 +34,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How an operator wants it done."""
+    """The operator's options for a campaign."""
 
     seed: int
     within_s: float

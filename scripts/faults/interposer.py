@@ -134,7 +134,7 @@ def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
     with contextlib.suppress(BlockingIOError), _locked(lock):
         raise UsageError("the interposer of this run has ended", HOW_TO)
     if (host := setting(paths, "sglang", "host")) != RUN_ASKS:
-        raise UsageError(f"this run asks its servers directly: sglang.host is {host}", HOW_TO)
+        raise UsageError(f"this run calls its servers directly: sglang.host is {host}", HOW_TO)
 
 
 @contextlib.contextmanager

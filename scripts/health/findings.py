@@ -28,7 +28,7 @@ OK, NOTE, ABSENT, UNKNOWN, BAD = CheckResult
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`facts` are for machines; `said` is for people, and has the figures that matter."""
+    """`facts` are for machines; `said` is the text for people, with the figures that matter."""
 
     check: str
     subject: str

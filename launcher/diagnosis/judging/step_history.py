@@ -30,7 +30,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFall:
-    """A fall, in the rows of Steps. `is_current`: it is part of what the run is now, no recovery took it back."""
+    """A fall, in the rows of Steps. `is_current`: it is part of what the run is now, no recovery undid it."""
 
     fall: Fall
     rows: Ints

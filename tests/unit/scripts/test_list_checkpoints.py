@@ -121,7 +121,7 @@ def test_each_flag_does_what_it_says(facts, paths, flags, steps):
 def test_nothing_fits_is_exit_code_1_and_says_what_there_is(tool, paths):
     code, out, _ = tool("--before-step", "5")
     assert code == 1
-    assert "nothing fits what was asked for; there are checkpoints of steps 5, 15, 25, 30, 38" in out
+    assert "no checkpoint fits the request; there are checkpoints of steps 5, 15, 25, 30, 38" in out
 
 
 def test_damage_condemns_and_says_from_where(tool, facts, paths):

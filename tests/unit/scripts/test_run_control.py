@@ -266,7 +266,7 @@ def test_attach_shows_the_run_and_ends_with_its_code(paths, journal, capsys):
 def test_attach_ends_where_nothing_is_heard_any_more(paths, journal, monkeypatch, capsys):
     monkeypatch.setattr(attach_module, "SILENT_S", 0.3)
     assert attach(paths) == 3
-    assert "nothing has been heard" in capsys.readouterr().out
+    assert "the run has written nothing" in capsys.readouterr().out
 
 
 def test_a_new_start_wants_the_run_to_run(paths):

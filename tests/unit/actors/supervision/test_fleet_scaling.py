@@ -276,7 +276,7 @@ def test_an_actor_that_nobody_makes_is_said(tmp_path, monkeypatch):
         raise ValueError("no actor of that name")
 
     monkeypatch.setattr("actors.supervision.fleet_scaling.ACTOR_S", 0.01)
-    with pytest.raises(ServerError, match=r"nobody has made an actor for server-4"):
+    with pytest.raises(ServerError, match=r"no actor was made for server-4"):
         asyncio.run(Fleet(tmp_path, find=nobody).hands.join("server-4"))
 
 
