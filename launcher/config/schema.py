@@ -310,7 +310,7 @@ class SweepConfig:
 class RunConfig:
     experiment_name: str = setting(MISSING, "folder name shared by an experiment's trials", FOLDER_NAME)
     trial_name: str = setting("trial0", "folder name of this run", FOLDER_NAME)
-    seed: int = setting(1, "of data order, sampling and initialisation", NATURAL)
+    seed: int = setting(1, "of the order of prompts, and of the sampling of servers (sglang.random_seed)", NATURAL)
     total_train_epochs: int = setting(1, "passes over the data set", COUNT)
     total_train_steps: int | None = setting(None, "at most so many steps; null: all of all epochs", COUNT)
     dry_run: bool = setting(False, "resolve, validate, print the plan, start nothing")
