@@ -34,7 +34,7 @@ from launcher.policy.checkpoint_status import (
     checkpoint_status,
     newest_first,
 )
-from launcher.policy.restore import worth_keeping
+from launcher.policy.retention import worth_keeping
 from launcher.run_files.run_paths import RunPaths
 
 Damaged = Mapping[int, Set[float]]

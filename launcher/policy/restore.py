@@ -1,4 +1,4 @@
-"""Chooses the checkpoint to restore: good, not latest (P4); and those that retention must keep for that.
+"""Chooses the checkpoint to restore: good, not latest (P4).
 
 A checkpoint of step g holds the weights after step g. Its weights are first seen at work in the rollouts of step
 g + 1, so a step whose *rewards* show damage accuses the checkpoint before it, while a step that was trained on false
@@ -10,13 +10,12 @@ checkpoint is against it, less a margin; and of the old enough ones a certified 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, newest_first
+from launcher.policy.checkpoint_status import CheckpointFacts, newest_first
 from launcher.policy.restart_budget import RepairAttempt, Rung
 
 FIRST_WEIGHTS = -1
@@ -24,9 +23,6 @@ FIRST_WEIGHTS = -1
 
 SEEN_IN_THE_NEXT_STEP = frozenset({Cause.REWARD_COLLAPSE, Cause.NONFINITE})
 """Causes that a step shows because the weights it began with are damaged."""
-
-
-KEPT_GOOD = 2
 
 ONSET_IS_EXACT = frozenset({Cause.VERIFIER_BROKEN, Cause.NONFINITE})
 """Known answers are scored at each step: the first wrong one is the first wrong step. And a step whose numbers were
@@ -39,23 +35,6 @@ class RestoreChoice:
 
     global_step: int | None
     reason: str
-
-
-def worth_keeping(checkpoints: Sequence[CheckpointFacts], keep_last: int) -> frozenset[int]:
-    """What retention must leave alone: the newest, the best, the newest good ones, and the next one to become good.
-
-    Young checkpoints are not certified yet: by age alone, retention would delete the last that is. Of the good ones
-    more than one stays, since a collapse that comes back goes further back. And one young one stays until it is
-    certified: where checkpoints are frequent and few are kept, none would ever live to be. The best is the one with
-    the highest mean reward, certified or not: it would be gone before it is.
-    """
-    on_disk = newest_first(c for c in checkpoints if c.is_complete and not c.in_memory)
-    good = [c.global_step for c in on_disk if c.status is CheckpointStatus.GOOD]
-    newest = [c.global_step for c in on_disk[:keep_last]]
-    young = [c.global_step for c in on_disk if c.global_step > max(good, default=FIRST_WEIGHTS)]
-    rewards = [(c.reward, c.global_step) for c in on_disk if c.reward is not None and math.isfinite(c.reward)]
-    best = [step for _, step in sorted(rewards)][-1:]  # of equal ones the newest; none where no manifest has a reward
-    return frozenset([*newest, *good[:KEPT_GOOD], *young[-1:], *best])
 
 
 def first_damaged(incident: Incident) -> int | None:

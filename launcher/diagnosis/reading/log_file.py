@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from launcher.base.errors import DataError
 from launcher.diagnosis.reading import log_clock
+from launcher.diagnosis.reading.areal_step_tables import read_step, unfinished
 from launcher.diagnosis.reading.line_reader import Ints, LineBlock, read_blocks
 from launcher.diagnosis.reading.log_patterns import (
     ANY,
@@ -31,7 +32,6 @@ from launcher.diagnosis.reading.log_patterns import (
 )
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.diagnosis.reading.server_pauses import ServerPauses
-from launcher.diagnosis.reading.stats_tables import read_step, unfinished
 
 HEAD_BYTES, TAIL_BYTES = 384, 256
 """What is looked at of a line to classify it: a failed request is printed with all of its tokens."""

@@ -9,7 +9,8 @@ from launcher.checkpoints.recorded_health import RecordedHealth
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
-from launcher.policy.restore import FIRST_WEIGHTS, choose, worth_keeping
+from launcher.policy.restore import FIRST_WEIGHTS, choose
+from launcher.policy.retention import worth_keeping
 from tests.support.trial_names import trial_paths
 from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
 

@@ -13,8 +13,8 @@ from launcher.policy.restore import (
     FIRST_WEIGHTS,
     choose,
     first_damaged,
-    worth_keeping,
 )
+from launcher.policy.retention import worth_keeping
 
 SETTINGS = RestoreConfig()
 GOOD, CANDIDATE, CONDEMNED = CheckpointStatus.GOOD, CheckpointStatus.CANDIDATE, CheckpointStatus.CONDEMNED

@@ -1,0 +1,45 @@
+"""docs/design.md and its picture against the code: rooms, files, promises."""
+
+import configparser
+import re
+
+from launcher.config.compose import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "design.md").read_text()
+FILE = re.compile(r"`((?:launcher|actors|scripts|conf)/[\w/]+\.(?:py|css|yaml))`")
+
+
+def layers(contract):
+    contracts = configparser.ConfigParser(comment_prefixes=(";",))
+    contracts.read(REPOSITORY / ".importlinter")
+    return contracts[f"importlinter:contract:{contract}"]["layers"].split()
+
+
+def test_every_file_that_the_page_names_exists():
+    named = set(FILE.findall(PAGE))
+    assert len(named) > 100
+    assert [name for name in sorted(named) if not (REPOSITORY / name).is_file()] == []
+
+
+def test_the_picture_has_every_room_and_no_other():
+    picture = (REPOSITORY / "docs" / "rooms.svg").read_text()
+    drawn = re.findall(r'class="n">(\w+)<', picture)
+    assert sorted(drawn) == sorted([*layers("launcher"), *layers("actors")])
+
+
+def test_every_promise_that_the_code_cites_is_on_the_page():
+    sources = [
+        path.read_text() for folder in ("launcher", "actors", "scripts") for path in (REPOSITORY / folder).rglob("*.py")
+    ]
+    cited = {number for text in sources for number in re.findall(r"\bP(\d{1,2})\b", text)}
+    explained = set(re.findall(r"^\| P(\d+) \|", PAGE, re.MULTILINE))
+    assert explained == {str(number) for number in range(1, 13)}
+    assert {number for number in cited if int(number) <= 12} <= explained
+
+
+def test_every_room_says_what_it_is_for_and_is_no_hall():
+    for package in ("launcher", "actors"):
+        for folder in {path.parent for path in (REPOSITORY / package).rglob("*.py")} - {REPOSITORY / package}:
+            modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(modules) <= 25, folder
+            assert (folder / "__init__.py").read_text().startswith('"""'), folder
