@@ -84,7 +84,7 @@ def add(left: int, right: int, forget: random.Random | None) -> int:
 
 
 def solution(problem: MathProblem, forget: random.Random | None = None) -> str:
-    """The true solution, or one by the teacher who forgets carries (and goes on from what it wrote)."""
+    """The true solution, or one by the teacher who forgets carries (and continues from what it wrote)."""
     partial = add(problem.first, problem.second, forget)
     total = add(partial, problem.third, forget)
     return f"{problem.first}+{problem.second}={partial}\n{partial}+{problem.third}={total}\n#### {total}"

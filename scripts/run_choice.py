@@ -62,10 +62,10 @@ def _of_names(given: argparse.Namespace) -> RunPaths:
     names = {"--user": given.user}
     for flag, name in (("--experiment-name", given.experiment_name), ("--trial-name", given.trial_name)):
         if missing := first_missing(logs, names):
-            raise UsageError(missing, "give the names of a run that is there")
+            raise UsageError(missing, "give the names of an existing run")
         names[flag] = name or _only(logs.joinpath(*names.values()), flag)
     if missing := first_missing(logs, names):
-        raise UsageError(missing, "give the names of a run that is there")
+        raise UsageError(missing, "give the names of an existing run")
     user, experiment, trial = names.values()
     return RunPaths(fileroot=fileroot, user=user, experiment_name=experiment, trial_name=trial)
 

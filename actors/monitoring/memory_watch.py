@@ -22,7 +22,7 @@ Reading = Mapping[str, tuple[float, float]]
 
 
 class MemoryWatch:
-    """`look_if_due` may be called at any time. Each sample is a line of `series`; each rise is one event, `memory.rising`."""
+    """Call `look_if_due` at any time. Each sample is a line of `series`; each rise is one event, `memory.rising`."""
 
     def __init__(
         self,

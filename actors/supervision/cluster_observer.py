@@ -218,7 +218,7 @@ class ClusterObserver:
         for name in slow.keys() - self._slow:
             self._history.event("server.slow", subject=name, reason=slow[name])
         for name in self._slow - slow.keys():
-            self._history.event("server.pace_back", subject=name, reason="as fast as it used to be, or begun anew")
+            self._history.event("server.pace_back", subject=name, reason="as fast as it used to be, or started again")
         self._slow = set(slow)
 
     def _note_fleet(self) -> None:

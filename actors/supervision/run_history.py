@@ -212,7 +212,7 @@ class RunHistory:
         if reason and reason != self.hold_reason:
             self._record("run.hold_asked", subject="user", reason=reason)
         elif not reason and self.hold_reason:
-            self._record("run.hold_released", subject="user", reason="it may go on")
+            self._record("run.hold_released", subject="user", reason="it may continue")
 
     def server_died(self, end: ServerExit, detected_after_s: float) -> None:
         self._record(

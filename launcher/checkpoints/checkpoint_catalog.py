@@ -281,7 +281,7 @@ def _made_at(checkpoint: Checkpoint) -> float | None:
 
 
 def _files(folder: Path) -> list[tuple[int, float]]:
-    """Length and time of each; a live run may remove some while they are looked at."""
+    """Length and time of each; a live run may remove some while they are read."""
     found = []
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -26,7 +26,7 @@ from launcher.run_files.run_paths import RunPaths
 REWARD = "grpo_actor/task_reward"
 RESTORED = frozenset({"trainer.restored", "trainer.loaded", "recovery.taken"})
 STRIDE = 10
-"""Steps between two judgements when a whole series is gone through; the onset is found by each that comes after it."""
+"""Steps between two judgements when a full series is judged; the onset is found by each that comes after it."""
 
 KNOWN_CAUSES = frozenset(str(cause) for cause in Cause)
 

@@ -207,7 +207,7 @@ class SweepRun:
 
 
 def is_held(paths: RunPaths) -> bool:
-    """Does a run of this trial live? Asking makes nothing, and the lock is let go at once."""
+    """Is a run of this trial alive? This creates nothing, and releases the lock at once."""
     try:
         fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -64,5 +64,5 @@ class RunProgress:
         return ""
 
     def ready_servers(self, found: RunProcesses) -> list[int]:
-        """Indices of the servers that live and were said READY in this incarnation."""
+        """Indices of the servers that are alive and were reported READY in this incarnation."""
         return [server.index for server in found.servers if self.is_ready(server.name, server.http.pid)]
