@@ -16,7 +16,8 @@ import hydra
 from omegaconf import DictConfig
 
 from launcher.base.errors import LauncherError
-from launcher.base.messages import EXIT_CODES, TerminalStatus
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import TerminalStatus
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
 from launcher.config.hydra_messages import explain

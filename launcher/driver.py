@@ -28,7 +28,8 @@ from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
 from actors.reward.data_check import check_data
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError, RunError
-from launcher.base.messages import EXIT_CODES, RunOutcome, Snapshot, TerminalStatus
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import RunOutcome, Snapshot, TerminalStatus
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point

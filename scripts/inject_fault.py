@@ -18,9 +18,9 @@ from launcher.run_files.run_paths import RunPaths, login_name
 from scripts.checkpoints.arguments import seconds
 from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules
-from scripts.faults.catalog import describe
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.interposer import SETTINGS, interpose
+from scripts.faults.kinds import describe
 from scripts.faults.run_processes import RunProcesses, find_driver, find_run, live_runs, title
 from scripts.faults.run_progress import RunProgress
 from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm

@@ -18,10 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import stamina
-
 from actors.data.prompt_queue import PromptQueue
 from actors.reward.reward_pool import Score
+from actors.rollout.request_retry import request_attempts
 from actors.rollout.server_pool import RequestMigrated, ServerPool
 from actors.serving.completions import Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
@@ -178,14 +177,7 @@ class RolloutEngine:
         samplings = sampling.for_samples(n_samples)
         whole: dict[int, Completion] = {}
         avoid = ""
-        async for attempt in stamina.retry_context(
-            on=lambda error: isinstance(error, RequestFailed) and error.retryable,
-            attempts=self._config.request_retries + 1,
-            timeout=None,
-            wait_initial=self._config.retry_wait_initial,
-            wait_max=self._config.retry_wait_max,
-            wait_jitter=self._config.retry_wait_initial,
-        ):
+        async for attempt in request_attempts(self._config):
             with attempt:
                 tally.retried += attempt.num > 1
                 missing = [index for index in range(n_samples) if index not in whole]

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.serving.sampling_seed import sampling_seed
 from launcher.base.addresses import is_every_interface
 from launcher.base.errors import ResourceError
 from launcher.config.schema import SGLangConfig
 
 CPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_cpu")
 GPU_ENTRY = (sys.executable, "-m", "actors.serving.sglang_gpu")
-SEED_STRIDE = 1009
-"""So that a restarted server does not draw the same samples again; larger than any number of servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ def command(
         "dtype": config.dtype,
         "tp-size": config.tp_size,
         "dp-size": config.dp_size,
-        "random-seed": config.random_seed + index + SEED_STRIDE * generation,
+        "random-seed": sampling_seed(config, index, generation),
         "context-length": config.context_length,
         "max-running-requests": config.max_running_requests,
         "max-total-tokens": config.max_total_tokens,

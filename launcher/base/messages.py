@@ -224,13 +224,6 @@ class TerminalStatus(enum.StrEnum):
     ABORTED = "ABORTED"
 
 
-EXIT_CODES: Mapping[TerminalStatus, int] = {
-    TerminalStatus.FINISHED: 0,
-    TerminalStatus.ERRORED: 3,
-    TerminalStatus.ABORTED: 130,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """How a run ended, the reason, and the next command for the user.

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from launcher.base.messages import EXIT_CODES, TerminalStatus
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import TerminalStatus
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import EventTail, tell
 from launcher.reporting.live_display import Display

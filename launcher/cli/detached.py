@@ -26,7 +26,8 @@ from actors.cluster.joined_cluster import make_ready
 from actors.cluster.ray_cluster import ray_cluster
 from actors.reward.data_check import check_data
 from launcher.base.errors import LauncherError, ResourceError, StorageError
-from launcher.base.messages import EXIT_CODES, TerminalStatus
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import TerminalStatus
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
 from launcher.cli.attach import attach, last_end

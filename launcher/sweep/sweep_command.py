@@ -17,7 +17,8 @@ from rich.console import Console
 
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
-from launcher.base.messages import EXIT_CODES, TerminalStatus
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import find_hardware
 from launcher.resources.missing_files import find_shape

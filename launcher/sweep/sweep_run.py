@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import LauncherError, UsageError
-from launcher.base.messages import EXIT_CODES, TerminalStatus
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import TerminalStatus
 from launcher.cli.interrupts import Interrupts
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from launcher.base.durable import make_folder
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
+from scripts.faults.declaration import FaultContext
 from scripts.faults.disk_faults import complete_checkpoints
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.kinds import FaultContext
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run
 from scripts.faults.run_progress import RunProgress
 from scripts.faults.schedule import (

@@ -13,7 +13,7 @@ from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, C
 from launcher.checkpoints.manifest import MANIFEST_NAME, list_files
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
-from scripts.faults.kinds import FaultContext, Figures, Option, fault, seconds
+from scripts.faults.declaration import FaultContext, Figures, Option, fault, seconds
 from scripts.faults.run_processes import RunProcesses
 from scripts.faults.signals import Missed
 

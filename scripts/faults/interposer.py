@@ -25,9 +25,9 @@ from actors.processes.process_tree import Process
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
+from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Option, fault, seconds, setting
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.fault_proxy import FaultProxy, Spoil
-from scripts.faults.kinds import SO_LONG, FaultContext, Figures, Option, fault, seconds, setting
 from scripts.faults.run_processes import RunProcesses, ServerProcesses, find_servers
 
 RUN_ASKS, SERVER_LISTENS = "127.0.0.2", "127.0.0.1"

@@ -23,7 +23,7 @@ from launcher.base.messages import Cause
 from launcher.policy.exit_cause import find_trainer_cause
 from launcher.resources.hardware import memory_folders_v1, oom_kills_in
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.kinds import FaultContext, Figures, Inject, Option, fault, is_alive, seconds
+from scripts.faults.declaration import FaultContext, Figures, Inject, Option, fault, is_alive, seconds
 from scripts.faults.run_processes import RunProcesses
 from scripts.faults.run_progress import RunProgress
 from scripts.faults.signals import Missed

@@ -11,7 +11,7 @@ from launcher.base.durable import replace_file
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE, fired
-from scripts.faults.kinds import SO_LONG, FaultContext, Figures, Inject, Option, fault, seconds, setting
+from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Inject, Option, fault, seconds, setting
 from scripts.faults.run_processes import RunProcesses, environment
 
 HOW_TO = f"start the run with {VARIABLE}=<an absolute file name> in its environment and reward.fn={FUNCTION}"

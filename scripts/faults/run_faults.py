@@ -8,7 +8,7 @@ from actors.processes.process_tree import send
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
-from scripts.faults.kinds import ANY, FaultContext, Figures, Option, fault
+from scripts.faults.declaration import ANY, FaultContext, Figures, Option, fault
 from scripts.faults.run_processes import RunProcesses
 from scripts.faults.signals import Missed
 

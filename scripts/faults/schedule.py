@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.errors import UsageError
-from scripts.faults.catalog import KINDS
-from scripts.faults.kinds import FaultKind, Value
+from scripts.faults.declaration import FaultKind, Value
+from scripts.faults.kinds import KINDS
 
 _FAULT = re.compile(
     r"(?P<kind>[A-Z]\d?(?:-[a-z]+)?)(?::(?P<options>[^@]*?))?(?:x(?P<times>\d+))?(?:@(?P<when>\+?[\d.]+))?"

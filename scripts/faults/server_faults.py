@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from actors.processes.process_tree import Process
 from scripts.faults import server_api, signals
-from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.kinds import (
+from scripts.faults.declaration import (
     PART,
     SERVER,
     SO_LONG,
@@ -22,6 +21,7 @@ from scripts.faults.kinds import (
     seconds,
     setting,
 )
+from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.run_processes import ServerProcesses
 from scripts.faults.signals import Missed
 

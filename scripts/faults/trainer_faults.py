@@ -25,7 +25,7 @@ from actors.processes.process_tree import Process, identify
 from launcher.base.errors import UsageError
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.kinds import ANY, UNTIL_REPLACED, FaultContext, Figures, Option, fault, seconds
+from scripts.faults.declaration import ANY, UNTIL_REPLACED, FaultContext, Figures, Option, fault, seconds
 from scripts.faults.run_processes import title
 from scripts.faults.signals import Missed, hold, kill, resume, stop
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.base.errors import UsageError
-from scripts.faults.catalog import KINDS, describe
+from scripts.faults.kinds import KINDS, describe
 from scripts.faults.schedule import Copies, FaultChoice, FaultMoment, decide, in_order, last_copy, parse_fault, storm
 from scripts.faults.trainer_faults import FRAMES
 

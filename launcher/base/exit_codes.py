@@ -1,0 +1,13 @@
+"""The exit code of a run for each terminal status. A wrong command or configuration ends with 2 (errors.UsageError)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.base.messages import TerminalStatus
+
+EXIT_CODES: Mapping[TerminalStatus, int] = {
+    TerminalStatus.FINISHED: 0,
+    TerminalStatus.ERRORED: 3,
+    TerminalStatus.ABORTED: 130,
+}
