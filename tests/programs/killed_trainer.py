@@ -22,6 +22,7 @@ from actors.data.prompt_queue import PromptQueue
 from actors.model import stored_tensors
 from actors.model.objective import Objective
 from actors.model.policy_model import PolicyModel
+from actors.training.admission_gate import AdmissionGate
 from actors.training.checkpointing import Checkpointer
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
@@ -89,6 +90,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
         publish=published,
         checkpointer=checkpointer,
         record=records.write,
+        gate=AdmissionGate(config, journal, ask=None),
         journal=journal,
         attempt=1,
     )
