@@ -7,6 +7,10 @@
 """
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")  # how fast examples are drawn says how busy the machine is
 
 
 def pytest_addoption(parser):
