@@ -21,7 +21,7 @@ DECISIVE = re.compile(
             r"address already in use",
             r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Missing)\b(?::|$)",  # the last line of a traceback
             r"^[\w./-]+: error: ",  # argparse's
-            r"actors\.sglang_cpu serves on the CPU",
+            r"actors\.serving\.sglang_cpu serves on the CPU",
         ]
     ),
     re.IGNORECASE | re.MULTILINE,

@@ -187,6 +187,10 @@ safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLar
         ),
         ("x\nKeyError\ny\n", ["KeyError"]),
         (
+            "actors.serving.sglang_cpu serves on the CPU and was given --device cuda: use actors.serving.sglang_gpu\n",
+            ["actors.serving.sglang_cpu serves on the CPU and was given --device cuda: use actors.serving.sglang_gpu"],
+        ),
+        (
             "[2026-11-20 23:54:43] Subprocess scheduler_0 (pid=5) crashed with exit code -9. Triggering SIGQUIT...\n"
             * 3,
             ["Subprocess scheduler_0 (pid=5) crashed with exit code -9. Triggering SIGQUIT..."],
