@@ -36,7 +36,7 @@ from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_screen import Screen
-from launcher.cli.unattended import KEEPER, Unattended, same_command
+from launcher.cli.unattended import DRIVER_ACTOR, Unattended, same_command
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.event_lines import EventTail, alert_of, tell
@@ -55,7 +55,7 @@ ASK_AGAIN_S = 0.5
 
 
 def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unattended: Unattended | None = None) -> int:
-    """Run `config` to its end and return the exit code (DESIGN.md §5).
+    """Run `config` to its end and return the exit code (docs/design.md).
 
     `server_entry`: the command in SGLang's place, for tests. Raises the UsageErrors that can be known before anything
     is started; later ones are reported as the run's outcome.
@@ -160,7 +160,7 @@ class RunLaunch:
         with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
             self._interrupts.listen_again()
             if self._config.cluster.address != "local":
-                make_ready(self._paths, self._screen.milestone, keeper=KEEPER)
+                make_ready(self._paths, self._screen.milestone, besides=DRIVER_ACTOR)
             try:
                 return self._watch(self._create(), vital)
             finally:

@@ -24,9 +24,10 @@ SEVERAL = (
 )
 
 
-def make_ready(paths: RunPaths, say: Callable[[str], None], *, keeper: str) -> None:
-    """Check the cluster before anything is started. Raises UsageError. `keeper`: an actor that may exist already."""
-    wait_for_free_names(paths, keeper=keeper)
+def make_ready(paths: RunPaths, say: Callable[[str], None], *, besides: str) -> None:
+    """Check the cluster before anything is started. Raises UsageError. `besides`: an actor that may
+    exist already."""
+    wait_for_free_names(paths, besides=besides)
     nodes = alive_nodes()
     shares_memory = check_shared_path(paths)
     say(f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} of the cluster see {paths.fileroot}")
@@ -35,10 +36,10 @@ def make_ready(paths: RunPaths, say: Callable[[str], None], *, keeper: str) -> N
         say(SEVERAL)
 
 
-def wait_for_free_names(paths: RunPaths, *, keeper: str, within_s: float = FREE_S) -> None:
+def wait_for_free_names(paths: RunPaths, *, besides: str, within_s: float = FREE_S) -> None:
     """Raises StorageError where actors of the same run are on this cluster: another driver runs it."""
     give_up_at = time.monotonic() + within_s
-    while taken := names_in(paths.namespace) - {keeper}:
+    while taken := names_in(paths.namespace) - {besides}:
         if time.monotonic() > give_up_at:
             raise StorageError(
                 f"{paths.experiment_name}/{paths.trial_name} is already running on this cluster: "

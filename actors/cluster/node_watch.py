@@ -83,7 +83,7 @@ class NodeWatch:
         self._is_blind = False
         self._tasks = BackgroundTasks()
 
-    def homeless_since(self, name: str) -> float | None:
+    def unschedulable_since(self, name: str) -> float | None:
         """Since when no node has had room for this actor; None where it runs, or is only being started."""
         self._tasks.check()
         since = self._nowhere_since.get(name)

@@ -83,7 +83,7 @@ class ClusterObserver:
         )
         self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
         self._has_nodes = config.cluster.address != "local"
-        self._homeless: set[str] = set()
+        self._unschedulable: set[str] = set()
         self._tasks = BackgroundTasks()
         self.monitor = (
             None
@@ -132,7 +132,7 @@ class ClusterObserver:
     def _compose(self, found: Sequence[CheckpointFacts], *, is_stopped: bool) -> Observation:
         self._tasks.check()
         now = time.monotonic()
-        trainer = self.trainer.facts(self.nodes.homeless_since(TRAINER))
+        trainer = self.trainer.facts(self.nodes.unschedulable_since(TRAINER))
         incident = self.incident(now)
         in_pool = {info.name: info for info in self.trainer.view.servers}
         self._note_progress(trainer.next_step, in_pool, now)
@@ -189,8 +189,8 @@ class ClusterObserver:
 
     def _seen(self, slot: ServerHandle, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerFacts:
         judged = None if self.monitor is None else self.monitor.verdict(slot.name, slot.generation)
-        homeless_since = self.nodes.homeless_since(slot.name)
-        facts = slot.facts(in_pool, judged, is_publishing=is_publishing, homeless_since=homeless_since)
+        unschedulable_since = self.nodes.unschedulable_since(slot.name)
+        facts = slot.facts(in_pool, judged, is_publishing=is_publishing, unschedulable_since=unschedulable_since)
         facts = replace(facts, is_loading=slot.name in self.trainer.view.loading)
         return self._hangs.explain(facts, slot.generation)
 
@@ -223,17 +223,17 @@ class ClusterObserver:
 
     def _note_fleet(self) -> None:
         """Recorded when a server has no node any more, and when one has room for it again."""
-        homeless = {name for name in self.slots if self.nodes.homeless_since(name) is not None}
-        left = len(self.slots) - len(homeless)
-        for name in sorted(homeless - self._homeless):
+        unschedulable = {name for name in self.slots if self.nodes.unschedulable_since(name) is not None}
+        left = len(self.slots) - len(unschedulable)
+        for name in sorted(unschedulable - self._unschedulable):
             reason = f"no node has room for {name}: {left} of {len(self.slots)} servers continue"
             self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
             known = [info for info in self.trainer.view.servers if info.name == name]
             self._tasks.start(self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))
-        for name in sorted(self._homeless - homeless):
+        for name in sorted(self._unschedulable - unschedulable):
             reason = f"a node has room for {name} again"
             self._history.event("fleet.grown", subject=name, reason=reason, servers=left)
-        self._homeless = homeless
+        self._unschedulable = unschedulable
 
     def _node_lost(self, node: ClusterNode) -> None:
         """Its servers get no more traffic at once: what waits for an answer from there would wait for its timeout."""

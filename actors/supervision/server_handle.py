@@ -78,9 +78,13 @@ class ServerHandle:
 
     def not_started(self, why: str) -> None:
         """The start that was expected, or is under way, does not come."""
+        self._end_start(failed=why)
+
+    def _end_start(self, *, failed: str) -> None:
+        """`failed`: why it did, "" where it has succeeded."""
         match self.state:
             case ServerStarting(generation=generation, lineage=lineage, lost=""):
-                self.state = ServerRunning(generation=generation, lineage=lineage, failed_start=why)
+                self.state = ServerRunning(generation=generation, lineage=lineage, failed_start=failed)
             case ServerStarting(lost=reason):
                 self._die(ExitFinding(cause=Cause.NODE_LOST, reason=reason))
             case ServerRunning() | ServerDead() | ServerStopped() | ServerFailed():
@@ -129,7 +133,7 @@ class ServerHandle:
         judged: Verdict | None,
         *,
         is_publishing: bool,
-        homeless_since: float | None = None,
+        unschedulable_since: float | None = None,
     ) -> ServerFacts:
         """`in_pool`: what the trainer's pool knows of it; `judged`: the HealthMonitor's verdict on this incarnation.
 
@@ -137,7 +141,7 @@ class ServerHandle:
         """
         self.probe.tasks.check()
         end = self._end()
-        if end is None and homeless_since is not None and isinstance(self.state, ServerRunning):
+        if end is None and unschedulable_since is not None and isinstance(self.state, ServerRunning):
             end = ExitFinding(cause=Cause.NODE_LOST, reason=f"no node has room for {self.name}")
         if in_pool is not None and in_pool.generation != self.state.generation:
             in_pool = None
@@ -151,7 +155,7 @@ class ServerHandle:
             lineage=None if weights is None else weights.lineage,
             ran_out=None if end is None else end.ran_out,
             progress_at=self.progress_at,
-            homeless_since=homeless_since,
+            unschedulable_since=unschedulable_since,
         )
 
     def _state(self, end: ExitFinding | None, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerState:
@@ -315,7 +319,7 @@ class ServerHandle:
             why_not = error.message
             raise
         finally:
-            self.not_started(why_not)
+            self._end_start(failed=why_not)
             await self.probe.refresh()
 
     async def stop(self) -> None:

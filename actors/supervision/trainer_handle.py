@@ -20,7 +20,7 @@ from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
 from actors.supervision.actor_probe import ActorProbe
-from actors.supervision.exit_reason import trainer_exit_reason
+from actors.supervision.exit_reason import READ_S, trainer_exit_reason
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of
 from actors.supervision.trainer_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from launcher.base.errors import LauncherError, TrainerError
@@ -93,8 +93,15 @@ class TrainerHandle:
 
     async def _ask_view(self) -> tuple[TrainerView, int]:
         """With the size of its log before it was asked: up to there all is well, if the answer shows that."""
-        log_bytes = size_of(self._log)
+        log_bytes = await self._log_size()
         return await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer"), log_bytes
+
+    async def _log_size(self) -> int:
+        """Read on a thread, since a disk may stall; then it is the size that was known."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(size_of, self._log), READ_S)
+        except TimeoutError:
+            return self._log_read
 
     def _take_view(self, answered: tuple[TrainerView, int]) -> None:
         view, log_bytes = answered
@@ -127,11 +134,11 @@ class TrainerHandle:
         if self._lease_s is not None:
             self._fenced_until = time.monotonic() + self._lease_s + MARGIN_S
 
-    def facts(self, homeless_since: float | None = None) -> TrainerFacts:
+    def facts(self, unschedulable_since: float | None = None) -> TrainerFacts:
         self.probe.tasks.check()
         view, verdict, is_starting = self.view, self._verdict(), isinstance(self.order, StartOrdered)
         found = self._end.finding
-        if homeless_since is not None and not is_starting:
+        if unschedulable_since is not None and not is_starting:
             was_lost = found is not None and found.cause is Cause.NODE_LOST
             reason = found.reason if found is not None and was_lost else "no node has room for the trainer"
             verdict = Verdict(health=Health.DEAD, reason=reason, cause=Cause.NODE_LOST)
@@ -150,7 +157,7 @@ class TrainerHandle:
             is_publishing=view.phase == "publish",
             is_finished=view.is_finished and answers,
             ran_out=None if found is None else found.ran_out,
-            homeless_since=homeless_since,
+            unschedulable_since=unschedulable_since,
         )
 
     def incident(self, now: float) -> Incident | None:

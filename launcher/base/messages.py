@@ -61,7 +61,7 @@ class ServerExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One committed optimizer step: a line of metrics.jsonl and one of ledger.jsonl (DESIGN.md §5)."""
+    """One committed optimizer step: a line of metrics.jsonl and one of ledger.jsonl (docs/files.md)."""
 
     global_step: int
     epoch: int
@@ -249,7 +249,7 @@ class Health(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why something failed (DESIGN.md §4)."""
+    """Why something failed (docs/supervision.md)."""
 
     SERVER_CRASH = "server_crash"
     SERVER_HANG = "server_hang"

@@ -17,7 +17,7 @@ from typing import Self
 
 from launcher.base.errors import CheckpointError, LauncherError, ModelError
 from launcher.checkpoints.areal_folders import METADATA, RecoverInfo, read_recover_info
-from launcher.checkpoints.areal_rewards import read_areal_rewards
+from launcher.checkpoints.areal_log import read_areal_rewards
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, check_checkpoint_sizes, list_folder
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints

@@ -3,7 +3,7 @@
 Also lists all checkpoints of a folder. The Coordinator looks four times a second, and a run that keeps its checkpoints
 has hundreds: `Listing` reads again only what has changed (to read 1,000 manifests each time took 40 % of a core).
 
-AReaL's layout (DESIGN.md §5): `epoch{e}epochstep{s}globalstep{g}`, all from 0, `g` the step that was just completed.
+AReaL's layout (docs/files.md): `epoch{e}epochstep{s}globalstep{g}`, all from 0, `g` the step that was just completed.
 """
 
 from __future__ import annotations

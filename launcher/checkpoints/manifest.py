@@ -1,4 +1,4 @@
-"""`manifest.json`: marks a folder as a complete checkpoint of ours, and how to verify that it still is (DESIGN.md §5).
+"""`manifest.json`: marks a folder as a complete checkpoint of ours, and how to verify that it still is (docs/files.md).
 
 It lists every file with its length and SHA-256, so that a torn, flipped or missing one names itself. It is written
 last, into a folder that nobody reads yet; a folder without a valid manifest is not a checkpoint.

@@ -2,12 +2,12 @@
 
     python -m launcher … cluster.detached=true
         │ checks, as for any run
-        ├─► keeper   a detached actor; runs the driver (launcher/driver.py), owns all other actors of the run
+        ├─► driver actor   a detached actor; runs the driver (launcher/driver.py), owns all other actors of the run
         └─► attach   shows the run from its files, ends with its exit code; Ctrl-C detaches, the run continues
 
-The end of the keeper ends everything it started, as the end of a driver does (P8). One that was lost with its node is
+The end of that actor ends everything it started, as the end of a driver does (P8). One that was lost with its node is
 started again by Ray elsewhere: it waits until whatever its predecessor owned has ended, and resumes from the last
-committed step. When the run has ended the keeper ends itself, for good.
+committed step. When the run has ended it ends itself, for good.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from launcher.base.messages import TerminalStatus
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
 from launcher.cli.attach import attach, last_end
-from launcher.cli.unattended import KEEPER, Unattended, same_command
+from launcher.cli.unattended import DRIVER_ACTOR, Unattended, same_command
 from launcher.config.schema import RunConfig
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
@@ -54,29 +54,29 @@ class Drive(Protocol):
 def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None = None) -> int:
     """Start the run on its cluster, and show it. Raises the UsageErrors that can be known before that.
 
-    `drive` is called in the keeper's process, so it must be importable by name there.
+    `drive` is called in the actor's process, so it must be importable by name there.
     """
     check_data(config)
     paths = RunPaths.of(config)
     paths.prepare()
-    config.cluster.fileroot = str(paths.fileroot)  # the keeper may be on another machine, in another folder
-    with RunLock(paths):  # nobody else runs it; the keeper takes it next
+    config.cluster.fileroot = str(paths.fileroot)  # the actor may be on another machine, in another folder
+    with RunLock(paths):  # nobody else runs it; the actor takes it next
         if finished := already_finished(config, paths):
             print(finished, flush=True)
             return EXIT_CODES[TerminalStatus.FINISHED]
-        if remote_of(config) is None:  # else the keeper may have to fetch what there is first
+        if remote_of(config) is None:  # else the actor may have to fetch what there is first
             resume_point(config, paths)
         ServerKeys.make(paths.keys)
         control_requests.forget(paths)
     with ray_cluster(config, paths, num_cpus=0):
-        make_ready(paths, lambda text: print(text, flush=True), keeper="")
-        options = {"name": KEEPER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
-        keeper = (
+        make_ready(paths, lambda text: print(text, flush=True), besides="")
+        options = {"name": DRIVER_ACTOR, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
+        actor = (
             cast(Any, DetachedDriver)
             .options(**options)
             .remote(config, drive, same_command(), str(Path.cwd()), server_entry)
         )
-        _wait_started(keeper)
+        _wait_started(actor)
     print(f"detached: the run continues without this command; {control(paths)}", flush=True)
     return attach(paths)
 
@@ -86,13 +86,13 @@ def control(paths: RunPaths) -> str:
     return f"python -m scripts.run_control status|attach|pause|resume|stop {names_of(paths)}"
 
 
-def _wait_started(keeper: Any) -> None:
+def _wait_started(actor: Any) -> None:
     try:
-        ray.get(keeper.begin.remote(), timeout=STARTED_S)
+        ray.get(actor.begin.remote(), timeout=STARTED_S)
     except ray.exceptions.RayError as error:
-        ray.kill(keeper)
+        ray.kill(actor)
         raise ResourceError(
-            f"the run's keeper did not start on the cluster: {error}", "is this program installed on every node?"
+            f"the run's driver actor did not start on the cluster: {error}", "is this program installed on every node?"
         ) from error
 
 
@@ -144,7 +144,7 @@ class DetachedDriver:
             code = error.exit_code if isinstance(error, LauncherError) else EXIT_CODES[TerminalStatus.ERRORED]
             Journal(paths.events, 0, time.time).record("run.errored", reason=str(error), exit_code=code)
         finally:
-            ray.kill(ray.get_actor(KEEPER))
+            ray.kill(ray.get_actor(DRIVER_ACTOR))
 
 
 def _with_patience(drive_it: Callable[[], int]) -> None:

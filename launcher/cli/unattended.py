@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-KEEPER = "keeper"
+DRIVER_ACTOR = "driver"
 """The name of the actor that a detached run's driver is."""
 
 

@@ -1,4 +1,4 @@
-"""Compares the settings whose change makes a resume wrong with those in a checkpoint's manifest (DESIGN.md §5)."""
+"""Compares the settings whose change makes a resume wrong with those in a checkpoint's manifest (docs/files.md)."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class ServerFacts:
     version numbers are used again for other weights, so a server that slept through one could pass for current.
     `ran_out`: where memory ran out, if that ended it. `progress_at`: when the run last completed a step that it had
     never completed before, with tokens of this server. `is_loading`: the trainer sends it weights by itself, within a
-    deadline: while it is behind, nobody has to repair it. `homeless_since`: since when no node has had room for it,
-    None where it has a place.
+    deadline: while it is behind, nobody has to repair it. `unschedulable_since`: since when no node has had room for
+    it, None where it has a place.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ServerFacts:
     ran_out: RanOut | None = None
     progress_at: float | None = None
     is_loading: bool = False
-    homeless_since: float | None = None
+    unschedulable_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class TrainerFacts:
     `is_loaded`: its weights are those of a checkpoint, or the first ones, by order; a fresh process is not.
     `is_paused`: the loop has stopped and confirmed it. `is_publishing`: from the optimizer step until every server has
     confirmed the new version or has been given up; meanwhile versions differ by right.
-    `homeless_since`: as of a server.
+    `unschedulable_since`: as of a server.
     """
 
     verdict: Verdict
@@ -60,7 +60,7 @@ class TrainerFacts:
     is_publishing: bool = False
     is_finished: bool = False
     ran_out: RanOut | None = None
-    homeless_since: float | None = None
+    unschedulable_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

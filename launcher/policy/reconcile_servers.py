@@ -34,9 +34,9 @@ def is_current(server: ServerFacts, trainer: TrainerFacts) -> bool:
     return (server.weight_version, server.lineage) == (trainer.policy_version, trainer.lineage)
 
 
-def is_homeless(server: ServerFacts) -> bool:
+def is_unschedulable(server: ServerFacts) -> bool:
     """It ended with its node, and no other has room for it."""
-    return is_dead(server) and server.homeless_since is not None
+    return is_dead(server) and server.unschedulable_since is not None
 
 
 def reconcile_servers(builder: PlanBuilder) -> None:
@@ -45,7 +45,7 @@ def reconcile_servers(builder: PlanBuilder) -> None:
             continue
         if server.name in builder.seen.leaving:
             continue  # it goes as it is
-        if is_homeless(server):
+        if is_unschedulable(server):
             _wait_for_node(builder, server)
         elif is_dead(server):
             _repair(builder, server, _cause_of_death(server))
@@ -97,10 +97,10 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
 
 def _wait_for_node(builder: PlanBuilder, server: ServerFacts) -> None:
     """The others continue without it; where there is none, the run waits for a node, and halts at last."""
-    assert server.homeless_since is not None
-    if not any(not is_homeless(other) and _may_work(builder, other) for other in builder.seen.servers):
+    assert server.unschedulable_since is not None
+    if not any(not is_unschedulable(other) and _may_work(builder, other) for other in builder.seen.servers):
         end = f"{server.verdict.reason}; no node has had room for any server"
-        builder.wait_for_node(server.name, server.homeless_since, end)
+        builder.wait_for_node(server.name, server.unschedulable_since, end)
 
 
 def _cause_of_death(server: ServerFacts) -> Cause:

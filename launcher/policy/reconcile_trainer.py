@@ -26,9 +26,9 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
     seen, trainer = builder.seen, builder.seen.trainer
     if builder.does(RestartTrainer) or builder.does(RestoreTrainer):
         return
-    if trainer.verdict.health is Health.DEAD and trainer.homeless_since is not None:
+    if trainer.verdict.health is Health.DEAD and trainer.unschedulable_since is not None:
         end = f"{trainer.verdict.reason}; no node has had room for the trainer"
-        builder.wait_for_node("the trainer", trainer.homeless_since, end)
+        builder.wait_for_node("the trainer", trainer.unschedulable_since, end)
     elif trainer.verdict.health is Health.DEAD:
         _restart(builder)
     elif not trainer.is_loaded:

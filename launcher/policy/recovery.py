@@ -21,7 +21,7 @@ from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTr
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.reconcile_fleet import reconcile_fleet
-from launcher.policy.reconcile_servers import is_current, is_dead, is_homeless, reconcile_servers
+from launcher.policy.reconcile_servers import is_current, is_dead, is_unschedulable, reconcile_servers
 from launcher.policy.reconcile_trainer import holds_damage, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
@@ -140,5 +140,5 @@ def _is_repairing(builder: PlanBuilder) -> bool:
     return builder.does(RestartServer) or any(
         server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)
         for server in builder.seen.servers
-        if not is_homeless(server)
+        if not is_unschedulable(server)
     )

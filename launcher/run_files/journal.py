@@ -1,4 +1,4 @@
-"""Writes and reads the run's append-only records: metrics.jsonl, ledger.jsonl and events.jsonl (DESIGN.md §5).
+"""Writes and reads the run's append-only records: metrics.jsonl, ledger.jsonl and events.jsonl (docs/files.md).
 
 One JSON object a line, each appended by one write, so that driver, trainer and servers may share a file and a crash
 can tear the last line only. JSON has no NaN or infinity: they are written as the strings "NaN", "Infinity" and

@@ -1,4 +1,4 @@
-"""The paths of all files of a run (DESIGN.md §5), and the lock that makes the run their only writer.
+"""The paths of all files of a run (docs/files.md), and the lock that makes the run their only writer.
 
 `RunPaths` only computes names: asking for a path never creates it, so that a check for something doesn't make it.
 `prepare` and `RunLock` are used once, before anything else is started.

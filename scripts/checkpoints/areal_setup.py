@@ -28,7 +28,7 @@ from launcher.base.durable import replace_file, sync_folder
 from launcher.base.errors import CheckpointError, StorageError
 from launcher.base.folder_swap import copy_file
 from launcher.checkpoints.areal_folders import DATA_FILE, FREQUENCY_FILES, METADATA, pickle_problems, read_recover_info
-from launcher.checkpoints.areal_rewards import read_steps_per_epoch
+from launcher.checkpoints.areal_log import read_steps_per_epoch
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.trial_folders import TrialFolder

@@ -27,7 +27,7 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
 PROMISE_S = 10.0
-"""DESIGN.md P8, and the issue: within this time no process of the server is left."""
+"""P8 (docs/design.md): within this time no process of the server is left."""
 STAND_IN = [sys.executable, "-m", "tests.programs.stand_in_server", "--tree"]
 
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from launcher.base.errors import DataError
+from launcher.checkpoints.areal_log import ANY_STEP_LINE, read_step, unfinished
 from launcher.diagnosis.reading import log_clock
-from launcher.diagnosis.reading.areal_step_tables import read_step, unfinished
 from launcher.diagnosis.reading.line_reader import Ints, LineBlock, read_blocks
 from launcher.diagnosis.reading.log_patterns import (
     ANY,
@@ -25,7 +25,6 @@ from launcher.diagnosis.reading.log_patterns import (
     ROLE_PREFIX,
     SERVER_ROLES,
     STAMP,
-    STEP,
     facts_of,
     plain,
     without_head,
@@ -67,7 +66,7 @@ class LogFile:
 
     def take(self, block: LineBlock) -> None:
         """Collect from a block; no step's tables continue beyond it."""
-        steps = block.matching(block.picked, STEP)
+        steps = block.matching(block.picked, ANY_STEP_LINE)
         bounds = [int(block.starts[number]) for number in steps] + [len(block.data)]
         befores = [self._steps.last_step]
         for index, number in enumerate(steps):

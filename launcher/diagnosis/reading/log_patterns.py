@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from launcher.checkpoints.areal_log import ANY_STEP_LINE
 from launcher.diagnosis.reading.log_records import Kind
 from launcher.policy import exit_cause
-
-STEP = r"Train step \d+/\d+ done\.|trainer INFO: step \d+: reward "
-"""The line before a step's table, and the line of our own trainer.log."""
 
 KINDS: dict[Kind, str] = {
     Kind.REFUSED: r"ConnectionRefusedError|Connect call failed|Cannot connect to host|Connection refused",
@@ -41,7 +39,7 @@ KINDS: dict[Kind, str] = {
     Kind.RESUMED: r"Recovering from StepInfo|Load(ed|ing) recover (checkpoint|info)|recovered from",
 }
 
-ANY = "|".join([STEP, *KINDS.values()])
+ANY = "|".join([ANY_STEP_LINE, *KINDS.values()])
 
 ANSI = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 STAMP = re.compile(rb"(20\d\d)-?([01]\d)-?([0-3]\d)[-T ]([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,6}))?")

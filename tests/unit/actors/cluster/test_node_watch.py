@@ -62,17 +62,17 @@ def test_a_coordinator_that_was_lost_with_its_node_is_followed_by_one_that_says_
 def test_who_is_nowhere_for_long_has_no_place_and_who_is_being_started_has():
     cluster = Cluster("n1", "n2")
     cluster.look()
-    assert cluster.watch.homeless_since("server-0") is None
+    assert cluster.watch.unschedulable_since("server-0") is None
     cluster.placed.clear()
     cluster.now = 100.0
     cluster.look()
-    assert cluster.watch.homeless_since("server-0") is None
+    assert cluster.watch.unschedulable_since("server-0") is None
     cluster.now += HOMELESS_S
     cluster.look()
-    assert cluster.watch.homeless_since("server-0") == 100.0
+    assert cluster.watch.unschedulable_since("server-0") == 100.0
     cluster.placed.add("a")
     cluster.look()
-    assert cluster.watch.homeless_since("server-0") is None
+    assert cluster.watch.unschedulable_since("server-0") is None
 
 
 def test_on_one_node_nobody_is_asked_for_a_place():
@@ -81,4 +81,4 @@ def test_on_one_node_nobody_is_asked_for_a_place():
     cluster.look()
     cluster.now += 2 * HOMELESS_S
     cluster.look()
-    assert cluster.watch.homeless_since("server-0") is None
+    assert cluster.watch.unschedulable_since("server-0") is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,20 @@ def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
         return before.is_loaded, link.facts().is_loaded
 
     assert world.play(scenario) == (True, False)
+
+
+def test_a_log_on_a_disk_that_stalls_does_not_stop_the_loop(monkeypatch):
+    """The loop answers the liveness ping, so whoever blocks it gets the Coordinator killed."""
+    stall = threading.Event()
+    monkeypatch.setattr(trainer_handle, "size_of", lambda log: stall.wait(5.0) and 7)
+    monkeypatch.setattr(trainer_handle, "READ_S", 0.02)
+
+    async def scenario(link):
+        looking = asyncio.ensure_future(link._ask_view())
+        view, log_bytes = await looking
+        was_stalled = not stall.is_set()
+        stall.set()
+        return view, log_bytes, was_stalled
+
+    assert World().play(scenario) == (LOADED, 0, True)
+    stall.set()

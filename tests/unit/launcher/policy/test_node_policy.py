@@ -15,8 +15,8 @@ CONFIG = RunConfig()
 CONFIG.cluster.node_wait_s = 100.0
 
 
-def homeless(number=0, since=NOW - 10):
-    return dead(number, LOST, homeless_since=since)
+def unschedulable(number=0, since=NOW - 10):
+    return dead(number, LOST, unschedulable_since=since)
 
 
 def test_a_server_that_has_a_place_elsewhere_is_restarted_there():
@@ -27,17 +27,17 @@ def test_a_server_that_has_a_place_elsewhere_is_restarted_there():
 
 def test_one_without_a_place_is_waited_for_and_the_others_go_on_without_it():
     for since in (NOW - 10, NOW - 10_000):
-        made = decide(observed(server(0), homeless(1, since)), config=CONFIG)
+        made = decide(observed(server(0), unschedulable(1, since)), config=CONFIG)
         assert made.actions == ()
         assert made.state is RunState.RUNNING, "a smaller fleet is no repair"
 
 
 def test_without_any_server_the_run_waits_for_a_node_and_not_for_ever():
-    made = decide(observed(homeless(0), homeless(1)), config=CONFIG)
+    made = decide(observed(unschedulable(0), unschedulable(1)), config=CONFIG)
     assert made.actions == ()
     assert made.wake_at == NOW - 10 + 100
     assert "waits for a node" in made.reason
-    (halt,) = decide(observed(homeless(0, NOW - 100), homeless(1, NOW - 100)), config=CONFIG).actions
+    (halt,) = decide(observed(unschedulable(0, NOW - 100), unschedulable(1, NOW - 100)), config=CONFIG).actions
     assert isinstance(halt, Halt)
     assert halt.word is TerminalStatus.ERRORED
     assert "cluster.node_wait_s" in halt.reason
@@ -46,7 +46,7 @@ def test_without_any_server_the_run_waits_for_a_node_and_not_for_ever():
 def test_a_server_that_is_given_up_is_no_reason_to_go_on_without_one():
     gone = dataclasses.replace(dead(1), state=ServerState.FAILED)
     history = ()
-    made = decide(observed(homeless(0, NOW - 1000), gone), history, config=CONFIG)
+    made = decide(observed(unschedulable(0, NOW - 1000), gone), history, config=CONFIG)
     assert RestartServer in kinds(made) or Halt in kinds(made)
 
 
@@ -57,10 +57,10 @@ def test_a_trainer_that_has_a_place_elsewhere_is_restarted_there():
 
 
 def test_a_trainer_without_a_place_is_waited_for_and_not_for_ever():
-    lost = trainer(verdict=LOST, is_loaded=False, homeless_since=NOW - 10)
+    lost = trainer(verdict=LOST, is_loaded=False, unschedulable_since=NOW - 10)
     made = decide(observed(server(), trainer=lost), config=CONFIG)
     assert (made.actions, made.wake_at) == ((), NOW + 90)
-    made = decide(observed(server(), trainer=dataclasses.replace(lost, homeless_since=NOW - 100)), config=CONFIG)
+    made = decide(observed(server(), trainer=dataclasses.replace(lost, unschedulable_since=NOW - 100)), config=CONFIG)
     assert kinds(made) == [Halt]
 
 

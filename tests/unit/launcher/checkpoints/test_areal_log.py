@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from launcher.checkpoints.areal_rewards import read_areal_rewards, read_steps_per_epoch
+from launcher.checkpoints.areal_log import read_areal_rewards, read_steps_per_epoch
 
 
 def step(number, *tables):

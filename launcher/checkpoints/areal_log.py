@@ -1,0 +1,148 @@
+"""Reads AReaL's step line, `Train step … done.`, and the tables of its StatsLogger after it: figures by key.
+
+    Epoch 1/2 Step 2/80 Train step 2/160 done.
+    Stats (1/1):
+    ╒═══…╤═══…╕
+    │ ppo_actor/task_reward/avg │  1.1328e-01 │ ppo_actor/update/grad_norm │  1.0397e+00 │ …
+
+Up to 0.4.0 there are N tables for a step, one for each minibatch, `Stats (i/N)`: a figure is the mean over those that
+have it. In merged.log every line begins with `[role]`, with lines of other roles in between. Steps are counted from 1
+in the log and from 0 here.
+
+`read_step` is for a diagnosis, which needs every figure. `read_areal_rewards`, for the catalog of checkpoints, looks
+only at the lines that matter; after a recovery the numbers go back, and the later line counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.policy.reward_health import RewardPoint
+
+END_OF_TABLE = "╘".encode()
+BAR = "│".encode()
+PAIR = re.compile(BAR + rb" (\S+) +" + BAR + rb" +(\S+) ")
+STEP_WORDS = b"Train step "
+STEP_LINE = re.compile(rb"(?:Step \d+/(?P<per_epoch>\d+) )?Train step (?P<step>\d+)/(?P<total>\d+) done\.")
+OUR_STEP_LINE = re.compile(rb"trainer INFO: step (\d+): reward (\S+?),")
+ANY_STEP_LINE = r"Train step \d+/\d+ done\.|trainer INFO: step \d+: reward "
+"""Both, in RE2's grammar, to pick them out of a log (launcher/diagnosis/reading/line_reader.py)."""
+REWARD = re.compile(rb"/task_reward/(avg|min|max)\s*" + BAR + rb"\s*([-+.\deE]+|nan|inf|-inf)")
+COUNT = re.compile(rb"Stats \(\d+/(\d+)\):")
+LONGEST = 4 * 2**20
+"""Bytes from a step's line to the end of its last table, at most."""
+LOGS = ("trainer.log", "main.log", "merged.log", "actor.log")
+LARGEST = 2**30
+"""Bytes; of a larger log its end is read, which the newest checkpoints are of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """One step's figures. `global_step` counts from 0, as checkpoints and WandB do. `is_complete`: every table that
+    was announced is there."""
+
+    global_step: int
+    total_steps: int
+    values: dict[str, float]
+    is_complete: bool
+
+
+def read_step(data: bytes, start: int, end: int) -> StepTable | None:
+    """The step whose line begins at `start`; its tables end before `end`. None where it is no step's line."""
+    line_end = data.find(b"\n", start, end)
+    line_end = end if line_end < 0 else line_end
+    ours = OUR_STEP_LINE.search(data, start, line_end)
+    if ours:
+        values = {"rollout/reward": _number(ours[2])}
+        return StepTable(global_step=int(ours[1]), total_steps=0, values=values, is_complete=True)
+    found = STEP_LINE.search(data, start, line_end)
+    if found is None:
+        return None
+    end = min(end, line_end + LONGEST)
+    announced = COUNT.search(data, line_end, min(end, line_end + 65536))
+    values, is_complete = _tables(data, line_end, end, int(announced[1]) if announced else 1)
+    step, total = int(found["step"]) - 1, int(found["total"])
+    return StepTable(global_step=step, total_steps=total, values=values, is_complete=is_complete)
+
+
+def unfinished(data: bytes) -> int:
+    """How many bytes at the end of some lines are of a step whose tables are not all there yet."""
+    if (at := data.rfind(STEP_WORDS)) < 0:
+        return 0
+    start = data.rfind(b"\n", 0, at) + 1
+    table = read_step(data, start, len(data))
+    return 0 if table is None or table.is_complete else len(data) - start
+
+
+def _tables(data: bytes, start: int, end: int, count: int) -> tuple[dict[str, float], bool]:
+    seen: dict[str, list[float]] = defaultdict(list)
+    stop = start
+    for _ in range(count):
+        position, stop = stop, data.find(END_OF_TABLE, stop + 1, end)
+        rows = [row for row in data[position : end if stop < 0 else stop].split(b"\n") if BAR in row]
+        for key, value in PAIR.findall(b"\n".join(rows)):
+            seen[key.decode("utf-8", "replace")].append(_number(value))
+        if stop < 0:
+            break
+    return {key: math.fsum(values) / len(values) for key, values in seen.items()}, stop >= 0
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+# ── the rewards alone ──
+
+
+def read_areal_rewards(logs: Path, *, largest: int = LARGEST) -> tuple[RewardPoint, ...]:
+    """Of the steps that count, in order; empty where no log has any."""
+    return tuple(next(filter(None, (_rewards(logs / name, largest) for name in LOGS)), ()))
+
+
+def read_steps_per_epoch(logs: Path) -> int | None:
+    """From the first step in the log."""
+    for name in LOGS:
+        try:
+            with (logs / name).open("rb") as lines:
+                found = next(filter(None, map(STEP_LINE.search, lines)), None)
+        except OSError:
+            continue
+        if found is not None and found["per_epoch"] is not None:
+            return int(found["per_epoch"])
+    return None
+
+
+def _rewards(file: Path, largest: int) -> list[RewardPoint]:
+    points: list[RewardPoint] = []
+    step: int | None = None
+    found: dict[bytes, float] = {}
+    try:
+        with file.open("rb") as lines:
+            lines.seek(max(0, file.stat().st_size - largest))
+            for line in lines:
+                if STEP_WORDS in line and (match := STEP_LINE.search(line)):
+                    step, found = int(match["step"]) - 1, {}
+                elif b"task_reward/" in line:
+                    found |= {key: float(value) for key, value in REWARD.findall(line)}
+                    if step is not None and len(found) == 3:
+                        _take(points, step, found)
+                        found = {}
+    except OSError:
+        return points
+    return points
+
+
+def _take(points: list[RewardPoint], step: int, found: dict[bytes, float]) -> None:
+    """Up to 0.4.0 a step has a table for each minibatch: the first is of the step's own rollouts."""
+    if points and points[-1].step == step:
+        return
+    while points and points[-1].step >= step:
+        points.pop()
+    points.append(RewardPoint(step=step, mean=found[b"avg"], low=found[b"min"], high=found[b"max"]))
