@@ -8,6 +8,7 @@ its traceback. The driver, and with it Ray and torch, is imported only when a ru
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ from contextlib import contextmanager
 import hydra
 from omegaconf import DictConfig
 
+from launcher import __version__
 from launcher.base.errors import LauncherError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.config import hydra_plugin
-from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, presets, register, to_run_config
+from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
@@ -39,6 +41,10 @@ CRASHED = 1
 def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     """Run the command line in sys.argv. `run_alone`: Python's arguments for a single run, as a sweep starts them."""
     speak_anywhere()
+    if "--version" in sys.argv[1:]:
+        kind = "from the checkout" if (REPOSITORY / "pyproject.toml").exists() else "installed in"
+        print(f"grpo-launcher {__version__} {kind} {REPOSITORY} (python {platform.python_version()})")
+        return 0
     register()
     sys.argv[1:] = ordered_arguments(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from launcher.base.errors import LauncherError
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import compose
 from launcher.reporting.ledger_audit import Audit, audit
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import current_lines, read_lines
@@ -111,7 +111,7 @@ def _run(words: Sequence[str], fileroot: Path) -> Iterator[subprocess.Popen[byte
     environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json")}
     with (fileroot / "console.log").open("wb") as console:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *words], cwd=REPOSITORY, env=environment, stdout=console, stderr=console
+            [sys.executable, "-m", "launcher", *words], env=environment, stdout=console, stderr=console
         )
         print(f"pid {process.pid}: python -m launcher {' '.join(words)}", flush=True)
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.config.compose import REPOSITORY, compose
+from launcher.config.compose import compose
 from launcher.run_files.run_paths import RunPaths
 
 PRESET = "conf=arithmetic_cpu"
@@ -48,7 +48,6 @@ def run_experiment(
     said: list[tuple[float, str]] = []
     with subprocess.Popen(
         [sys.executable, "-m", module, *words],
-        cwd=REPOSITORY,
         env={**os.environ, **(environment or {}), **dict([mark.split("=")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launcher.config.compose import REPOSITORY
 from scripts.benchmark.made_logs import Made, RunMaker
 
 MEGABYTE = 1e6
@@ -109,7 +108,7 @@ def measure(gigabytes: float, folder: Path, log: str) -> Reading:
 def _read(path: Path, log: str, onset: int | None) -> Reading:
     command = [sys.executable, "-m", "scripts.diagnose", str(path), "--json", "--no-progress"]
     begin = time.perf_counter()
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.read())
         _, _, usage = os.wait4(process.pid, 0)
