@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.reconcile_fleet import reconcile_fleet
@@ -137,7 +137,7 @@ def _next_state(builder: PlanBuilder) -> RunState:
 
 def _is_repairing(builder: PlanBuilder) -> bool:
     settled = {ServerState.READY, ServerState.SUSPECT, ServerState.STOPPED, ServerState.FAILED}
-    return builder.does(RestartServer) or any(
+    return any(
         server.state not in settled or (is_dead(server) and server.state is not ServerState.FAILED)
         for server in builder.seen.servers
         if not is_unschedulable(server)

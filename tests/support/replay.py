@@ -47,7 +47,9 @@ class Replay:
         if self._stop_at is not None and weight_version >= self._stop_at:
             queue.take(1)  # what was in flight when the stop came
             raise Stopped
-        groups = tuple(group(self._items[i], self._n_samples, weight_version) for i in queue.take(want))
+        taken = queue.take(want)
+        assert taken, "an epoch that never ends: what was trained on was not committed"
+        groups = tuple(group(self._items[i], self._n_samples, weight_version) for i in taken)
         tokens = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)
         return self._spoil(RolloutBatch(groups=groups, failed=0, retried=0, generated_tokens=tokens, seconds=0.1))
 

@@ -231,6 +231,26 @@ def test_a_completion_of_other_weights_is_not_taken(servers):
         asyncio.run(scenario())
 
 
+def test_of_two_servers_only_the_one_with_the_right_weights_counts(servers):
+    """The pool takes both for current. What the first one sends is thrown away, and asked of the other."""
+    items = prompts(6)
+
+    async def scenario(newer):
+        async with engine([servers[0], newer], version=3) as (rollouts, pool):
+            batch = await collect(rollouts, queue_of(items), items, 6, version=3)
+            return batch, [one.state for one in pool.servers()], await generated(servers[0])
+
+    with stand_in_server.running("--weight-version", "3") as newer:
+        batch, states, old_ones = asyncio.run(scenario(newer))
+    assert old_ones > 0, "it was asked"
+    assert batch.weight_versions == (3,)
+    assert {rollout.completion.server for rollout in batch.rollouts} == {newer}
+    assert [len(group.rollouts) for group in batch.groups] == [8] * 6
+    assert states == [ServerState.STALE, ServerState.READY]
+    assert batch.retried > 0
+    assert batch.generated_tokens == sum(len(r.completion.token_ids) for r in batch.rollouts)
+
+
 def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody_admits_it_again(servers):
     """Its weights are damaged: asked again, it would answer the same until the prompt has failed too often."""
     items = prompts(4)

@@ -9,6 +9,7 @@ from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import GateConfig
 from launcher.policy.admission import BatchReport, GateRules, StepFigures, UsualValues, admit
 from launcher.policy.canary_policy import CanaryScore
+from launcher.policy.reward_health import RewardPoint
 from tests.support.replay import Replay, prompts
 from tests.support.reward_runs import HEALTHY
 
@@ -212,6 +213,33 @@ def test_one_bad_completion_is_seen_in_its_batch(change):
 
     assert decide(BATCH)
     assert not decide(spoiled(BATCH, **change))
+
+
+def test_a_report_holds_the_least_and_the_greatest_reward_and_their_mean():
+    report = BatchReport.of(spoiled(BATCH, reward=-3.0), policy_version=7, n_samples=2)
+    rewards = [-3.0, *(rollout.reward for rollout in BATCH.rollouts[1:])]
+    assert (report.low_reward, report.high_reward) == (-3.0, max(rewards))
+    assert report.mean_reward == pytest.approx(sum(rewards) / 8)
+    assert (report.figures.point.low, report.figures.point.high) == (-3.0, max(rewards))
+
+
+def test_the_usual_range_is_from_the_least_reward_of_all_steps_to_the_greatest():
+    points = [RewardPoint(step=n, mean=0.5, low=-1.0 * n, high=0.5 * n) for n in range(3)]
+    assert UsualValues.of([StepFigures(point=point) for point in points]).reward_range == 3.0
+
+
+def test_of_several_faults_the_first_gives_the_cause_and_all_are_said():
+    both = admit(changed(without_reward=2, weight_versions=(6,)), EXACT)
+    assert (both.cause, both.reason) == (
+        Cause.VERIFIER_BROKEN,
+        "2 completions without a reward; weight versions [6], not 7",
+    )
+    stale = admit(changed(weight_versions=(6,), failed=1000), EXACT)
+    assert (stale.cause, stale.subjects) == (Cause.SERVER_STALE, ())
+    far = admit(changed(failed=1000, logprob_distance=1.0, distances={"s1": 1.0}), EXACT)
+    assert (far.cause, far.subjects) == (Cause.SERVER_CRASH, ())
+    alone = admit(changed(logprob_distance=1.0, distances={"s1": 1.0}), EXACT)
+    assert alone.subjects == ("s1",)
 
 
 def test_cut_and_blank_completions_are_counted():

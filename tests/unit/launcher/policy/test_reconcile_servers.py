@@ -12,12 +12,14 @@ from launcher.policy.actions import (
     LoadWeights,
     PauseTrainer,
     RestartServer,
+    RestartTrainer,
     RestoreTrainer,
 )
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 from tests.support.looks import (
+    COLLAPSE,
     CONFIG,
     CORRUPT,
     CRASHED,
@@ -164,6 +166,41 @@ def test_damaged_weights_are_loaded_again_then_the_server_is_restarted():
 def test_weights_that_are_not_to_be_had_are_waited_for():
     for waiting in (trainer(verdict=T_CRASHED), trainer(is_loaded=False, verdict=UNKNOWN), trainer(is_publishing=True)):
         assert LoadWeights not in kinds(decide(observed(fresh(0), server(1), trainer=waiting)))
+
+
+def test_a_server_that_is_alone_is_not_its_own_stand_in():
+    """Its weights are damaged whatever is tried: there is nobody else to do the work, so the run goes back."""
+    spent = SPENT + [Rung.RETRY] * CONFIG.restart.retry
+    alone = decide(observed(server(0, verdict=CORRUPT)), attempts(*spent, cause=Cause.SERVER_CORRUPT))
+    assert kinds(alone) == [PauseTrainer]
+    beside = decide(observed(server(0, verdict=CORRUPT), server(1)), attempts(*spent, cause=Cause.SERVER_CORRUPT))
+    assert kinds(beside) == [AbandonServer]
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        {"trainer": trainer(is_publishing=True)},
+        {"trainer": trainer(verdict=T_CRASHED)},
+        {"trainer": trainer(is_loaded=False, verdict=UNKNOWN)},
+        {"trainer": PAUSED, "incident": COLLAPSE},
+        {"under_way": (RestoreTrainer(global_step=19, reason=""),)},
+        {"under_way": (RestartTrainer(reason="", overrides={}),)},
+    ],
+    ids=["publishing", "dead", "not loaded", "damaged", "restoring", "restarting"],
+)
+def test_weights_that_are_not_to_be_had_are_nobody_s_fault(busy):
+    """A server without them is not restarted for it, however often they were sent; nor is one that may hold the wrong
+    ones admitted, or sent them again for its log-probs."""
+    spent = attempts(*[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.SERVER_STALE)
+    old = [server(0, ServerState.STALE), server(0, weight_version=40), fresh(0)]
+    for waiting in old:
+        made = decide(observed(waiting, server(1), **busy), spent)
+        assert not {RestartServer, AdmitServer, LoadWeights} & {
+            type(action) for action in made.actions if getattr(action, "name", "") == "s0"
+        }
+    doubted = decide(observed(server(0, verdict=CORRUPT), server(1), **busy))
+    assert LoadWeights not in kinds(doubted)
 
 
 def test_out_of_memory_where_nothing_may_give_way():

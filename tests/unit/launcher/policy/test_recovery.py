@@ -181,6 +181,14 @@ def test_a_hold_pauses_and_keeps_paused():
     assert decide(observed(hold_reason="look first", trainer=PAUSED, state=RunState.PAUSED)).actions == ()
 
 
+@pytest.mark.parametrize("word", TerminalStatus)
+def test_an_end_that_was_decided_is_final_whatever_the_state_says(word):
+    """Its status is in the journal before the state is: a Coordinator that is killed between them must not repair."""
+    made = decide(observed(dead(0), server(1), ending=word))
+    assert made.actions == (Halt(reason="the run was being shut down", word=word),)
+    assert made.state is RunState.SHUTTING_DOWN
+
+
 @pytest.mark.parametrize(
     ("seen", "word"),
     [

@@ -43,6 +43,35 @@ def test_lines_come_back_in_order(file):
     assert file.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
 
 
+def test_what_must_be_durable_is_synced_once_it_is_written(file, monkeypatch):
+    """Each event is: what the Coordinator that follows reads must outlive the machine, not only the process."""
+    synced, fsync = [], os.fsync
+
+    def noted(fd):
+        synced.append((str(Path(f"/proc/self/fd/{fd}").readlink()), file.read_text()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    append_line(file, {"step": 0})
+    assert LineLog(file).append({"step": 1}) and synced == []
+    append_line(file, {"step": 2}, durable=True)
+    assert synced == [(str(file), '{"step": 0}\n{"step": 1}\n{"step": 2}\n')]
+    Journal(file, 1).record("run.began")
+    assert len(synced) == 2 and '"event": "run.began"' in synced[1][1]
+
+
+def test_a_sync_that_fails_is_a_journal_error_and_its_line_waits(file, monkeypatch):
+    def fails(fd):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    lines = LineLog(file, durable=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fails)
+        assert not lines.append({"step": 0})
+        assert lines.waiting == 1
+    assert lines.flush() and lines.waiting == 0
+
+
 def test_a_missing_file_has_no_lines_and_is_not_created(file):
     assert steps(file) == []
     assert not file.exists()

@@ -1,0 +1,53 @@
+"""The modules that are mutated, and the test files that may notice."""
+
+from __future__ import annotations
+
+POLICY = "tests/unit/launcher/policy"
+ROLLOUT = "tests/unit/actors/rollout"
+SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
+PLAN = [
+    *(f"{POLICY}/test_{name}.py" for name in ("recovery", "recovery_states", "recovery_storms", "node_policy")),
+    *(f"{POLICY}/test_{name}.py" for name in ("reconcile_servers", "reconcile_trainer")),
+    SCALING,
+]
+
+TARGETS: dict[str, list[str]] = {
+    "launcher/policy/admission.py": [f"{POLICY}/test_admission.py", f"{POLICY}/test_distance_by_server.py"],
+    "launcher/policy/canary_policy.py": [f"{POLICY}/test_canary_policy.py"],
+    "launcher/policy/change_point.py": [
+        f"{POLICY}/test_reward_health.py",
+        "tests/unit/launcher/diagnosis/test_diagnose_onset.py",
+    ],
+    "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{POLICY}/test_restore.py"],
+    "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py"],
+    "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
+    "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
+    "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
+    "launcher/policy/memory_trend.py": ["tests/unit/actors/monitoring/test_memory_watch.py"],
+    "launcher/policy/observation_history.py": [
+        f"{POLICY}/test_liveness.py",
+        "tests/unit/actors/monitoring/test_server_watch.py",
+    ],
+    "launcher/policy/plan_builder.py": PLAN,
+    "launcher/policy/reconcile_fleet.py": PLAN,
+    "launcher/policy/reconcile_servers.py": PLAN,
+    "launcher/policy/reconcile_trainer.py": [*PLAN, f"{POLICY}/test_restore.py"],
+    "launcher/policy/recovery.py": [*PLAN, f"{POLICY}/test_run_state.py"],
+    "launcher/policy/restart_budget.py": [f"{POLICY}/test_restart_budget.py", *PLAN],
+    "launcher/policy/restore.py": [f"{POLICY}/test_restore.py", f"{POLICY}/test_reconcile_trainer.py"],
+    "launcher/policy/retention.py": ["tests/unit/launcher/checkpoints/test_retention.py"],
+    "launcher/policy/reward_health.py": [f"{POLICY}/test_reward_health.py"],
+    "launcher/policy/routing.py": [f"{POLICY}/test_routing.py"],
+    "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
+    "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py"],
+    "actors/data/prompt_queue.py": ["tests/unit/actors/data/test_prompt_queue.py"],
+    "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_server_pool.py"],
+    "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_rollout.py"],
+    "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
+    "actors/rollout/server_pool.py": [
+        f"{ROLLOUT}/test_{name}.py" for name in ("server_pool", "pool_news", "leaving_servers")
+    ],
+    "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
+    "actors/training/step_loop.py": ["tests/unit/actors/training/test_step_loop.py"],
+    "launcher/run_files/journal.py": ["tests/unit/launcher/run_files/test_journal.py"],
+}

@@ -1,0 +1,114 @@
+"""What became of each mutant, which survivors are known and why, and the page that says so."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation.targets import TARGETS
+
+KNOWN = Path(__file__).with_name("survivors.toml")
+COMMAND = "python -m tests.mutation"
+
+
+class Outcome(enum.StrEnum):
+    KILLED = "killed"
+    TIMED_OUT = "timed out"
+    SURVIVED = "survived"
+    UNTESTED = "no test passes its line"
+
+
+LIVES = (Outcome.SURVIVED, Outcome.UNTESTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A survivor that somebody has looked at. `is_equivalent`: no test could tell it from the code as it is."""
+
+    why: str
+    is_equivalent: bool
+
+
+@functools.cache
+def listed(path: str) -> dict[str, Known]:
+    content = tomllib.loads(KNOWN.read_text()).get(path, {})
+    return {
+        name: Known(why=why, is_equivalent=kind == "equivalent")
+        for kind, survivors in content.items()
+        for why, names in survivors.items()
+        for name in names
+    }
+
+
+def read(path: str, results: Path) -> dict[str, Outcome] | None:
+    file = results / f"{path.replace('/', '.')}.json"
+    return {name: Outcome(was) for name, was in json.loads(file.read_text()).items()} if file.exists() else None
+
+
+def write(path: str, results: Path, found: Mapping[str, Outcome]) -> None:
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{path.replace('/', '.')}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False))
+
+
+def without_reason(path: str, results: Path) -> list[str]:
+    """The survivors that nobody has looked at."""
+    found = read(path, results) or {}
+    new = [name for name, was in found.items() if was in LIVES and name not in listed(path)]
+    return [f"{path}: {found[name]}, and not in {KNOWN.name}: {name}" for name in new]
+
+
+def page(results: Path) -> str:
+    rows, reasons, total = [], [], Counter()
+    for path in TARGETS:
+        found = read(path, results)
+        if found is None:
+            rows.append(f"| `{path}` | not run | | | | |")
+            continue
+        lives = [name for name, was in found.items() if was in LIVES]
+        equivalent = [name for name in lives if name in listed(path) and listed(path)[name].is_equivalent]
+        killed, survivors = len(found) - len(lives), len(lives) - len(equivalent)
+        total.update(mutants=len(found), killed=killed, equivalent=len(equivalent), survivors=survivors)
+        rows.append(f"| `{path}` | {_row(len(found), killed, len(equivalent), survivors)} |")
+        why = {name: listed(path)[name].why if name in listed(path) else "not looked at" for name in lives}
+        reasons += [f"| `{path}` | `{_cell(name)}` | {_cell(why[name])} |" for name in lives if name not in equivalent]
+    rows.append(f"| all | {_row(*(total[name] for name in ('mutants', 'killed', 'equivalent', 'survivors')))} |")
+    return TEXT.format(command=COMMAND, rows="\n".join(rows), reasons="\n".join(reasons))
+
+
+def _row(mutants: int, killed: int, equivalent: int, survivors: int) -> str:
+    share = f"{killed / (mutants - equivalent):.0%}" if mutants > equivalent else "–"
+    return f"{mutants} | {killed} | {equivalent} | {survivors} | {share}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("`", "'")
+
+
+TEXT = """# Mutants
+
+Which small changes of the code no test notices. A mutant is the module with one comparison, operand, number or
+statement changed or removed; a test that fails kills it. Text is not changed. An equivalent mutant does what the code
+does: no test could kill it. `tests/mutation/survivors.toml` lists equivalents and survivors, each with its reason;
+`python -m pytest --long tests/mutation` fails where another one survives.
+
+    {command} launcher/policy/routing.py actors/data/prompt_queue.py --page
+
+runs the named modules and writes this page from all results that are there. The tests of each module are in
+`tests/mutation/targets.py`. Servers and other processes that a test starts run the code without the change.
+
+| file | mutants | killed | equivalent | survivors | killed of those that are not equivalent |
+|---|---|---|---|---|---|
+{rows}
+
+## The survivors
+
+| file | mutant | why it stays |
+|---|---|---|
+{reasons}
+"""

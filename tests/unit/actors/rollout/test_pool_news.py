@@ -1,0 +1,201 @@
+"""What the pool believes of news about servers: unknown ones, earlier incarnations, and what it has counted."""
+
+import asyncio
+
+import pytest
+
+from actors.rollout import server_pool
+from actors.rollout.throughput_tracker import LATELY, USUAL_AT_LEAST, WINDOW_S
+from launcher.base.errors import RolloutError
+from launcher.base.messages import ServerState
+from tests.unit.actors.rollout.test_server_pool import HOLD_S, leased, pool, server
+
+
+def with_a_pace(servers, name="server-0"):
+    """Enough answers for a usual pace, as the engine would tell of them."""
+    for second in range(USUAL_AT_LEAST + LATELY):
+        servers.throughput.begins(name, second * WINDOW_S)
+        servers.throughput.made(name, 100)
+        servers.throughput.ends(name, (second + 1) * WINDOW_S)
+    return servers.throughput.paces()
+
+
+def test_what_is_known_of_a_server_s_pace_outlives_each_report_and_ends_with_its_incarnation():
+    """The supervisor reports all servers at every look: a pace that a report ends is never known."""
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server(), server("server-1", 1)])
+        before = with_a_pace(servers)
+        with_a_pace(servers, "server-1")
+        for state in (ServerState.READY, ServerState.STALE, ServerState.READY):
+            await servers.update([server(state=state)])
+        kept = servers.throughput.paces()
+        await servers.update([server(generation=1)])
+        return before, kept, servers.throughput.paces()
+
+    before, kept, after = asyncio.run(scenario())
+    assert list(before) == ["server-0"]
+    assert kept["server-0"] == before["server-0"]
+    assert list(after) == ["server-1"]
+
+
+def test_a_pace_is_forgotten_when_a_server_leaves():
+    async def scenario():
+        servers = pool()
+        await servers.update([server()])
+        with_a_pace(servers)
+        await servers.drain("server-0", within_s=HOLD_S)
+        return servers.throughput.paces()
+
+    assert asyncio.run(scenario()) == {}
+
+
+def test_each_answer_counts_once_as_progress_also_one_that_failed():
+    """The trainer is hung where this does not grow (actors/training/training.py)."""
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server()])
+        counts = [servers.released]
+        await leased(servers, 0)
+        counts.append(servers.released)
+        with pytest.raises(ValueError):
+            async with servers.acquire(0):
+                counts.append(servers.released)
+                raise ValueError
+        return [*counts, servers.released]
+
+    assert asyncio.run(scenario()) == [0, 1, 1, 2]
+
+
+def test_a_server_that_nobody_has_told_of_is_not_over_not_living_and_leaves_at_once():
+    async def scenario():
+        servers = pool()
+        answer = await servers.unless_ended(server(), asyncio.sleep(0, "an answer"))
+        await servers.suspect("server-0", "reset")
+        await servers.mark_stale("server-0", "other weights")
+        await servers.confirm("server-0", 3)
+        left = await servers.drain("server-0", within_s=0.01)
+        before = servers.servers(), servers.is_living(server())
+        await servers.update_if_alive(server())
+        return answer, left, before, servers.servers(), servers.is_living(server())
+
+    answer, left, before, after, is_living = asyncio.run(scenario())
+    assert (answer, left, before) == ("an answer", 0, ((), False))
+    assert (after, is_living) == ((server(),), True)
+
+
+@pytest.mark.parametrize(
+    ("known", "is_living"),
+    [
+        (server(generation=1), True),
+        (server(generation=1, state=ServerState.STALE), True),
+        (server(generation=1, state=ServerState.DEAD), False),
+        (server(generation=2), False),
+        (server(generation=0), False),
+    ],
+)
+def test_only_the_incarnation_that_is_known_and_not_over_lives(known, is_living):
+    async def scenario():
+        servers = pool()
+        await servers.update([known])
+        return servers.is_living(server(generation=1))
+
+    assert asyncio.run(scenario()) is is_living
+
+
+def test_a_second_report_of_the_same_generation_is_believed():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(generation=1)])
+        await servers.update([server(generation=1, state=ServerState.DEAD)])
+        return servers.servers()[0].state
+
+    assert asyncio.run(scenario()) is ServerState.DEAD
+
+
+def test_a_server_that_confirms_its_weights_gets_traffic_only_once_its_supervisor_has_admitted_it():
+    async def scenario():
+        servers = pool()
+        seen = []
+        await servers.update([server(state=ServerState.STALE)])
+        await servers.confirm("server-0", 3)
+        seen.append(servers.servers()[0].state)
+        await servers.update([server(version=3)])
+        await servers.mark_stale("server-0", "sent other weights")
+        await servers.confirm("server-0", 4, lineage=2)
+        seen.append(servers.servers()[0].state)
+        confirmed = servers.servers()[0]
+        await servers.update([server(generation=1, state=ServerState.STALE)])
+        await servers.confirm("server-0", 4)
+        return [*seen, servers.servers()[0].state], (confirmed.weight_version, confirmed.lineage)
+
+    states, held = asyncio.run(scenario())
+    assert states == [ServerState.STALE, ServerState.READY, ServerState.STALE]
+    assert held == (4, 2)
+
+
+@pytest.mark.parametrize("over", sorted(server_pool.OVER))
+def test_one_that_is_over_is_not_brought_back_by_late_news(over):
+    async def scenario():
+        servers = pool(hold_s=0.02)
+        await servers.update([server(state=over)])
+        await servers.confirm("server-0", 0)
+        await servers.mark_stale("server-0", "late")
+        await servers.suspect("server-0", "late")
+        assert servers.servers()[0].state is over
+        await leased(servers, 0)
+
+    with pytest.raises(RolloutError, match=over):
+        asyncio.run(scenario())
+
+
+def test_only_a_ready_server_is_suspected():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(state=ServerState.STALE)])
+        await servers.suspect("server-0", "reset")
+        return servers.servers()[0].state
+
+    assert asyncio.run(scenario()) is ServerState.STALE
+
+
+def test_requests_of_an_end_are_moved_after_a_while_and_those_of_others_are_not(monkeypatch):
+    monkeypatch.setattr(server_pool, "LET_GO_S", 0.02)
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server(), server("server-1", 1)])
+        answered = asyncio.Event()
+
+        async def ask():
+            async with servers.acquire(0) as one:
+                return await servers.unless_migrated(one, answered.wait())
+
+        first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        await servers.update([server(state=ServerState.DEAD)])
+        async with asyncio.timeout(HOLD_S):
+            with pytest.raises(server_pool.RequestMigrated):
+                await first
+        answered.set()
+        return await second, servers.in_flight()
+
+    assert asyncio.run(scenario()) == (True, {"server-0": 0, "server-1": 0})
+
+
+def test_room_is_counted_in_samples_over_all_servers():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(), server("server-1", 1)])
+        await servers.limit(6)
+        async with servers.acquire(0, samples=2), servers.acquire(0, samples=4):
+            waiting = asyncio.create_task(leased(servers, 0, samples=1))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not waiting.done(), "six of six are in flight"
+            await servers.limit(7)
+            return await waiting
+
+    assert asyncio.run(scenario()) in {"server-0", "server-1"}
