@@ -27,7 +27,7 @@ from _pytest.runner import runtestprotocol
 
 from tests.mutation.mutations import Mutant, mutants
 from tests.mutation.targets import TARGETS
-from tests.mutation.verdicts import LIVES, Outcome, page, without_reason, write
+from tests.mutation.verdicts import LIVES, Outcome, page, read, without_reason, write
 
 QUIET = ["-s", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", "timeout=0"]
 SLOWER, PATIENCE_S = 4, 20.0
@@ -149,6 +149,7 @@ class InPlaceOfTests:
 
     path: str
     only: str
+    before: Mapping[str, Outcome] = field(default_factory=dict)
     found: dict[str, Outcome] = field(default_factory=dict)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -157,14 +158,15 @@ class InPlaceOfTests:
         passed = passed_lines(module.__file__, session.items)
         for mutant in mutants(Path(self.path).read_text(), module.__file__):
             if self.only in mutant.name:
-                was = self.found[mutant.name] = outcome(module, mutant, session.items, passed)
+                was = self.before.get(mutant.name, Outcome.SURVIVED)
+                was = self.found[mutant.name] = outcome(module, mutant, session.items, passed) if was in LIVES else was
                 if was in LIVES:
                     print(f"{self.path}:{min(mutant.lines)}: {was}: {mutant.name}", flush=True)
         return True
 
 
-def judge(path: str, results: Path, only: str) -> int:
-    trial = InPlaceOfTests(path, only)
+def judge(path: str, results: Path, only: str, *, again: bool) -> int:
+    trial = InPlaceOfTests(path, only, read(path, results) or {} if again else {})
     code = pytest.main([*QUIET, *TARGETS[path]], plugins=[trial])
     if code == 0 and trial.found:
         lives = sum(was in LIVES for was in trial.found.values())
@@ -179,12 +181,13 @@ def main() -> int:
     parser.add_argument("files", nargs="*", choices=[[], *TARGETS], metavar="FILE", help="of tests/mutation/targets.py")
     parser.add_argument("--only", default="", help="mutants whose name contains this; nothing is written then")
     parser.add_argument("--results", type=Path, default=Path("mutation-results"), help="a folder (%(default)s)")
+    parser.add_argument("--again", action="store_true", help="only new mutants and those that lived: tests were added")
     parser.add_argument("--page", action="store_true", help="write docs/testing-mutants.md from the results")
     given = parser.parse_args()
     for path in given.files:
         child = os.fork()  # so that one module's imports are not the next one's
         if child == 0:
-            os._exit(judge(path, given.results, given.only))
+            os._exit(judge(path, given.results, given.only, again=given.again))
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
             return 1
     if given.page:

@@ -105,7 +105,7 @@ def _nodes(top: ast.AST, statement: set[int]) -> Iterator[tuple[ast.AST, Place, 
 
 
 def _is_logged(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("log.")
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("log.", "assert_never("))
 
 
 def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:

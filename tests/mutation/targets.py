@@ -6,8 +6,8 @@ POLICY = "tests/unit/launcher/policy"
 ROLLOUT = "tests/unit/actors/rollout"
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
-    *(f"{POLICY}/test_{name}.py" for name in ("recovery", "recovery_states", "recovery_storms", "node_policy")),
-    *(f"{POLICY}/test_{name}.py" for name in ("reconcile_servers", "reconcile_trainer")),
+    *(f"{POLICY}/test_{name}.py" for name in ("recovery", "recovery_states", "recovery_storms", "plan_borders")),
+    *(f"{POLICY}/test_{name}.py" for name in ("reconcile_servers", "reconcile_trainer", "node_policy")),
     SCALING,
 ]
 
@@ -39,9 +39,9 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/reward_health.py": [f"{POLICY}/test_reward_health.py"],
     "launcher/policy/routing.py": [f"{POLICY}/test_routing.py"],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
-    "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py"],
+    "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "actors/data/prompt_queue.py": ["tests/unit/actors/data/test_prompt_queue.py"],
-    "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_server_pool.py"],
+    "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/server_pool.py": [
@@ -49,5 +49,7 @@ TARGETS: dict[str, list[str]] = {
     ],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": ["tests/unit/actors/training/test_step_loop.py"],
-    "launcher/run_files/journal.py": ["tests/unit/launcher/run_files/test_journal.py"],
+    "launcher/run_files/journal.py": [
+        f"tests/unit/launcher/run_files/test_{name}.py" for name in ("journal", "journal_bounds")
+    ],
 }

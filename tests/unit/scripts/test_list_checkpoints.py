@@ -236,7 +236,7 @@ def test_an_areal_folder_is_listed_and_marked_as_unverified(tool, facts, areal):
     told = found["recover"]["areal"]
     assert (told["step"], told["complete"], told["problems"]) == (99, True, [])
     assert (told["has_optimizer"], told["steps_per_epoch"]) == (True, 80)
-    assert "step 40 would be the last good one" in tool()[1] or "step 60 would be" in tool()[1]
+    assert "step 40 would be the last good one" in tool()[1]
 
 
 def test_an_areal_folder_is_verified_as_far_as_it_can_be(facts, areal):

@@ -136,6 +136,20 @@ def test_a_run_that_is_cut_and_resumed_takes_what_the_uncut_one_takes():
     assert uncut.epoch == cut.epoch == 3
 
 
+@pytest.mark.parametrize(
+    "damage", [{"first": [1]}, {"last": [1]}, {"first": "p1"}, {"last": None}, {"cursor": -1}], ids=str
+)
+def test_what_is_of_the_wrong_type_is_called_damaged_and_not_contradictory(damage):
+    with pytest.raises(CheckpointError, match="the data position is damaged"):
+        queue().load_state_dict(queue().state_dict() | damage)
+
+
+def test_the_format_is_that_of_the_checkpoints_that_are_there():
+    assert queue().state_dict()["format"] == 1
+    with pytest.raises(CheckpointError, match="format was 2, is 1"):
+        queue().load_state_dict(queue().state_dict() | {"format": 2})
+
+
 def test_the_state_is_small():
     prompts = queue([f"prompt-{i:08}" for i in range(10_000)])
     prompts.commit(prompts.take(16))

@@ -60,3 +60,50 @@ def test_another_life_begins_with_no_past():
     clients.rounds(20)
     clients.book.forget("server-0")
     assert clients.book.paces() == {}
+
+
+def test_tokens_are_counted_by_busy_seconds():
+    clients = Clients()
+    for _ in range(USUAL_AT_LEAST + LATELY):
+        clients.book.begins("server-0", clients.now)
+        clients.now += 4.0
+        clients.book.made("server-0", 1000)
+        clients.book.ends("server-0", clients.now)
+    pace = clients.book.paces()["server-0"]
+    assert (pace.lately, pace.usual) == (250.0, 250.0)
+
+
+def test_a_busy_period_begins_with_its_first_request_and_ends_with_its_last():
+    """Two that overlap by half: three busy seconds, not four."""
+    clients = Clients()
+    for _ in range(USUAL_AT_LEAST + LATELY):
+        start = clients.now
+        clients.book.begins("server-0", start)
+        clients.book.begins("server-0", start + 1.0)
+        clients.book.made("server-0", 300)
+        clients.book.ends("server-0", start + 2.0)
+        clients.book.made("server-0", 150)
+        clients.book.ends("server-0", start + 3.0)
+        clients.now = start + 10.0
+    windows = clients.book._servers["server-0"].windows
+    assert set(windows) == {150.0}
+    assert len(windows) == 2 * (USUAL_AT_LEAST + LATELY)
+
+
+def test_an_end_that_nobody_began_counts_for_nothing():
+    clients = Clients()
+    clients.book.ends("server-0", 5.0)
+    clients.book.made("server-0", 10)
+    assert clients.book.paces() == {}
+    clients.book.begins("server-0", 10.0)
+    clients.book.ends("server-0", 10.5)
+    clients.book.ends("server-0", 99.0)
+    assert clients.book._servers["server-0"].busy_s == 0.5
+
+
+def test_usual_is_what_was_before_the_last_few():
+    clients = Clients()
+    clients.rounds(USUAL_AT_LEAST, tokens=1000)
+    clients.rounds(LATELY, tokens=400)
+    pace = clients.book.paces()["server-0"]
+    assert (pace.lately, pace.usual) == (400.0, 1000.0)

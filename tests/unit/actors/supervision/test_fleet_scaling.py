@@ -18,7 +18,7 @@ from launcher.policy.reconcile_fleet import FleetChange, change_to
 from launcher.policy.restart_budget import Rung
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.fake_actors import FakeActor, never
-from tests.support.looks import attempts, dead, decide, fresh, kinds, observed, server, trainer
+from tests.support.looks import CRASHED, attempts, dead, decide, fresh, kinds, observed, server, trainer
 from tests.support.run_model import ModelHands, RunModel
 from tests.unit.actors.supervision.test_coordinator import Trial
 
@@ -47,12 +47,21 @@ def test_who_was_asked_to_join_joins_once():
         ((server(0), server(1, weight_version=3)), False),
         ((server(0), fresh(1, ServerState.STARTING)), False),
         ((dead(0), fresh(1, ServerState.STARTING)), True),
+        ((server(0), server(1), fresh(2, ServerState.STARTING)), True),
+        ((server(0), server(1, ServerState.SUSPECT)), False),
+        ((server(0), server(1, verdict=CRASHED)), False),
     ],
 )
 def test_who_was_asked_to_leave_leaves_while_another_one_serves_or_when_it_is_dead(servers, leaves):
     made = decide(observed(*servers, leaving=ASKED))
     assert (LeaveServer(name="s0", reason=ASKED["s0"]) in made.actions) is leaves
-    assert leaves or "s0 leaves when another one serves" in made.reason
+    assert ("s0 leaves when another one serves" in made.reason) is not leaves
+
+
+def test_while_weights_are_handed_out_the_others_serve_with_those_they_have():
+    publishing = trainer(is_publishing=True)
+    made = decide(observed(server(0), server(1, weight_version=40), trainer=publishing, leaving=ASKED))
+    assert made.actions == (LeaveServer(name="s0", reason=ASKED["s0"]),)
 
 
 def test_one_that_leaves_is_neither_mended_nor_counted_on():

@@ -7,8 +7,9 @@ import pytest
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, ResumeTrainer
+from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import NOW, PAUSED, dead, decide, kinds, observed, server, trainer
+from tests.support.looks import NOW, PAUSED, attempts, dead, decide, kinds, observed, server, trainer
 
 LOST = Verdict(health=Health.DEAD, reason="node 10.0.0.7 was lost", cause=Cause.NODE_LOST)
 CONFIG = RunConfig()
@@ -45,9 +46,13 @@ def test_without_any_server_the_run_waits_for_a_node_and_not_for_ever():
 
 def test_a_server_that_is_given_up_is_no_reason_to_go_on_without_one():
     gone = dataclasses.replace(dead(1), state=ServerState.FAILED)
-    history = ()
-    made = decide(observed(unschedulable(0, NOW - 1000), gone), history, config=CONFIG)
-    assert RestartServer in kinds(made) or Halt in kinds(made)
+    seen = observed(unschedulable(0, NOW - 1000), gone)
+    made = decide(seen, config=CONFIG)
+    assert [action.name for action in made.actions] == ["s1"], "it has restarts left"
+    rungs = [Rung.SERVER] * CONFIG.restart.server
+    halt = decide(seen, attempts(*rungs, cause=Cause.SERVER_CRASH, subject="s1"), config=CONFIG)
+    assert kinds(halt) == [Halt]
+    assert "no node has had room for any server for 1000 s (cluster.node_wait_s)" in halt.actions[0].reason
 
 
 def test_a_trainer_that_has_a_place_elsewhere_is_restarted_there():

@@ -127,7 +127,11 @@ def test_the_trainer_is_never_resumed_on_damage_or_a_broken_verifier():
     for incident in (COLLAPSE, BROKEN):
         made = decide(observed(incident=incident, trainer=PAUSED, state=RunState.PAUSED))
         assert ResumeTrainer not in kinds(made)
-        assert LoadWeights not in kinds(made) or incident is BROKEN
+    behind = server(weight_version=40)
+    damaged = decide(observed(behind, incident=COLLAPSE, trainer=PAUSED, state=RunState.PAUSED))
+    assert LoadWeights not in kinds(damaged), "no server gets damaged weights"
+    sound = decide(observed(behind, incident=BROKEN, trainer=PAUSED, state=RunState.PAUSED))
+    assert kinds(sound) == [LoadWeights], "a broken reward function has damaged none"
 
 
 def test_without_the_look_at_the_damage_it_would_be_resumed(monkeypatch):

@@ -1,0 +1,204 @@
+"""Where one repair ends and the next begins: what is under way, spent, not loaded or another's is left alone."""
+
+import dataclasses
+
+import pytest
+
+from launcher.base.messages import Cause, Health, ServerState, Verdict
+from launcher.policy.actions import (
+    AbandonServer,
+    CondemnCheckpoints,
+    Halt,
+    LoadWeights,
+    PauseTrainer,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+)
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.reconcile_servers import is_unschedulable
+from launcher.policy.reconcile_trainer import holds_damage
+from launcher.policy.restart_budget import Rung
+from launcher.policy.run_state import RunState
+from tests.support.looks import (
+    COLLAPSE,
+    CONFIG,
+    CORRUPT,
+    CRASHED,
+    NOW,
+    PAUSED,
+    SHELF,
+    T_CRASHED,
+    T_OUT_OF_MEMORY,
+    UNKNOWN,
+    attempts,
+    dead,
+    decide,
+    fresh,
+    kinds,
+    observed,
+    server,
+    trainer,
+)
+
+SPENT = [Rung.SERVER] * CONFIG.restart.server
+BOTH_SPENT = attempts(*SPENT) + attempts(*SPENT, subject="s1")
+FLEET_SPENT = BOTH_SPENT + attempts(*[Rung.FLEET] * CONFIG.restart.fleet)
+RESTORING = (RestoreTrainer(global_step=19, reason="fell"),)
+RESTARTING = (RestartTrainer(reason="exited with 1"),)
+NOT_LOADED = trainer(is_loaded=False, verdict=UNKNOWN)
+EMPTY = trainer(is_loaded=False, is_paused=True)
+
+
+def of_trainer(*rungs, cause=Cause.TRAINER_CRASH):
+    return attempts(*rungs, cause=cause, subject="trainer")
+
+
+# ── servers ──
+
+
+def test_a_server_that_lives_has_a_place_whatever_was_said_before():
+    lives = server(0, unschedulable_since=NOW - 10_000)
+    assert not is_unschedulable(lives)
+    assert decide(observed(lives)).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("servers", "under_way", "history"),
+    [
+        ((dead(0), server(1)), (RestartServer(name="s0", reason=""),), attempts(*SPENT)),  # its last one is under way
+        ((server(0), server(1, ServerState.STOPPED, CRASHED)), (), ()),
+        ((dead(0), dead(1)), (RestartServer(name="s1", reason=""),), BOTH_SPENT),  # the other may yet do the work
+    ],
+)
+def test_what_is_under_way_or_stopped_is_left_alone(servers, under_way, history):
+    assert decide(observed(*servers, under_way=under_way), history).actions == ()
+
+
+def test_a_verdict_that_is_no_more_than_unknown_repairs_nothing():
+    doubted = Verdict(health=Health.UNKNOWN, reason="not looked at for 20 s", cause=Cause.SERVER_CORRUPT)
+    assert decide(observed(server(0, verdict=doubted), server(1))).actions == ()
+
+
+def test_one_that_is_beyond_repair_is_given_up_as_soon_as_any_other_serves():
+    for others in ((server(1), fresh(2, ServerState.STARTING)), (server(1),)):
+        assert kinds(decide(observed(dead(0), *others), BOTH_SPENT)) == [AbandonServer]
+
+
+def test_weights_are_nobody_s_while_the_trainer_has_no_place_or_holds_damage():
+    lost = trainer(verdict=T_CRASHED, unschedulable_since=NOW - 10)
+    assert decide(observed(server(0, weight_version=40), server(1), trainer=lost)).actions == ()
+    damaged = decide(observed(fresh(0), server(1), incident=COLLAPSE))
+    assert kinds(damaged) == [PauseTrainer]
+
+
+def test_a_restart_of_all_is_counted_once_for_all():
+    made = decide(observed(dead(0), dead(1)), BOTH_SPENT)
+    assert kinds(made) == [RestartServer, RestartServer]
+    assert [(attempt.subject, attempt.rung) for attempt in made.attempts] == [("s0", Rung.FLEET)]
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [{"trainer": NOT_LOADED}, {"under_way": RESTORING}, {"under_way": RESTARTING}],
+    ids=["not loaded", "restoring", "restarting"],
+)
+def test_servers_that_need_other_weights_wait_for_a_trainer_that_is_getting_some(busy):
+    assert decide(observed(dead(0), dead(1), **busy), FLEET_SPENT).actions == ()
+
+
+def test_a_plan_that_ends_the_run_says_what_came_first():
+    made = decide(observed(dead(0)), attempts(*SPENT, *[Rung.RESTORE] * CONFIG.restart.restore))
+    assert made.actions[0].reason.startswith("server_crash of s0 again")
+    lost = trainer(verdict=T_CRASHED)
+    spent = of_trainer(*[Rung.RESTORE] * CONFIG.restart.restore)
+    both = decide(observed(dead(0), trainer=lost), [*attempts(*SPENT), *spent])
+    assert kinds(both) == [Halt] and both.actions[0].reason.startswith("trainer_crash of trainer again")
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (observed(server(0, ServerState.STALE), server(1)), "s0 holds the current weights"),
+        (observed(server(0, weight_version=40), server(1)), "s0 gets version 41"),
+        (observed(hold_reason="look first"), "look first"),
+        (observed(dead(0), server(1)), "exited with -9; server_crash of s0: server, 1 of 3"),
+    ],
+)
+def test_a_plan_says_why(seen, reason):
+    assert decide(seen).reason == reason
+
+
+# ── the trainer ──
+
+
+def test_a_trainer_that_lives_has_a_place_whatever_was_said_before():
+    assert decide(observed(trainer=trainer(unschedulable_since=NOW - 10_000))).actions == ()
+
+
+def test_weights_that_are_not_loaded_hold_no_damage():
+    assert holds_damage(COLLAPSE, trainer())
+    assert not holds_damage(COLLAPSE, trainer(is_loaded=False))
+    assert not holds_damage(None, trainer())
+    first = COLLAPSE.onset_step - 1
+    assert [holds_damage(COLLAPSE, trainer(next_step=step)) for step in (first, first + 1)] == [False, True]
+
+
+@pytest.mark.parametrize("under_way", [RESTORING, RESTARTING], ids=["restore", "restart"])
+def test_its_last_repair_is_waited_for(under_way):
+    spent = of_trainer(*[Rung.RESTORE] * CONFIG.restart.restore)
+    assert decide(observed(trainer=trainer(verdict=T_CRASHED), under_way=under_way), spent).actions == ()
+    assert decide(observed(trainer=PAUSED, incident=COLLAPSE, under_way=under_way)).actions == ()
+
+
+def test_a_death_without_a_cause_counts_as_a_crash():
+    gone = Verdict(health=Health.DEAD, reason="gone")
+    made = decide(observed(trainer=trainer(verdict=gone)))
+    assert [attempt.cause for attempt in made.attempts] == [Cause.TRAINER_CRASH]
+    assert made.actions[0].reason == "gone; trainer_crash of trainer: restore, 1 of 3"
+
+
+def test_each_rung_of_memory_is_another_repair_that_neither_waits_nor_is_counted_out():
+    lost = trainer(verdict=T_OUT_OF_MEMORY, ran_out=RanOut.TRAINER_DEVICE)
+    for rungs in (1, CONFIG.restart.restore):
+        history = of_trainer(*[Rung.RESTORE] * rungs, cause=Cause.TRAINER_OOM)
+        made = decide(observed(trainer=lost), history, now=history[-1].at)
+        assert kinds(made) == [RestartTrainer]
+        assert made.actions[0].overrides
+        assert "max_tokens_per_mb" in made.actions[0].reason
+
+
+def test_a_fresh_trainer_gets_what_is_from_before_the_damage():
+    made = decide(observed(trainer=EMPTY, incident=COLLAPSE))
+    assert kinds(made) == [CondemnCheckpoints, RestoreTrainer]
+    assert made.actions[1].global_step == 19
+    unknown = dataclasses.replace(COLLAPSE, onset_step=None)
+    assert decide(observed(trainer=EMPTY, incident=unknown)).actions[0].global_step == 39
+
+
+def test_a_fresh_trainer_without_any_checkpoint_to_load_ends_the_run():
+    corrupt = of_trainer(
+        *[Rung.RESTORE] * CONFIG.restart.restore, *[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.CHECKPOINT_CORRUPT
+    )
+    spent = decide(observed(trainer=EMPTY), corrupt)
+    assert kinds(spent) == [Halt]
+    assert "checkpoint_corrupt of trainer again" in spent.actions[0].reason
+
+
+def test_a_collapse_whose_restores_are_spent_ends_the_run():
+    history = of_trainer(*[Rung.RESTORE] * CONFIG.restart.restore, cause=Cause.REWARD_COLLAPSE)
+    made = decide(observed(trainer=PAUSED, incident=COLLAPSE), history)
+    assert kinds(made) == [Halt]
+    assert "restore 3 times" in made.actions[0].reason
+
+
+@pytest.mark.parametrize(("newest", "condemns"), [(33, False), (34, True), (35, True)])
+def test_what_is_condemned_begins_with_the_first_damaged_checkpoint(newest, condemns):
+    shelf = (*SHELF[:2], dataclasses.replace(SHELF[2], global_step=newest))
+    seen = dataclasses.replace(observed(trainer=PAUSED, incident=COLLAPSE), checkpoints=shelf)
+    assert (CondemnCheckpoints in kinds(decide(seen))) is condemns
+
+
+def test_a_trainer_is_restoring_while_its_checkpoint_is_loaded():
+    assert decide(observed(trainer=EMPTY, under_way=RESTORING)).state is RunState.RESTORING
+    assert LoadWeights not in kinds(decide(observed(server(0, verdict=CORRUPT), trainer=EMPTY, under_way=RESTORING)))

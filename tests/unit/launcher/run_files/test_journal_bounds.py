@@ -1,0 +1,156 @@
+"""Records of the run at their bounds: one writer at a time, no descriptor kept, numbers, and the last of an event."""
+
+import asyncio
+import fcntl
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.run_files import journal
+from launcher.run_files.journal import Journal, LineLog, append_line, encode, last_of, number_of, read_lines
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "events.jsonl"
+
+
+def steps(path):
+    return [line["step"] for line in read_lines(path)]
+
+
+def test_a_writer_waits_for_its_turn(file, monkeypatch):
+    """The other one ends its line while this one waits."""
+    with file.open("ab", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waited = []
+
+        def ends_its_line(seconds):
+            waited.append(seconds)
+            other.write(b'{"step": 0}\n')
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(journal.time, "sleep", ends_its_line)
+        append_line(file, {"step": 1})
+    assert len(waited) == 1 and 0 < waited[0] < 0.1
+    assert steps(file) == [0, 1]
+
+
+def test_one_that_was_stopped_while_it_wrote_silences_nobody(file, monkeypatch):
+    monkeypatch.setattr(journal, "TURN_S", 0.05)
+    with file.open("ab") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        append_line(file, {"step": 1})
+        assert steps(file) == [1]
+
+
+def test_its_turn_is_over_with_its_line_and_no_file_stays_open(file):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for step in range(3):
+        append_line(file, {"step": step})
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with file.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_file_that_is_made_is_for_others_to_read(file):
+    umask = os.umask(0)
+    try:
+        append_line(file, {"step": 1})
+    finally:
+        os.umask(umask)
+    assert oct(file.stat().st_mode & 0o777) == "0o644"
+
+
+def test_text_is_as_it_was_written():
+    assert encode({"reason": "größe"}) == '{"reason": "größe"}\n'.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (1, 1.0),
+        (0.5, 0.5),
+        ("NaN", math.nan),
+        ("-Infinity", -math.inf),
+        ("0.25", 0.25),
+        (True, -1.0),
+        (None, -1.0),
+        ([1], -1.0),
+        ("many", -1.0),
+        (10**400, -1.0),
+    ],
+)
+def test_what_is_a_number_reads_back_and_nothing_else_does(value, number):
+    assert number_of(value, -1.0) == pytest.approx(number, nan_ok=True)
+    assert math.isnan(number_of("many"))
+
+
+def test_of_several_torn_lines_the_first_is_named_and_none_before_the_reading(file):
+    file.write_bytes(b'{"step": 0}\n{\n[]\n  \n{"step": 3}\n')
+    lines = read_lines(file)
+    assert (lines.skipped, lines.first_skipped) == (0, "")
+    assert [line["step"] for line in lines] == [0, 3]
+    assert (lines.skipped, lines.first_skipped[:7]) == (2, "line 2:")
+
+
+def test_a_line_that_just_fits_is_whole_and_the_next_one_its_own(file, monkeypatch):
+    first = encode({"text": "x" * 50})
+    monkeypatch.setattr(journal, "LONGEST_LINE", len(first))
+    file.write_bytes(first + encode({"step": 1}) + encode({"text": "x" * 70}) + encode({"step": 2}))
+    lines = read_lines(file)
+    assert [line.get("step") for line in lines] == [None, 1, 2]
+    assert lines.skipped == 1
+
+
+def test_the_last_of_an_event_is_that_of_its_attempt(file):
+    for attempt, number in ((1, 1), (1, 2), (2, 3)):
+        Journal(file, attempt).record("run.began", number=number)
+        Journal(file, attempt).record("run.ended", number=-number)
+    assert [last_of(file, "run.began", attempt).get("number") for attempt in (1, 2, 3)] == [2, 3, None]
+    assert last_of(file, "run.paused", 1) == {}
+
+
+def test_a_log_with_nothing_to_write_touches_no_file(file):
+    assert LineLog(file).flush()
+    assert not file.exists()
+
+
+def test_lines_that_were_lost_are_said_only_when_the_disk_has_come_back(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(journal, "MOST_WAITING", 1)
+    lines = LineLog(tmp_path / "late" / "events.jsonl")
+    lines.append({"step": 0})
+    lines.append({"step": 1})
+    (tmp_path / "late").mkdir()
+    lines.append({"step": 2})
+    assert lines.lost == 2
+    said = len(caplog.messages)
+    assert lines.append({"step": 3}) and len(caplog.messages) == said
+
+
+def test_a_journal_in_the_background_keeps_the_order_and_flush_waits_for_all(file, monkeypatch):
+    slow = journal.append_line
+
+    def stalls(*args, **options):
+        time.sleep(0.002)
+        slow(*args, **options)
+
+    monkeypatch.setattr(journal, "append_line", stalls)
+
+    async def scenario():
+        events = Journal(file, 1, in_background=True)
+        for number in range(20):
+            events.record("run.began", number=number)
+        await events.flush()
+        written = [line["number"] for line in read_lines(file)]
+        events.record("run.ended")
+        pending = len(events._pending)
+        await events.flush()
+        return written, pending
+
+    written, pending = asyncio.run(scenario())
+    assert written == list(range(20))
+    assert pending == 1, "what is written is not kept"
