@@ -1,0 +1,62 @@
+"""The pages for people: each is listed, the tests that docs/status.md names exist, links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.test_traps_page import functions_of
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+
+
+def pages_of(nav):
+    for entry in nav:
+        match entry:
+            case str():
+                yield entry
+            case dict():
+                for value in entry.values():
+                    yield from pages_of([value] if isinstance(value, str) else value)
+
+
+def test_the_index_lists_every_page_once_with_a_line():
+    """index.md is the site's llms.txt too."""
+    lines = [line for line in (DOCS / "index.md").read_text().splitlines() if line.startswith("- [")]
+    listed = [found[1] for line in lines if (found := re.fullmatch(r"- \[[^]]+\]\(([\w/]+\.md)\): \S.+", line))]
+    assert len(listed) == len(lines)
+    assert sorted(listed) == sorted(PAGES - {"index.md"})
+
+
+def test_the_site_has_every_page_in_the_order_of_the_index():
+    nav = list(pages_of(yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]))
+    assert nav == ["index.md", *re.findall(r"^- \[[^]]+\]\(([^)]+)\)", (DOCS / "index.md").read_text(), re.MULTILINE)]
+
+
+def test_every_test_that_the_status_page_names_exists():
+    text = (DOCS / "status.md").read_text()
+    named = NAMED.findall(text)
+    assert len(named) > 20
+    assert [path for path, _ in named if not (REPOSITORY / path).is_file()] == []
+    assert [name for path, name in named if name and name not in functions_of(path)] == []
+    holds = text.partition("## Holds")[2].partition("\n## ")[0]
+    rows = [line for line in holds.splitlines() if line.startswith("| ")][1:]
+    assert [row for row in rows if not NAMED.search(row)] == []
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/index.md", "docs/status.md", "docs/peers.md"]
+)
+def test_each_link_leads_somewhere(page):
+    path = REPOSITORY / page
+    links = [link for link in LINK.findall(path.read_text()) if not link.startswith("https://")]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_the_readme_is_read_in_one_go():
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
