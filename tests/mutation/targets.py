@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 POLICY = "tests/unit/launcher/policy"
+RECORDS = "tests/unit/launcher/run_files"
 ROLLOUT = "tests/unit/actors/rollout"
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
-    *(f"{POLICY}/test_{name}.py" for name in ("recovery", "recovery_states", "recovery_storms", "plan_borders")),
+    *(f"{POLICY}/test_{name}.py" for name in ("recovery", "recovery_states", "plan_borders")),
     *(f"{POLICY}/test_{name}.py" for name in ("reconcile_servers", "reconcile_trainer", "node_policy")),
     SCALING,
 ]
@@ -49,7 +50,5 @@ TARGETS: dict[str, list[str]] = {
     ],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": ["tests/unit/actors/training/test_step_loop.py"],
-    "launcher/run_files/journal.py": [
-        f"tests/unit/launcher/run_files/test_{name}.py" for name in ("journal", "journal_bounds")
-    ],
+    "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],
 }

@@ -9,6 +9,7 @@ import pytest
 
 from actors.processes.process_tree import identify, wait_ended
 from launcher.checkpoints.checkpoint_store import CheckpointStore
+from scripts.faults import trainer_faults
 from scripts.faults.run_processes import find_run, state
 from scripts.inject_fault import main
 from tests.support.fault_game import DEADLINE_S, gone
@@ -89,7 +90,8 @@ def test_t1_at_a_save_kills_while_the_folder_is_staged(game):
     assert gone(game.fired()["pids"])
 
 
-def test_a_moment_that_does_not_come_is_missed_and_the_trainer_resumes(game):
+def test_a_moment_that_does_not_come_is_missed_and_the_trainer_resumes(game, monkeypatch):
+    monkeypatch.setattr(trainer_faults, "DUMP_TIMEOUT_S", 60.0)  # on a busy machine a dump takes longer
     game.step()
     game.commit_checkpoint(0)
     trainer = find_run(game.paths).trainer

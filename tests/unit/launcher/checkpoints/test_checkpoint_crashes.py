@@ -1,11 +1,11 @@
 """SIGKILL at any moment of save and retention: always the earlier whole checkpoint, or the whole new one.
 
-A real process saves and prunes without end. It is killed before its n-th request to the filesystem, for every n of
-a round, and, for what lies between requests, after a random time.
+A real process saves and prunes without end (tests/programs/killed_saver.py). It is killed before each system call of a
+round that a file system notices, and, for what lies between them, after a random time.
 """
 
+import ast
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,55 +13,12 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointState, CheckpointStore
+from tests.programs.killed_saver import CALLS
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 KEEP_LAST = 2
-REQUESTS_OF_A_ROUND = 48
-
-# One interpreter, which forks a child for each kill: starting Python anew each time would take most of the time.
-FORKING_SERVER = """
-import os, signal, sys, time
-from pathlib import Path
-from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointStore
-root = Path(sys.argv[1])
-
-def save_and_prune(store, step):
-    with store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
-        for name in ("model.safetensors", "optimizer.bin"):
-            (staged / name).write_bytes(f"{name} {step} ".encode() * 9000)
-        store.commit(staged, global_step=step, policy_version=step + 1, config_fingerprint={}, health={},
-                     keep=step == 0)
-    store.prune(2)
-
-def die_before_request(number):
-    seen = 0
-    def count(event, args):  # every open, mkdir, rename, unlink and rmdir passes here before it happens
-        nonlocal seen
-        if event.partition(".")[0] in ("open", "os", "shutil"):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(count)
-
-store = CheckpointStore(root)
-for step in range(3):
-    save_and_prune(store, step)
-print("ready", flush=True)
-for line in sys.stdin:
-    step, number, seconds = int(line.split()[0]), int(line.split()[1]), float(line.split()[2])
-    save_and_prune(store, step)  # each kill meets the same state: nothing left over, one to remove
-    child = os.fork()
-    if child == 0:
-        if number:
-            die_before_request(number)
-        while True:
-            step += 1
-            save_and_prune(CheckpointStore(root), step)
-    if not number:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+ONE_ROUND = -1
+traces = pytest.mark.skipif(not CALLS, reason="the numbers of this processor's system calls are not known")
 
 
 class Saver:
@@ -69,19 +26,24 @@ class Saver:
 
     def __init__(self, root):
         self.root = root
-        command = [sys.executable, "-c", FORKING_SERVER, str(root)]
+        command = [sys.executable, "-m", "tests.programs.killed_saver", str(root)]
         self._server = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         assert self._server.stdout.readline() == "ready\n"
         self.newest = newest_step(root)
 
-    def kill(self, *, before_request=0, after_s=0.0):
-        self._server.stdin.write(f"{self.newest + 1} {before_request} {after_s}\n")
-        assert int(self._server.stdout.readline()) == -signal.SIGKILL
+    def calls_of_a_round(self):
+        return self.kill(before_call=ONE_ROUND)
+
+    def kill(self, *, before_call=0, after_s=0.0):
+        """The calls that were seen until then."""
+        self._server.stdin.write(f"{self.newest + 1} {before_call} {after_s}\n")
+        seen = ast.literal_eval(self._server.stdout.readline())
         now = newest_step(self.root)
         assert now > self.newest  # at least what was saved whole before the kill
         self.newest = now
+        return seen
 
     def close(self):
         self._server.communicate()
@@ -109,9 +71,16 @@ def newest_step(root):
     return newest.checkpoint.global_step
 
 
-def test_killed_before_every_request_to_the_filesystem(saver):
-    for number in range(1, REQUESTS_OF_A_ROUND + 1):
-        saver.kill(before_request=number)
+@traces
+def test_killed_before_every_call_to_the_filesystem(saver):
+    """How many there are is counted here: none is left out where saving comes to make more of them."""
+    calls = saver.calls_of_a_round()
+    assert calls.keys() >= {"open", "write", "fsync", "close", "mkdir", "rename", "unlink"}
+    total = sum(calls.values())
+    for number in range(1, total + 1):
+        seen = saver.kill(before_call=number)
+        assert sum(seen.values()) == number, "it was killed before that call"
+    print(f"killed before each of {total} system calls of a save with its retention: {calls}")
 
 
 def test_killed_at_random_times(saver):
@@ -120,9 +89,11 @@ def test_killed_at_random_times(saver):
         saver.kill(after_s=draw.uniform(0.0, 0.05))
 
 
+@traces
 def test_what_a_kill_left_behind_goes_with_the_next_save(saver):
-    saver.kill(before_request=6)
+    total = sum(saver.calls_of_a_round().values())
+    saver.kill(before_call=total // 4)
     leftovers = [path.name for path in saver.root.iterdir() if path.name.startswith(".")]
     assert leftovers != []
-    saver.kill(before_request=47)
+    saver.kill(before_call=total)
     assert not any((saver.root / name).exists() for name in leftovers)
