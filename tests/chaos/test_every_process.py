@@ -5,10 +5,13 @@
 
 import random
 import re
+import signal
 import time
 
 import pytest
 
+from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.messages import TerminalStatus
 from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = pytest.mark.timeout(3600)
@@ -33,9 +36,23 @@ def test_whichever_process_dies_the_run_goes_on_or_ends_and_leaves_nobody(tmp_pa
                     break
             else:
                 run.stop()
+                role = "nobody"
             run.process.wait(GOES_ON_S)
             run.wait_gone(LEAVES_S)
+            check_end(run, role)
         run.check_ledger(is_whole=False)
+
+
+def check_end(run, role):
+    """The run has one terminal status at most, and its exit code; only a driver that was killed leaves neither."""
+    ended = [(status, event["exit_code"]) for status in TerminalStatus for event in run.events(f"run.{status.lower()}")]
+    if role == "driver":
+        assert run.process.returncode == -signal.SIGKILL
+        assert len(ended) <= 1, ended
+        return
+    status = TerminalStatus.ABORTED if role == "nobody" else TerminalStatus.ERRORED
+    assert run.process.returncode == EXIT_CODES[status], f"without {role}: {run.said()[-3000:]}\n{run.tail()}"
+    assert ended == [(status, EXIT_CODES[status])], f"without {role}: {run.tail()}"
 
 
 def choose(family, victims, draw):

@@ -30,7 +30,7 @@ from tests.mutation.targets import TARGETS
 from tests.mutation.verdicts import LIVES, Outcome, page, read, without_reason, write
 
 QUIET = ["-s", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", "timeout=0"]
-SLOWER, PATIENCE_S = 4, 20.0
+SLOWER, PATIENCE_S = 4, 10.0
 """A change that loops for ever is noticed too: its tests take so many times longer than without it, and so much."""
 Passed = Mapping[str, tuple[float, set[int]]]
 """Of each test: how long it takes, and which lines of the module it passes."""

@@ -45,9 +45,7 @@ TARGETS: dict[str, list[str]] = {
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
-    "actors/rollout/server_pool.py": [
-        f"{ROLLOUT}/test_{name}.py" for name in ("server_pool", "pool_news", "leaving_servers")
-    ],
+    "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in ("server_pool", "pool_news")],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": ["tests/unit/actors/training/test_step_loop.py"],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],

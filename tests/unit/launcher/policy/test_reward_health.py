@@ -83,12 +83,16 @@ def test_without_the_detector_a_fall_is_missed():
 # ── healthy runs ──
 
 
-def test_at_most_one_false_alarm_in_a_thousand_healthy_steps():
+@pytest.mark.parametrize("seeds", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_at_most_one_false_alarm_in_a_thousand_healthy_steps(seeds):
     counts = {
-        name: sum(len(alarms(run.points(1000, f"{name} {seed}"))) for seed in range(2)) for name, run in HEALTHY.items()
+        name: sum(len(alarms(run.points(1000, f"{name} {seed}"))) for seed in range(seeds))
+        for name, run in HEALTHY.items()
     }
-    assert max(counts.values()) <= 2  # of each kind 2,000 steps
-    assert sum(counts.values()) <= len(HEALTHY) // 5  # and over all kinds, one in ten thousand
+    per_thousand = sum(counts.values()) / (seeds * len(HEALTHY))
+    print(f"{per_thousand:.3f} false alarms in 1,000 healthy steps, of {seeds * len(HEALTHY)},000: {counts}")
+    assert max(counts.values()) <= seeds
+    assert per_thousand <= 0.1  # over all kinds, one in ten thousand
 
 
 def test_probation_costs_few_false_alarms():
