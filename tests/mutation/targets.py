@@ -24,7 +24,7 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
     "launcher/policy/memory_backoff.py": [f"{POLICY}/test_memory_backoff.py"],
-    "launcher/policy/memory_trend.py": ["tests/unit/actors/monitoring/test_memory_watch.py"],
+    "launcher/policy/memory_trend.py": [f"{POLICY}/test_memory_backoff.py"],
     "launcher/policy/observation_history.py": [
         f"{POLICY}/test_liveness.py",
         "tests/unit/actors/monitoring/test_server_watch.py",
@@ -36,7 +36,7 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/recovery.py": [*PLAN, f"{POLICY}/test_run_state.py"],
     "launcher/policy/restart_budget.py": [f"{POLICY}/test_restart_budget.py", *PLAN],
     "launcher/policy/restore.py": [f"{POLICY}/test_restore.py", f"{POLICY}/test_reconcile_trainer.py"],
-    "launcher/policy/retention.py": ["tests/unit/launcher/checkpoints/test_retention.py"],
+    "launcher/policy/retention.py": [f"{POLICY}/test_restore.py", "tests/unit/launcher/checkpoints/test_retention.py"],
     "launcher/policy/reward_health.py": [f"{POLICY}/test_reward_health.py"],
     "launcher/policy/routing.py": [f"{POLICY}/test_routing.py"],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],

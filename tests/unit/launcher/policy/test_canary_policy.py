@@ -80,3 +80,31 @@ def test_a_silent_round_clears_nobody():
 def test_without_the_comparison_a_broken_one_would_be_believed(monkeypatch):
     monkeypatch.setattr(canary_policy, "_is_wrong", lambda score, settings: False)
     assert not judge_canaries([scored(3, right=0.0)], SETTINGS).is_broken
+
+
+def test_a_round_is_sound_where_every_known_answer_was_scored_as_it_should_be():
+    off = SETTINGS.canary_tolerance
+    assert canary_policy.is_sound(scored(1), SETTINGS)
+    assert canary_policy.is_sound(scored(1, wrong=off), SETTINGS)
+    for broken in (scored(1, right=0.0), scored(1, right=None), scored(1, wrong=2 * off), scored(1, right=math.nan)):
+        assert not canary_policy.is_sound(broken, SETTINGS)
+
+
+def test_the_newest_wrong_score_is_told_and_how_many_more_there_are():
+    verdict = judge_canaries([scored(3, right=0.5), *sound(4), scored(5, right=0.25, wrong=1.0)], SETTINGS)
+    assert (verdict.is_broken, verdict.is_known, verdict.onset_step) == (True, True, 3)
+    assert verdict.reason == "right was scored 0.25, not 1, and 1 more like it"
+    silent = judge_canaries([scored(n, right=None, wrong=None) for n in (3, 4)], SETTINGS)
+    assert (silent.is_broken, silent.is_known, silent.onset_step) == (True, True, 3)
+    assert silent.reason == "2 times in a row: right was not scored, and 1 more like it"
+
+
+def test_only_so_many_sound_rounds_in_a_row_clear_it_and_a_wrong_one_begins_the_count_anew():
+    few, enough = SETTINGS.canary_clear_rounds - 1, SETTINGS.canary_clear_rounds
+    wrong = scored(1, right=0.0)
+    assert judge_canaries([wrong, *sound(*[2] * few)], SETTINGS).is_broken
+    assert not judge_canaries([wrong, *sound(*[2] * enough)], SETTINGS).is_broken
+    between = [wrong, *sound(*[2] * few), scored(3, right=0.0), *sound(*[4] * few)]
+    assert judge_canaries(between, SETTINGS).onset_step == 1, "neither row was long enough"
+    unscored = [wrong, *sound(*[2] * few), scored(3, right=None)]
+    assert judge_canaries(unscored, SETTINGS).is_broken, "one that is missing clears nothing"

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from actors.supervision.incident_history import IncidentHistory
-from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, Verdict
-from launcher.policy.actions import LoadWeights, PauseTrainer, RestartServer
+from launcher.base.messages import Cause, Health, Incident, Rejection, ServerState, TerminalStatus, Verdict
+from launcher.policy.actions import Halt, LoadWeights, PauseTrainer, RestartServer
 from launcher.policy.incident_policy import OpenIncident, Trouble, incident_changes, repair_text
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
@@ -18,6 +18,7 @@ SERVES = ServerFacts(name="server-0", state=ServerState.READY, verdict=ALIVE, we
 DIED = dataclasses.replace(SERVES, state=ServerState.DEAD, verdict=killed(Cause.SERVER_CRASH))
 STARTS = dataclasses.replace(SERVES, state=ServerState.STARTING, verdict=Verdict(health=Health.UNKNOWN, reason=""))
 STALE = dataclasses.replace(SERVES, state=ServerState.STALE, weight_version=6)
+OLD = dataclasses.replace(SERVES, weight_version=6)
 DOUBTED = dataclasses.replace(
     SERVES, verdict=Verdict(health=Health.SUSPECT, reason="0.3 away", cause=Cause.SERVER_CORRUPT)
 )
@@ -190,3 +191,85 @@ def test_what_an_earlier_attempt_left_open_is_known_as_such():
     assert record.number_to_begin("server-0") == 2
     record.take(event("incident.ended", 1))
     assert not record.left_open
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        ({"ending": TerminalStatus.ERRORED}, 0),
+        ({"abort_reason": "Ctrl-C"}, 0),
+        ({"state": RunState.SHUTTING_DOWN}, 0),
+        ({}, 1),
+    ],
+)
+def test_while_a_run_ends_no_incident_begins_and_those_that_are_over_end(change, begins):
+    other = dataclasses.replace(SERVES, name="server-1")
+    over = OpenIncident(number=1, cause=Cause.SERVER_CRASH, subject="server-1", since=1.0)
+    found = incident_changes([over], look(DIED, other, **change))
+    assert len(found.begins) == begins
+    assert ended(found) == [(1, True)]
+
+
+@pytest.mark.parametrize("change", [{"state": RunState.FINISHED}, {"is_stopped": True}])
+def test_a_run_that_is_over_ends_all_unmended(change):
+    found = incident_changes([SERVER, REWARD], look(DIED, **change))
+    assert (begun(found), ended(found)) == ([], [(1, False), (3, False)])
+
+
+def test_a_cause_that_was_named_is_kept_and_one_that_was_not_is_a_crash():
+    unnamed = Verdict(health=Health.DEAD, reason="gone")
+    hung = Verdict(health=Health.DEAD, reason="no progress", cause=Cause.TRAINER_HANG)
+    of_server = look(dataclasses.replace(DIED, verdict=unnamed))
+    assert begun(incident_changes([], of_server)) == [(Cause.SERVER_CRASH, "server-0")]
+    assert begun(incident_changes([], look(trainer=dataclasses.replace(STEPS, verdict=unnamed)))) == [
+        (Cause.TRAINER_CRASH, "trainer")
+    ]
+    assert begun(incident_changes([], look(trainer=dataclasses.replace(STEPS, verdict=hung)))) == [
+        (Cause.TRAINER_HANG, "trainer")
+    ]
+    unknown = dataclasses.replace(
+        SERVES, verdict=Verdict(health=Health.UNKNOWN, reason="not looked at", cause=Cause.SERVER_CORRUPT)
+    )
+    assert begun(incident_changes([], look(unknown))) == []
+
+
+def test_only_weights_that_are_loaded_again_by_a_living_server_s_fault_are_an_incident():
+    def repair(cause, subject):
+        return RepairAttempt(at=1.0, cause=cause, subject=subject, rung=Rung.RETRY)
+
+    tried = [
+        repair(Cause.SERVER_STALE, "server-0"),
+        repair(Cause.SERVER_STALE, "server-9"),
+        repair(Cause.CHECKPOINT_CORRUPT, "server-0"),
+    ]
+    assert begun(incident_changes([], look(), attempts=tried)) == [(Cause.SERVER_STALE, "server-0")]
+    assert begun(incident_changes([], look(), attempts=tried[1:])) == []
+    gone = incident_changes([SERVER], look(DIED), attempts=tried[:1])
+    assert begun(gone) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "seen", "reason"),
+    [
+        (SERVER, look(STALE), None),
+        (SERVER, look(OLD), None),
+        (SERVER, look(OLD, trainer=dataclasses.replace(STEPS, is_publishing=True)), "it serves again"),
+        (SERVER, look(), "it serves again"),
+        (TRAINER, look(), "training continues"),
+        (TRAINER, look(trainer=dataclasses.replace(STEPS, is_finished=True, is_paused=True)), "training is done"),
+        (TRAINER, look(trainer=PAUSED), None),
+        (TRAINER, look(trainer=EMPTY), None),
+        (TRAINER, look(trainer=dataclasses.replace(STEPS, is_loaded=False)), None),
+        (REWARD, look(trainer=dataclasses.replace(STEPS, verdict=killed(Cause.TRAINER_CRASH))), None),
+        (REWARD, look(incident=FALL), None),
+        (REWARD, look(incident=dataclasses.replace(FALL, onset_step=20)), "training continues"),
+    ],
+)
+def test_an_incident_ends_with_what_shows_that_it_is_over(one, seen, reason):
+    found = incident_changes([one], seen)
+    assert [ending.reason for ending in found.ends] == ([] if reason is None else [reason])
+
+
+def test_a_repair_that_ends_the_run_says_so_whatever_else_is_done():
+    trouble = Trouble(cause=Cause.SERVER_CRASH, subject="server-0", reason="")
+    assert repair_text(trouble, [PauseTrainer(reason=""), Halt(reason="spent")]) == "the run is being ended"

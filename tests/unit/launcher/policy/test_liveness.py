@@ -238,3 +238,79 @@ def test_a_verdict_and_its_reason(evidence, health, reason):
 )
 def test_slow_is_said_against_its_own_past_and_its_peers_and_is_not_dead(own, peers, is_slow):
     assert bool(slow_reason(own, peers, SETTINGS)) is is_slow
+
+
+BUSY = dataclasses.replace(LOOK, usual_answer_s=0.5)  # ten of its answers are 5 s
+LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("look", "evidence", "health", "said"),
+    [
+        (LOOK, {"at": 109.0}, Health.HEALTHY, "made a token 10.0 s ago"),
+        (LOOK, {"at": 109.1}, Health.UNKNOWN, "last token 10.1 s ago"),
+        (LOOK, {"at": 110.0}, Health.UNKNOWN, "last token 11.0 s ago"),
+        (LOOK, {"at": 110.1}, Health.UNKNOWN, "not looked at for 10.1 s"),
+        (LOOK, {"stopped_s": 2.9, "stopped": frozenset({"http"})}, Health.HEALTHY, "made a token"),
+        (LOOK, {"stopped_s": 3.0, "stopped": frozenset({"http"})}, Health.SUSPECT, "http stopped for 3.0 s"),
+        (LOOK, {"frozen_s": 2.9}, Health.HEALTHY, "made a token"),
+        (LOOK, {"frozen_s": 3.0}, Health.SUSPECT, "scheduler asleep for 3.0 s"),
+        (BUSY, {"frozen_s": 4.9}, Health.HEALTHY, "made a token"),
+        (BUSY, {"frozen_s": 5.0}, Health.SUSPECT, "scheduler asleep for 5.0 s"),
+        (LOOK, {"frozen_s": 3.0, "unanswered_s": 2.9}, Health.SUSPECT, "scheduler asleep"),
+        (
+            LOOK,
+            {"frozen_s": 3.0, "unanswered_s": 3.0},
+            Health.DEAD,
+            "scheduler asleep for 3.0 s with work waiting; one-token",
+        ),
+        (LOOK, {"frozen_s": 3.0, "dry_s": 2.9}, Health.SUSPECT, "scheduler asleep"),
+        (
+            LOOK,
+            {"frozen_s": 3.0, "dry_s": 3.0},
+            Health.DEAD,
+            "scheduler asleep for 3.0 s with work waiting; 3 requests",
+        ),
+        (LOOK, {"frozen_s": 3.0, "alone_s": 14.9}, Health.SUSPECT, "scheduler asleep"),
+        (
+            LOOK,
+            {"frozen_s": 3.0, "alone_s": 15.0},
+            Health.DEAD,
+            "scheduler asleep for 3.0 s with work waiting; no token",
+        ),
+        (LOOK, {"dry_s": 3.0}, Health.HEALTHY, "made a token 1.0 s ago; 3 requests without a token for 3.0 s"),
+        (dataclasses.replace(LOOK, answered_at=97.0), {"dry_s": 3.0}, Health.HEALTHY, "made a token 3.0 s ago"),
+        (dataclasses.replace(LOOK, answered_at=96.9), {"dry_s": 3.0}, Health.SUSPECT, "3 requests without"),
+        (dataclasses.replace(LOOK, task=LONG), {"at": 109.9, "stopped_s": 2.9}, Health.UNKNOWN, "loading weights for"),
+        (
+            dataclasses.replace(LOOK, task=LONG),
+            {"stopped_s": 3.0, "stopped": frozenset({"http"})},
+            Health.DEAD,
+            "http stopped for 3.0 s; loading weights for 20.0 s",
+        ),
+        (
+            dataclasses.replace(LOOK, at=110.0, task=LONG),
+            {"at": 110.0},
+            Health.DEAD,
+            "loading weights for 30.0 s",
+        ),
+        (dataclasses.replace(LOOK, health_status=200), {}, Health.HEALTHY, "made a token 1.0 s ago"),
+    ],
+)
+def test_each_bound_of_a_verdict_from_both_sides(look, evidence, health, said):
+    seen = {name: value for name, value in evidence.items() if name != "at"}
+    verdict = judge_server(ServerEvidence(look=look, **seen), SETTINGS, evidence.get("at", 100.0))
+    assert verdict.health is health, verdict
+    assert verdict.reason.startswith(said)
+    assert "200" not in verdict.reason
+
+
+def test_slow_begins_at_its_factor_and_a_slow_crawl_is_slow_too():
+    factor = SETTINGS.slow_factor
+    assert slow_reason(Pace(lately=100 / factor, usual=100), [], SETTINGS) == "40 tokens/s, usually 100"
+    assert slow_reason(Pace(lately=101 / factor, usual=100), [], SETTINGS) == ""
+    assert Pace(lately=0.5, usual=2.0).slowdown == 4.0
+    assert slow_reason(Pace(lately=0.1, usual=0.9), [], SETTINGS)
+    assert slow_reason(Pace(lately=40, usual=160), [Pace(lately=200, usual=160)], SETTINGS), (
+        "a faster peer excuses none"
+    )

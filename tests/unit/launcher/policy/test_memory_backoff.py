@@ -247,3 +247,102 @@ def test_a_rise_says_when_it_ends():
     assert trend.full_in_s == pytest.approx(790)
     assert trend.reason == "rises by 60.0 MiB a minute, full in 790 s"
     assert not trend.warns
+
+
+def tried(ran_out, **settings):
+    return TriedSettings(ran_out=ran_out, settings=dataclasses.replace(GPU, **settings))
+
+
+@pytest.mark.parametrize(
+    ("ran_out", "in_force", "known", "overrides"),
+    [
+        (RanOut.SERVER_DEVICE, {}, [tried(RanOut.SERVER_POOL_TOO_SMALL, mem_fraction_static=0.6)], {MEM_FRACTION: 0.7}),
+        (RanOut.SERVER_DEVICE, {}, [tried(RanOut.SERVER_POOL_TOO_SMALL, mem_fraction_static=0.7)], {CONCURRENCY: 8}),
+        (
+            RanOut.SERVER_DEVICE,
+            {},
+            [tried(RanOut.SERVER_POOL_TOO_SMALL, mem_fraction_static=f) for f in (0.4, 0.7)],
+            {CONCURRENCY: 8},
+        ),
+        (RanOut.SERVER_DEVICE, {"on_gpu": False}, [], {CONCURRENCY: 8}),
+        (RanOut.SERVER_POOL_TOO_SMALL, {"mem_fraction_static": 0.6}, [], {MEM_FRACTION: 0.7}),
+        (RanOut.SERVER_POOL_TOO_SMALL, {"mem_fraction_static": 0.6, "on_gpu": False}, [], {}),
+        (
+            RanOut.SERVER_POOL_TOO_SMALL,
+            {"mem_fraction_static": 0.6},
+            [tried(RanOut.SERVER_DEVICE, mem_fraction_static=f) for f in (0.7, 0.8)],
+            {},
+        ),
+        (RanOut.SERVER_HOST, {"max_total_tokens": 20001}, [], {POOL_TOKENS: 10000}),
+        (RanOut.SERVER_HOST, {"max_total_tokens": 1500}, [], {CONCURRENCY: 8}),
+        (
+            RanOut.SERVER_HOST,
+            {"max_total_tokens": 20000},
+            [tried(RanOut.SERVER_POOL, max_total_tokens=n) for n in (None, 5000, 10000)],
+            {CONCURRENCY: 8},
+        ),
+        (
+            RanOut.SERVER_HOST,
+            {"max_total_tokens": 20000},
+            [tried(RanOut.SERVER_POOL, max_total_tokens=9999)],
+            {POOL_TOKENS: 10000},
+        ),
+        (
+            RanOut.SERVER_POOL_TOO_SMALL,
+            {"on_gpu": False, "max_total_tokens": 5000},
+            [tried(RanOut.SERVER_HOST, max_total_tokens=None), tried(RanOut.SERVER_HOST, max_total_tokens=10001)],
+            {POOL_TOKENS: 10000},
+        ),
+        (
+            RanOut.SERVER_POOL_TOO_SMALL,
+            {"on_gpu": False, "max_total_tokens": 5000},
+            [tried(RanOut.SERVER_HOST, max_total_tokens=10000)],
+            {},
+        ),
+        (RanOut.SERVER_HOST, {"max_concurrent_rollouts": 7}, [], {CONCURRENCY: 3}),
+        (RanOut.SERVER_HOST, {"max_concurrent_rollouts": 2}, [], {}),
+        (RanOut.TRAINER_HOST, {"max_tokens_per_mb": 4097}, [], {MICRO_BATCH: 2048}),
+        (RanOut.TRAINER_HOST, {"max_tokens_per_mb": 1500}, [], {CHECKPOINTING: True}),
+        (RanOut.TRAINER_HOST, {"largest_micro_batch": 3001}, [], {MICRO_BATCH: 1500}),
+    ],
+)
+def test_a_rung_is_strictly_between_what_was_too_small_and_what_is_in_force(ran_out, in_force, known, overrides):
+    rung = next_rung(ran_out, dataclasses.replace(GPU, **in_force), known, CONFIG)
+    assert dict(rung.overrides) == overrides
+    assert all(type(value) in (int, bool, float) for value in rung.overrides.values())
+    assert [type(value) for key, value in rung.overrides.items() if key in (POOL_TOKENS, CONCURRENCY, MICRO_BATCH)] in (
+        [],
+        [int],
+    )
+
+
+def test_learning_gives_way_in_whole_tokens_and_samples_and_only_down():
+    spent = dataclasses.replace(
+        CPU, max_concurrent_rollouts=2, max_total_tokens=1500, max_new_tokens=129, n_samples=5, longest_sequence=1500
+    )
+    rungs = descend(RanOut.SERVER_HOST, spent, ALLOWED)
+    assert rungs == [(NEW_TOKENS, 64), (SAMPLES, 2)]
+    assert [type(value) for _, value in rungs] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "warns", "full_in_s"),
+    [
+        ([100.0 + n for n in range(8)], 707.0, True, 600.0),
+        ([100.0 + n for n in range(8)], 707.1, False, 600.1),
+        ([100.0 + n for n in range(7)], 700.0, False, None),  # too few
+        ([100.0] * 8, 101.0, False, None),
+        ([100.0 - n for n in range(8)], 101.0, False, None),
+        ([100.0 + n for n in range(8)], 50.0, True, 0.0),
+        ([100.0 + n % 2 for n in range(12)], 101.0, False, None),
+    ],
+)
+def test_a_rise_warns_at_its_bound(used, limit, warns, full_in_s):
+    samples = [MemorySample(at=float(second), used=value) for second, value in enumerate(used)]
+    found = find_rise(samples, limit, CONFIG)
+    assert found.warns is warns
+    assert found.full_in_s == (None if full_in_s is None else pytest.approx(full_in_s))
+
+
+def test_samples_of_one_moment_show_no_rise():
+    assert not find_rise([MemorySample(at=1.0, used=float(n)) for n in range(20)], 21.0, CONFIG).warns

@@ -181,3 +181,20 @@ TestBudgets.settings = hypothesis_settings(max_examples=40, stateful_step_count=
 def test_without_counting_the_ladder_would_be_climbed_for_ever(monkeypatch):
     monkeypatch.setattr("launcher.policy.restart_budget._spent", lambda *args: 0)
     assert decide(attempts(*EVERYTHING)).rung is SERVER
+
+
+def test_the_wait_is_for_one_s_own_attempts_and_retries_of_others_are_not_one_s_own():
+    def attempt(subject, rung, at, cause=Cause.SERVER_CRASH):
+        return RepairAttempt(at=at, cause=cause, subject=subject, rung=rung)
+
+    settings = RestartConfig()
+    others = [attempt("s1", Rung.SERVER, 990.0), attempt("s1", Rung.SERVER, 995.0)]
+    first = next_repair(Cause.SERVER_CRASH, "s0", others, settings, now=1000.0, progress_at=None)
+    assert (first.rung, first.not_before) == (Rung.SERVER, 1000.0)
+    own = [attempt("s0", Rung.SERVER, 900.0), *others]
+    second = next_repair(Cause.SERVER_CRASH, "s0", own, settings, now=1000.0, progress_at=None)
+    assert second.not_before == 901.0
+    stale = [attempt("s0", Rung.RETRY, 900.0 + n, Cause.SERVER_STALE) for n in range(settings.retry)]
+    between = [*stale, attempt("s1", Rung.SERVER, 950.0)]
+    after = next_repair(Cause.SERVER_STALE, "s0", between, settings, now=1000.0, progress_at=None)
+    assert after.rung is Rung.SERVER, "a restart of another server made no new situation for this one"

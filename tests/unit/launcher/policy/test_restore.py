@@ -146,3 +146,32 @@ def test_a_state_in_memory_is_one_to_go_back_to_and_nothing_for_retention():
     assert choose(shelf, incident(64), (), SETTINGS).global_step == 39, "what the estimate may miss is not trusted"
     assert choose(shelf, incident(65, Cause.NONFINITE), (), SETTINGS).global_step == 63
     assert worth_keeping(shelf, keep_last=1) == worth_keeping(SHELF, keep_last=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "step"),
+    [
+        (restored(82, 39), 29),  # 20 steps away: the same place, so what it was restored to is suspected
+        (restored(81, 39), 39),  # 21 steps away
+        (dataclasses.replace(restored(82, 39), onset_step=None), 39),
+        (dataclasses.replace(restored(82, 39), restored_step=None), 39),
+        (dataclasses.replace(restored(82, 39), rung=Rung.RETRY), 39),
+        (restored(82, 39, Cause.NONFINITE), 39),
+    ],
+)
+def test_the_same_place_is_so_many_steps_wide_and_only_a_restore_of_the_same_cause_counts(before, step):
+    assert choose(SHELF, incident(102), [before], SETTINGS).global_step == step
+
+
+def test_a_broken_verifier_twice_at_one_place_is_as_exact_as_once():
+    """Its onset is the step itself: what came before was trained on true rewards."""
+    again = [restored(60, 59, Cause.VERIFIER_BROKEN)]
+    assert choose(SHELF, incident(60, Cause.VERIFIER_BROKEN), again, SETTINGS).global_step == 59
+
+
+def test_retention_keeps_the_next_to_be_certified_from_the_first_step_on_and_the_best():
+    assert worth_keeping([saved(0), saved(1), saved(2), saved(3)], keep_last=1) == {0, 3}
+    rewards = [saved(9, reward=0.2), saved(19, reward=0.9), saved(29, reward=float("nan")), saved(39, reward=0.9)]
+    assert worth_keeping([saved(5, GOOD), *rewards, saved(49, reward=0.1)], keep_last=1) == {5, 9, 39, 49}
+    in_memory = saved(60, in_memory=True, reward=5.0)
+    assert worth_keeping([saved(5, GOOD), saved(49), in_memory], keep_last=1) == {5, 49}
