@@ -157,7 +157,7 @@ class RunLaunch:
     def _supervised(self) -> RunOutcome:
         sglang, actor = self._config.sglang, self._config.actor
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
-        with ray_cluster(self._config, self._paths, num_cpus=cpus) as vital:
+        with ray_cluster(self._config, self._paths, num_cpus=cpus, say=self._screen.milestone) as vital:
             self._interrupts.listen_again()
             if self._config.cluster.address != "local":
                 make_ready(self._paths, self._screen.milestone, besides=DRIVER_ACTOR)

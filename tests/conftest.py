@@ -1,30 +1,81 @@
-"""How much is tried: a little with every change, more before a claim is made.
+"""Which tests are run: the quick ones with every change, all before a claim is made (docs/testing.md).
 
+--all              tests marked `slow` too; one that is named on the command line by its file is run without it
+--long             tests marked `long` too, and `slow` ones: the same as others, with more or longer faults
 --kills N          so many, in the tests of tests/chaos that draw by chance
---long             tests marked `long` too: the same as others that are run each time, with more or longer faults
 --minutes N        how long tests/chaos/test_soak.py leaves a run alone
 --real-servers     the real SGLang in tests/chaos/test_lost_nodes.py, in place of stand-ins
 """
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
+
+from tests.support.machine import factor
 
 settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")  # how fast examples are drawn says how busy the machine is
 
+SYSTEM = ("ray", "e2e", "chaos")
+"""Folders of tests that start whole runs, and are slow but for those marked `quick`."""
+UNIT = Path(__file__).parent / "unit"
+UNIT_TIMEOUT_S = 60
+"""Of a unit test that hangs; pyproject.toml has that of the others."""
+KINDS = {
+    "slow: ": "slow (pytest --all runs them)",
+    "long: ": "long (pytest --long runs them)",
+    "cgroup": "for want of a memory cgroup",
+    "mount": "because nothing can be mounted here (needs root)",
+    "root may": "because root is not refused anything",
+    "root": "for want of root",
+    "GPU": "because there is a GPU here",
+}
+"""What the reasons of skipped tests have in common: part of the reason, and what the last line says."""
+
 
 def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="tests marked `slow` too")
+    parser.addoption("--long", action="store_true", help="tests marked `long` and `slow` too")
     parser.addoption("--kills", type=int, default=None, help="of the tests in tests/chaos, in place of a few")
-    parser.addoption("--long", action="store_true", help="tests marked `long` too")
     parser.addoption("--minutes", type=float, default=5.0, help="of tests/chaos/test_soak.py")
     parser.addoption("--real-servers", action="store_true", help="the real SGLang in tests/chaos/test_lost_nodes.py")
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="long: --long runs it"))
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    runs_slow = config.getoption("--all") or config.getoption("--long")
+    for item in items:
+        if item.path.parent.name in SYSTEM and not item.get_closest_marker("quick"):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="long: --long runs it"))
+        elif item.get_closest_marker("slow") and not runs_slow and item.path not in named:
+            item.add_marker(pytest.mark.skip(reason="slow: --all runs it"))
+        if item.path.is_relative_to(UNIT) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item, settings):
+    """A busy machine has more time: a test that fails for the load says nothing of what it tests."""
+    scaled = settings._replace(timeout=settings.timeout * factor())
+    return pytest_timeout.pytest_timeout_set_timer(item, scaled)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line on what was not run, and why."""
+    skipped = Counter(kind_of(report.longrepr[2]) for report in terminalreporter.getreports("skipped"))
+    if skipped:
+        told = "; ".join(f"{count} {kind}" for kind, count in skipped.most_common())
+        terminalreporter.write_line(f"not run: {told}")
+
+
+def kind_of(reason: str) -> str:
+    reason = reason.removeprefix("Skipped: ")
+    return next((kind for part, kind in KINDS.items() if part in reason), f"because {reason}")
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ The environment is set before Ray starts, because Ray's own processes read it th
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,11 @@ RAY_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-LOCAL_TRIES = 2
+START_S = 240.0
+"""A local cluster is tried again for so long: Ray gives up after 30 s, and its raylet ends itself after 15 s without an
+answer of its helpers, which a busy machine needs to import what they use. Neither can be set."""
+TOO_SOON_S = 10.0
+"""A try that fails sooner has not failed for the load, and is repeated once."""
 STRAGGLERS_S = 3.0
 
 VITAL = ("gcs_server", "raylet")
@@ -89,8 +94,13 @@ def keep_off_the_screen(file: Path) -> None:
 
 
 @contextmanager
-def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Iterator[VitalProcesses | HeadWatch]:
-    """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers."""
+def ray_cluster(
+    config: RunConfig, paths: RunPaths, *, num_cpus: float, say: Callable[[str], None]
+) -> Iterator[VitalProcesses | HeadWatch]:
+    """Start or join the cluster; at exit, shut down what was started. Raises ResourceError where none answers.
+
+    `say` gets a line for each start that fails and is tried again.
+    """
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     keep_off_the_screen(paths.logs / "ray.log")
@@ -100,21 +110,17 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
         return
     if local:
         lock_with_a_token(make_ray_token(paths.keys))
-    for tries_left in range(LOCAL_TRIES - 1 if local else 0, -1, -1):
-        try:
-            _connect(config, paths, num_cpus=num_cpus, local=local)
-            break
-        except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
-            if tries_left:
-                ray.shutdown()  # what is on the disk's cache by now starts faster
-                continue
-            raise ResourceError(
-                f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
-                f"is this machine overloaded? Ray gives its processes 30 s to start, and was asked {LOCAL_TRIES} times"
-                if local
-                else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
-                "(docs/clusters.md); or leave cluster.address=local",
-            ) from error
+    connect = functools.partial(_connect, config, paths, num_cpus=num_cpus, local=local)
+    try:
+        start_patiently(connect, say) if local else connect()
+    except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
+        raise ResourceError(
+            f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
+            f"is this machine overloaded? Ray was started again for up to {START_S:.0f} s"
+            if local
+            else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
+            "(docs/clusters.md); or leave cluster.address=local",
+        ) from error
     session = _session() if local else ""
     try:
         if local and not is_token_auth_enabled():
@@ -124,6 +130,29 @@ def ray_cluster(config: RunConfig, paths: RunPaths, *, num_cpus: float) -> Itera
         ray.shutdown()
         if session:
             end_stragglers(session)
+
+
+def start_patiently(
+    connect: Callable[[], None], say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> None:
+    """`connect`, and again where it fails, as long as the machine may be too busy. Raises what it raised last."""
+    began, is_first = clock(), True
+    while True:
+        tried = clock()
+        try:
+            return connect()
+        except Exception as error:
+            ray.shutdown()
+            failed = clock()
+            may_be_load = failed - tried >= TOO_SOON_S and failed - began < START_S
+            if not (is_first or may_be_load):
+                raise
+            is_first = False
+            load, processors = os.getloadavg()[0], os.cpu_count() or 1
+            say(
+                f"Ray did not start within {failed - tried:.0f} s (the load of this machine is {load:.1f} on "
+                f"{processors} processors), and is started again: {error}"
+            )
 
 
 def lock_with_a_token(file: Path) -> None:

@@ -70,7 +70,7 @@ class WeightPublisher:
         self.newest: PublishedWeights | None = None
         self._parcel: _Parcel | None = None
         self._loading: dict[ServerKey, asyncio.Task[bool]] = {}
-        self._reading: dict[ServerKey, int] = {}
+        self._reading: list[int] = []  # versions whose folders some server reads
         self._late: set[ServerKey] = set()
         self._exporting = asyncio.Lock()
 
@@ -103,7 +103,7 @@ class WeightPublisher:
         fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
         took_them = await self._wait_for(fresh)
         if self._folders is not None:
-            self._folders.forget_before(version, spare=frozenset(self._reading.values()))
+            self._folders.forget_before(version, spare=frozenset(self._reading))
         if not took_them:
             raise WeightsRefused(
                 f"no server took weight version {version}: "
@@ -157,17 +157,13 @@ class WeightPublisher:
     async def _deliver(self, server: ServerInfo, parcel: _Parcel) -> bool:
         if not self._pool.is_living(server):
             return False
-        key = _key(server)
-        self._reading[key] = parcel.version
         await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
         try:
-            await self._pool.unless_ended(server, parcel.send(server.url))
+            await self._send(server, parcel.send, parcel.version)
         except ServerError as error:
             if self._pool.is_living(server):
                 await self._pool.mark_stale(server.name, error.message)
             return False
-        finally:
-            del self._reading[key]
         if self._pool.is_living(server):
             await self._pool.confirm(server.name, parcel.version, parcel.lineage)
         return True
@@ -186,9 +182,17 @@ class WeightPublisher:
         """
         lineage = self.lineage
         await self._pool.update([dataclasses.replace(server, state=ServerState.STALE, reason="loading weights")])
-        await self._pool.unless_ended(server, send(server.url))
+        await self._send(server, send, version)
         await self._pool.confirm(server.name, version, lineage)
         self._late.discard(_key(server))
+
+    async def _send(self, server: ServerInfo, send: Send, version: int) -> None:
+        """The folder of `version` stays until the server has answered, however many steps are taken meanwhile."""
+        self._reading.append(version)
+        try:
+            await self._pool.unless_ended(server, send(server.url))
+        finally:
+            self._reading.remove(version)
 
     async def _prepare(self, version: int, *, may_share: bool) -> Send:
         """Read the model in a thread, one caller at a time: it takes seconds, and the loop must answer meanwhile.

@@ -31,6 +31,7 @@ from launcher.run_files.run_paths import RunLock, RunPaths
 from tests.programs.supervised_run import SupervisedRun
 
 pytestmark = [
+    pytest.mark.quick,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account to attack from"),
 ]

@@ -17,6 +17,9 @@ from launcher.run_files.run_paths import RunPaths
 
 
 class Silent:
+    def milestone(self, text):
+        pass
+
     def line(self, text):
         pass
 

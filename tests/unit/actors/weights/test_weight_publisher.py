@@ -256,6 +256,27 @@ def test_whoever_sends_weights_to_one_server_does_not_wait_for_a_life_that_is_ov
     asyncio.run(scenario())
 
 
+def test_weights_that_a_server_was_ordered_to_load_stay_until_it_has_answered(servers, tmp_path):
+    """While others served and the trainer stepped on, the folder was removed under a server that was slow to read it,
+    and the order failed (`server.loading_failed`)."""
+
+    async def scenario():
+        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+            await fault(servers[0], STALLS)
+            send = await publisher.prepare(1)
+            sending = asyncio.create_task(publisher.send_to(pool.servers()[0], send, 1))
+            await until(lambda: word(pool)[0] == (ServerState.STALE, 0))
+            for version in range(2, 6):
+                await publisher.publish(version)
+            assert (tmp_path / "w" / "v1").is_dir()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await publisher.publish(6)
+            assert not (tmp_path / "w" / "v1").exists(), "nobody reads it any more"
+
+    asyncio.run(scenario())
+
+
 def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
     async def scenario():
         folders = WeightFolders(tmp_path / "w", export)

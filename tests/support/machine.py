@@ -1,0 +1,32 @@
+"""How busy this machine is: deadlines of tests grow with it. What the launcher promises in seconds does not."""
+
+import os
+import time
+
+QUIET_S = 0.11
+"""What `_work` takes on the two quiet cores whose durations docs/testing.md has."""
+AGAIN_S = 30.0
+_measured: list[float] = []  # when, and the factor
+
+
+def factor() -> float:
+    """At least 1: by how much longer something may take here, now. Measured anew after half a minute."""
+    now = time.monotonic()
+    if not _measured or now > _measured[0] + AGAIN_S:
+        _work()
+        waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+        _measured[:] = [now, max(1.0, (time.monotonic() - now) / QUIET_S, waiting)]
+    return _measured[1]
+
+
+def scaled(seconds: float) -> float:
+    """A deadline of so many seconds on a quiet machine. Not for a bound that the launcher itself promises."""
+    return seconds * factor()
+
+
+def _work() -> int:
+    """So much that others get their turns in between, where there are others."""
+    total = 0
+    for number in range(2_000_000):
+        total ^= number
+    return total

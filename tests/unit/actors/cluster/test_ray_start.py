@@ -1,0 +1,54 @@
+"""A local Ray that does not start: on a busy machine it is tried again for minutes, and the screen says why."""
+
+import pytest
+
+from actors.cluster import ray_cluster
+
+SLOW_S, FAST_S = 31.0, 1.0
+
+
+class Starts:
+    """Fails so often, after so many seconds each."""
+
+    def __init__(self, failures, seconds):
+        self.failures, self.seconds = failures, seconds
+        self.tries, self.now, self.said = 0, 0.0, []
+
+    def __call__(self):
+        self.tries += 1
+        self.now += self.seconds
+        if self.tries <= self.failures:
+            raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
+
+    def patiently(self):
+        ray_cluster.start_patiently(self, self.said.append, lambda: self.now)
+
+
+def test_each_failure_for_the_load_is_said_and_tried_again():
+    starts = Starts(failures=3, seconds=SLOW_S)
+    starts.patiently()
+    assert starts.tries == 4
+    assert len(starts.said) == 3
+    assert starts.said[0].startswith("Ray did not start within 31 s (the load of this machine is ")
+    assert "timed out during startup" in starts.said[0]
+
+
+def test_for_minutes_and_no_longer():
+    starts = Starts(failures=10**9, seconds=SLOW_S)
+    with pytest.raises(Exception, match="timed out during startup"):
+        starts.patiently()
+    assert ray_cluster.START_S <= starts.now < ray_cluster.START_S + SLOW_S
+    assert starts.now > 2 * 30
+
+
+def test_what_fails_at_once_is_not_for_the_load():
+    starts = Starts(failures=10**9, seconds=FAST_S)
+    with pytest.raises(Exception, match="timed out during startup"):
+        starts.patiently()
+    assert starts.tries == 2
+
+
+def test_a_start_that_works_says_nothing():
+    starts = Starts(failures=0, seconds=FAST_S)
+    starts.patiently()
+    assert (starts.tries, starts.said) == (1, [])
