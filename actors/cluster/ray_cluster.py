@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,12 @@ def start_patiently(
     """`connect`, and again where it fails, as long as the machine may be too busy. Raises what it raised last."""
     began, is_first = clock(), True
     while True:
-        tried = clock()
+        tried, before = clock(), set(psutil.Process().children(recursive=True))
         try:
             return connect()
         except Exception as error:
             ray.shutdown()
+            end_children(but=before)
             failed = clock()
             may_be_load = failed - tried >= TOO_SOON_S and failed - began < START_S
             if not (is_first or may_be_load):
@@ -153,6 +154,16 @@ def start_patiently(
                 f"Ray did not start within {failed - tried:.0f} s (the load of this machine is {load:.1f} on "
                 f"{processors} processors), and is started again: {error}"
             )
+
+
+def end_children(*, but: Collection[psutil.Process]) -> None:
+    """Kill what a start that failed has left, which Ray forgets. A dead raylet among the living start's processes would
+    be taken for the end of the cluster (`VitalProcesses`)."""
+    left = [child for child in psutil.Process().children(recursive=True) if child not in but]
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(left, timeout=STRAGGLERS_S)
 
 
 def lock_with_a_token(file: Path) -> None:

@@ -1,5 +1,8 @@
 """A local Ray that does not start: on a busy machine it is tried again for minutes, and the screen says why."""
 
+import subprocess
+
+import psutil
 import pytest
 
 from actors.cluster import ray_cluster
@@ -52,3 +55,26 @@ def test_a_start_that_works_says_nothing():
     starts = Starts(failures=0, seconds=FAST_S)
     starts.patiently()
     assert (starts.tries, starts.said) == (1, [])
+
+
+def test_what_a_failed_start_left_is_ended_and_is_not_the_end_of_the_next(tmp_path):
+    """Ray's own shutdown forgets a start that failed: the dead raylet of the first ended the run of the second."""
+    program = tmp_path / "raylet"
+    program.symlink_to("/bin/sleep")
+    ours = subprocess.Popen(["/bin/sleep", "1000"])
+    left = []
+
+    def connect():
+        if not left:
+            left.append(subprocess.Popen([program, "1000"]))
+            raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
+
+    try:
+        ray_cluster.start_patiently(connect, lambda _: None)
+        assert not psutil.pid_exists(left[0].pid)
+        assert ray_cluster.VitalProcesses().lost() == ""
+        assert ours.poll() is None, "what was there before is nobody's leftover"
+    finally:
+        for process in (ours, *left):
+            process.kill()
+            process.wait()
