@@ -12,6 +12,7 @@ committed step. When the run has ended it ends itself, for good.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -68,8 +69,9 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
             resume_point(config, paths)
         ServerKeys.make(paths.keys)
         control_requests.forget(paths)
-    with ray_cluster(config, paths, num_cpus=0):
-        make_ready(paths, lambda text: print(text, flush=True), besides="")
+    say = functools.partial(print, flush=True)
+    with ray_cluster(config, paths, num_cpus=0, say=say):
+        make_ready(paths, say, besides="")
         options = {"name": DRIVER_ACTOR, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
         actor = (
             cast(Any, DetachedDriver)
