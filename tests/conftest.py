@@ -19,9 +19,10 @@ from tests.support.machine import factor
 settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")  # how fast examples are drawn says how busy the machine is
 
-SYSTEM = ("ray", "e2e", "chaos")
+TESTS = Path(__file__).parent
+SYSTEM = (TESTS / "ray", TESTS / "e2e", TESTS / "chaos")
 """Folders of tests that start whole runs, and are slow but for those marked `quick`."""
-UNIT = Path(__file__).parent / "unit"
+UNIT = TESTS / "unit"
 UNIT_TIMEOUT_S = 60
 """Of a unit test that hangs; pyproject.toml has that of the others."""
 KINDS = {
@@ -44,11 +45,12 @@ def pytest_addoption(parser):
     parser.addoption("--real-servers", action="store_true", help="the real SGLang in tests/chaos/test_lost_nodes.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m slow` chooses among them
 def pytest_collection_modifyitems(config, items):
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     runs_slow = config.getoption("--all") or config.getoption("--long")
     for item in items:
-        if item.path.parent.name in SYSTEM and not item.get_closest_marker("quick"):
+        if item.path.parent in SYSTEM and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="long: --long runs it"))

@@ -48,6 +48,7 @@ def loaders_in(source):
             yield "trust_remote_code"
 
 
+@pytest.mark.slow
 def test_no_file_of_ours_unpickles():
     assert len(SOURCES) > 100
     found = {

@@ -58,6 +58,7 @@ def test_they_are_those_of_transformers(folder, length):
     assert apart < float32_noise(folder, theirs, len(PROMPT) + len(tokens))
 
 
+@pytest.mark.slow
 def test_every_tensor_counts(folder):
     """Each is changed in turn; one that is left out would change nothing."""
     weights = load_file(folder / "model.safetensors")

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from launcher.config.compose import REPOSITORY
 
 LIGHT = (
@@ -51,6 +53,7 @@ def brought_along(names: tuple[str, ...]) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_door_and_the_policies_are_light():
     loaded = brought_along(LIGHT)
     assert loaded & HEAVY == set()

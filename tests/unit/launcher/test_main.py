@@ -68,6 +68,7 @@ def test_without_a_preset_it_says_which_there_are(command):
     assert err.startswith("error: no preset named; presets: arithmetic_cpu, gsm8k_h200")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
@@ -99,6 +100,7 @@ def test_options_that_contradict_each_other(command):
     assert "--resolve flag can only be used" in err
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_plan_and_makes_nothing(command, tmp_path):
     code, out, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK)
     assert (code, err) == (0, "")
@@ -118,6 +120,7 @@ def test_a_run_begins_with_its_plan(command, monkeypatch):
     assert 0 == out.index("plan of arithmetic_cpu/trial0") < out.index("headroom") < out.index("the driver")
 
 
+@pytest.mark.slow
 def test_several_nodes_are_planned_where_there_is_no_gpu(command):
     code, out, _ = command("conf=gsm8k_h200_cluster", "dry_run=true", QUICK)
     assert code == 0
@@ -180,6 +183,7 @@ def test_hydras_own_options_work(command):
     assert "model_path: Qwen/Qwen2.5-1.5B-Instruct" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "conf=gsm8k_h200"]])
 def test_help_needs_no_preset(command, arguments):
     code, out, _ = command(*arguments)
@@ -188,6 +192,7 @@ def test_help_needs_no_preset(command, arguments):
         assert part in out
 
 
+@pytest.mark.slow
 def test_several_runs_one_after_the_other(command, tmp_path):
     code, out, err = command("conf=arithmetic_cpu", "-m", "dry_run=true", QUICK, "seed=1,-2,3")
     assert code == 2
@@ -196,6 +201,7 @@ def test_several_runs_one_after_the_other(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_of_several_runs_one_that_can_not_be_composed_keeps_no_other_from_being_planned(command):
     code, out, err = command("conf=arithmetic_cpu", "-m", "dry_run=true", QUICK, "seed=x,1,y")
     assert code == 2
@@ -249,6 +255,7 @@ def test_options_and_overrides_may_stand_in_any_order(given, read):
     assert ordered_arguments(given) == read
 
 
+@pytest.mark.slow
 def test_as_a_process_from_another_folder(tmp_path):
     done = process(
         "conf=gsm8k_h200",
@@ -268,18 +275,21 @@ def test_as_a_process_from_another_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_hydras_account_of_what_was_composed(tmp_path):
     done = process("conf=gsm8k_h200", "--info", "defaults-tree", cwd=tmp_path)
     assert done.returncode == 0
     assert "conf: gsm8k_h200" in done.stdout
 
 
+@pytest.mark.slow
 def test_hydras_traceback_where_it_is_asked_for(tmp_path):
     done = process("conf=arithmetic_cpu", "seed=x", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_left_is_no_error(tmp_path):
     shell = f"{sys.executable} -m launcher conf=arithmetic_cpu --cfg job | true"
     done = subprocess.run(

@@ -21,6 +21,7 @@ def test_a_ratio_is_taken_round_by_round():
     assert (ratio.low, ratio.high) == (pytest.approx(0.9), pytest.approx(0.9))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=12))
 def test_the_interval_holds_the_ratio_and_lies_within_the_rounds(pairs):
     ours, theirs = zip(*pairs, strict=True)

@@ -340,6 +340,7 @@ def test_a_wrong_command_names_what_exists_instead(paths, capsys, arguments, sai
     assert said.replace("{root}", root) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["check_health", "report"])
 @pytest.mark.parametrize("how", [["-m", "scripts.{}"], ["scripts/{}.py"]])
 def test_both_ways_to_call_a_script_work_from_its_repository(script, how):

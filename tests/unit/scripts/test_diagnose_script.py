@@ -226,6 +226,7 @@ def test_a_log_without_a_step_has_a_page_without_a_curve(capsys, tmp_path):
     assert "svg" not in page.tags
 
 
+@pytest.mark.slow
 def test_a_page_of_many_steps_stays_small(capsys, tmp_path):
     rows = "".join(f"{step},{0.5 + step % 7 / 100 if step < 40_000 else 0}\n" for step in range(50_000))
     (tmp_path / "e.csv").write_text("Step,r - rollout/reward\n" + rows)
@@ -289,6 +290,7 @@ def test_exit_codes_in_the_help_and_in_the_docs_agree():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "scripts.diagnose"], [str(REPOSITORY / "scripts" / "diagnose.py")]])
 def test_it_starts_both_ways_and_brings_neither_ray_nor_torch(command, tmp_path):
     logs = RunMaker(Made(fails="crash", steps=80)).write(tmp_path / "run")

@@ -17,6 +17,7 @@ from tests.support.fault_game import DEADLINE_S, gone
 # ── signals ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["scheduler", "http", "detokenizer", "tree"])
 def test_c1_ends_the_part_that_is_named_and_no_other_server(game, part):
     game.step()
@@ -101,6 +102,7 @@ def test_a_moment_that_does_not_come_is_missed_and_the_trainer_resumes(game, mon
     assert state(trainer) in "SR"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["health_monitor", "coordinator"])
 def test_m1_ends_the_supervisor_that_is_named(game, who):
     game.step()
@@ -135,6 +137,7 @@ def test_d1_ends_a_server_and_the_trainer(game):
 # ── checkpoints and disks ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["torn", "flip", "manifest"])
 def test_t4_damages_the_newest_and_keeps_the_last_complete_one(game, damage):
     game.step()

@@ -118,6 +118,7 @@ def test_a_dry_run_does_nothing_and_names_everybody(game, capsys):
     assert not FaultPaths.of(game.paths).root.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -145,6 +146,7 @@ def test_without_a_live_run_there_is_nothing_to_break(tmp_path, capsys):
     assert "none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_injector_lets_go_of_what_it_holds(game):
     game.step()
     (scheduler,) = find_run(game.paths).servers[0].part("scheduler")

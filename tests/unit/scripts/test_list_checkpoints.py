@@ -79,6 +79,7 @@ def states(found):
     return {one["step"]: one["state"] for one in found["checkpoints"]}
 
 
+@pytest.mark.slow
 def test_the_first_line_is_the_answer(tool, paths):
     code, out, _ = tool()
     assert code == 0
@@ -208,6 +209,7 @@ def test_wrong_flags_are_exit_code_2(flags, capsys):
     assert "error:" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["-m", "scripts.list_checkpoints"], ["scripts/list_checkpoints.py"]])
 def test_it_runs_as_a_module_and_as_a_file(how, root, paths):
     command = [sys.executable, *how, "--fileroot", str(root), "--user", USER]

@@ -51,6 +51,7 @@ def test_t6_refuses_the_trainer_what_a_step_takes(hungry):
     assert find_run(hungry.paths).supervisors == others
 
 
+@pytest.mark.slow
 @NEEDS_A_CGROUP
 def test_t7_has_the_kernel_kill_the_trainer_alone_and_leaves_no_cgroup(hungry):
     found = find_run(hungry.paths)
@@ -77,6 +78,7 @@ def test_a_trainer_that_finds_room_in_what_it_holds_is_left_alone(game):
     assert resource.prlimit(trainer.pid, resource.RLIMIT_DATA) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["T6", pytest.param("T7", marks=NEEDS_A_CGROUP)])
 def test_one_that_lives_on_under_its_limit_has_it_no_longer(hungry, kind):
     trainer = find_run(hungry.paths).trainer

@@ -101,6 +101,7 @@ def launched(folder, *settings):
     return [str(folder), sys.executable, "-m", "launcher", *(settings or SETTINGS)]
 
 
+@pytest.mark.slow
 def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, folder, paths):
     became, said = tool("--yes")
     assert became == launched(folder)
@@ -127,6 +128,7 @@ def test_damage_before_anything_is_certified(tool, folder, paths):
     assert said.splitlines()[0] == "exp/t1: resumes from step 5, a candidate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "step"), [(["--good"], 25), (["--before-step", "20"], 15)])
 def test_another_choice(tool, folder, paths, flags, step):
     became, _ = tool(*flags, "--yes")
@@ -134,6 +136,7 @@ def test_another_choice(tool, folder, paths, flags, step):
     assert read_record(paths.recover_checkpoint).global_step == step
 
 
+@pytest.mark.slow
 def test_what_is_set_up_already_is_gone_on_from(tool, folder, paths):
     tool("--before-step", "20", "--yes")
     became, said = tool("--yes")
@@ -141,6 +144,7 @@ def test_what_is_set_up_already_is_gone_on_from(tool, folder, paths):
     assert said.splitlines()[0] == "exp/t1: resumes from step 15, as it was set up"
 
 
+@pytest.mark.slow
 def test_it_asks_and_a_no_changes_nothing(tool, folder, paths):
     tell(paths, began(1, 27))
     before = snapshot(paths.checkpoints)
@@ -210,6 +214,7 @@ def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
     assert became[0] == str(folder.parent) and became[-1] == "cluster.fileroot=run/root"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -224,6 +229,7 @@ def test_wrong_input_is_one_message(tool, paths, flags, told):
     assert code == 2 and told in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_the_run_really_takes_over(folder, paths):
     """The true command, whose plan says that it was composed: dry_run starts nothing."""
     command = [sys.executable, "-m", "scripts.resume_training", "--fileroot", str(folder / "root"), "--user", USER]

@@ -78,6 +78,7 @@ def step_of(paths):
     return read_record(paths.recover_checkpoint).global_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "step"), [(["--good"], 25), (["--before-step", "38"], 25), (["--before-step", "25"], 15)]
 )

@@ -222,6 +222,7 @@ def test_megatron_s_form_is_not_made_up(areal, refused):
     assert "only Megatron can write" in refused("--good")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(8))
 def test_a_kill_between_two_renames_is_carried_through_by_the_next_call(areal, root, tool, monkeypatch, at):
     """Never the weights of one step with the counters of another."""

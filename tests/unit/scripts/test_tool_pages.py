@@ -63,6 +63,7 @@ def test_each_setting_on_a_page_is_one_that_exists(page):
     assert settings <= KEYS
 
 
+@pytest.mark.slow
 def test_each_value_that_is_proposed_is_accepted():
     """Each by itself, beside a preset: of the right type, in its range, in no contradiction to the others."""
     text = "".join(page.read_text() for page in PAGES)

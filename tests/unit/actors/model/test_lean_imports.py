@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from launcher.config.compose import REPOSITORY
+
+pytestmark = pytest.mark.slow
 
 TRAINER = """
 import gc, importlib.util, sys

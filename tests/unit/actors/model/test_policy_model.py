@@ -100,6 +100,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("temperature", [1.0, TEMPERATURE])
 def test_the_whole_update_equals_plain_autograd(folder, ref_folder, variant, temperature):
@@ -116,6 +117,7 @@ def test_the_whole_update_equals_plain_autograd(folder, ref_folder, variant, tem
     assert stats.finite
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 def test_each_architecture_equals_plain_autograd(tmp_path, kind):
     folder = make_model(tmp_path / "model", kind)
@@ -138,6 +140,7 @@ def test_the_entropy_of_a_uniform_model_is_the_logarithm_of_its_vocabulary(tmp_p
     assert policy(uniform).compute_gradients(make_groups()).entropy == pytest.approx(math.log(32), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_micro_batches_do_not_change_the_result(folder, ref_folder, aggregation):
     whole = policy(folder, ref_folder, loss_aggregation=aggregation, kl_ctl=0.1)
@@ -167,6 +170,7 @@ def from_servers(groups):
     return moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [10_000, 16])
 def test_the_distance_is_known_of_each_server_alone(folder, tokens):
     model = policy(folder, mb_spec=MicroBatchConfig(max_tokens_per_mb=tokens))
@@ -185,6 +189,7 @@ def test_the_distance_is_known_of_each_server_alone(folder, tokens):
     assert not policy(folder).compute_gradients(make_groups()).logprob_distance.by_server
 
 
+@pytest.mark.slow
 def test_sequences_without_an_advantage_get_no_backward_pass_and_still_count(folder):
     model = policy(folder)
     stats = model.compute_gradients(make_groups())
@@ -201,6 +206,7 @@ def test_a_sequence_longer_than_a_micro_batch_leaves_no_gradient(folder):
         model.commit()
 
 
+@pytest.mark.slow
 def test_a_commit_is_one_step_of_adamw_at_the_scheduled_rate(folder):
     model = policy(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -223,6 +229,7 @@ def test_a_commit_is_one_step_of_adamw_at_the_scheduled_rate(folder):
     close(ours, {name: named[name].detach() for name in ours})
 
 
+@pytest.mark.slow
 def test_training_raises_the_probability_of_what_was_rewarded(folder):
     model = policy(folder, recompute_logprob=True, optimizer=OptimizerConfig(lr=1e-2))
     (group,) = make_groups(groups=1, rewards=[[1.0, 0.0, 0.0, 0.0]])

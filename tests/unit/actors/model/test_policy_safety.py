@@ -56,6 +56,7 @@ POISON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", POISON)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_poison_is_seen_can_not_be_committed_and_leaves_no_trace(folder, poison, recompute):
@@ -90,6 +91,7 @@ def test_discarded_gradients_are_gone(folder):
     assert bits(weights(model)) == before
 
 
+@pytest.mark.slow
 def test_gradients_do_not_add_up_over_batches(folder):
     model = policy(folder)
     model.compute_gradients(make_groups(seed=1))
@@ -100,6 +102,7 @@ def test_gradients_do_not_add_up_over_batches(folder):
     assert bits(again) == bits(gradients(model))
 
 
+@pytest.mark.slow
 def test_a_batch_of_equal_rewards_moves_nothing_despite_momentum_and_decay(folder):
     model = policy(folder)
     model.compute_gradients(make_groups())
@@ -120,6 +123,7 @@ def test_weights_that_are_not_finite_are_seen(folder):
     assert not model.weights_are_finite()
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_agrees_runs_layers_twice_and_leaves_dropout_off(tmp_path):
     folder = make_model(tmp_path / "model", attention_dropout=0.5)
     plain, sparing = policy(folder), policy(folder, gradient_checkpointing=True)
@@ -135,6 +139,7 @@ def test_gradient_checkpointing_agrees_runs_layers_twice_and_leaves_dropout_off(
     close(gradients(sparing), gradients(plain), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32_over_float32_weights(folder, ref_folder):
     exact = policy(folder, ref_folder, kl_ctl=0.1)
     rounded = policy(folder, ref_folder, kl_ctl=0.1, dtype="bfloat16")
@@ -151,6 +156,7 @@ def test_bfloat16_stays_near_float32_over_float32_weights(folder, ref_folder):
     assert rounded.weights_are_finite()
 
 
+@pytest.mark.slow
 def test_bfloat16_with_checkpointed_layers_agrees_with_itself(folder):
     plain, sparing = (policy(folder, dtype="bfloat16", gradient_checkpointing=flag) for flag in (False, True))
     for model in (plain, sparing):
@@ -206,6 +212,7 @@ def test_a_missing_reference_names_its_setting(folder):
         policy(folder, "/no/such/model", kl_ctl=0.1)
 
 
+@pytest.mark.slow
 def test_a_reference_is_loaded_only_for_a_kl(folder):
     assert policy(folder, "/no/such/model").compute_gradients(make_groups()).kl_ref is None
 
@@ -228,6 +235,7 @@ def test_groups_of_unequal_size_are_refused(folder):
         policy(folder).compute_gradients([short, *groups[1:]])
 
 
+@pytest.mark.slow
 def test_metrics_are_finite_numbers_under_their_wandb_keys(folder, ref_folder):
     metrics = policy(folder, ref_folder, kl_ctl=0.1).compute_gradients(make_groups()).metrics()
     assert {"grpo_actor/loss", "grpo_actor/grad_norm", "grpo_actor/update_successful"} <= metrics.keys()

@@ -29,6 +29,7 @@ def plain(head, hidden, targets, temperature):
     return distribution.log_prob(targets), distribution.entropy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("at_once", [TOKENS, 10, 1])
 def test_pieces_equal_the_plain_way_with_their_gradients(task, temperature, at_once):

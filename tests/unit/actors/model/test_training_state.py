@@ -45,6 +45,7 @@ def draws():
     return torch.rand(3).tolist(), np.random.rand(3).tolist(), np.random.randn(), random.random(), random.gauss(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_run_cut_in_two_equals_the_run_in_one_piece(folder, tmp_path, dtype, at):

@@ -161,6 +161,7 @@ def problems(**sglang):
     return [str(problem) for problem in find_problems(config) if problem.key.startswith("sglang.")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", EVERYWHERE)
 def test_a_host_that_is_every_interface_is_refused_by_its_key(host):
     (problem,) = problems(host=host)

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import pytest
 import torch
 
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
@@ -54,6 +55,7 @@ def test_a_restarted_server_at_the_same_address_gets_traffic_again():
     assert asyncio.run(scenario()) == (ServerState.STALE, 1)
 
 
+@pytest.mark.slow
 def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadline():
     async def scenario(hung, well):
         async with SGLangClient() as client:
@@ -135,6 +137,7 @@ def names_in(path):
     }
 
 
+@pytest.mark.slow
 def test_every_decision_that_is_tested_is_also_taken_in_a_run():
     """Recovery that only tests call protects nobody."""
     sources = [path for room in ("launcher", "actors") for path in (REPOSITORY / room).rglob("*.py")]
@@ -170,6 +173,7 @@ def test_after_a_restore_versions_go_on_from_the_checkpoint(tmp_path):
     assert [report.policy_version for report in again.reports] == [7, 8, 9]
 
 
+@pytest.mark.slow
 def test_a_last_good_checkpoint_is_not_deleted_by_age(tmp_path, monkeypatch):
     """Through the loop itself: the newest two are not the only ones that stay."""
     trial = Trial(tmp_path / "with", steps=16)

@@ -13,6 +13,8 @@ from launcher.checkpoints import in_memory_checkpoints
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from tests.unit.actors.training.test_step_loop import Trial, identical
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[4]
 STEPS = 9
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"

@@ -120,6 +120,7 @@ def identical(left, right):
             assert torch.equal(value, right[name]), name
 
 
+@pytest.mark.slow
 def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path):
     whole = Trial(tmp_path / "whole")
     assert whole.run()
@@ -135,6 +136,7 @@ def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path):
     identical(second.training_state(), whole.training_state())
 
 
+@pytest.mark.slow
 def test_a_stop_between_two_saves_loses_no_step_and_no_prompt(tmp_path):
     whole = Trial(tmp_path / "whole")
     whole.run()
@@ -183,6 +185,7 @@ def poison(version, **change):
     return spoil
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"reward": None}, {"reward": math.nan}, {"weight_version": 2}])
 def test_a_bad_batch_costs_its_rollouts_and_never_a_prompt(tmp_path, change):
     trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, **change)))
@@ -261,6 +264,7 @@ def test_a_batch_that_the_gate_turns_away_costs_its_rollouts_and_no_weights(tmp_
     assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
 
 
+@pytest.mark.slow
 def test_a_loop_paused_at_the_gate_steps_on_as_if_nothing_had_been(tmp_path):
     whole = Trial(tmp_path / "whole", steps=8)
     whole.run()
@@ -284,6 +288,7 @@ def test_a_loop_paused_at_the_gate_steps_on_as_if_nothing_had_been(tmp_path):
     identical(trial.weights(), whole.weights())
 
 
+@pytest.mark.slow
 def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_process(tmp_path):
     whole = Trial(tmp_path / "whole", steps=10)
     whole.run()

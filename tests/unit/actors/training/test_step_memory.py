@@ -56,6 +56,7 @@ def flip(path):
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_each_step_is_kept_and_the_same_process_goes_back_to_it(tmp_path):
     whole = Trial(tmp_path / "whole", steps=7)
     whole.run()

@@ -38,6 +38,7 @@ def training(tmp_path, monkeypatch):
     training.close()
 
 
+@pytest.mark.slow
 def test_a_look_does_not_wait_for_an_export(training, monkeypatch):
     exporting, may_end, seen = threading.Event(), threading.Event(), []
 

@@ -20,6 +20,8 @@ from launcher.base.messages import ServerInfo, ServerState
 from tests.programs import stand_in_server
 from tests.unit.actors.rollout.test_rollout import fault
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 
 

@@ -71,6 +71,7 @@ def newest_step(root):
     return newest.checkpoint.global_step
 
 
+@pytest.mark.slow
 @traces
 def test_killed_before_every_call_to_the_filesystem(saver):
     """How many there are is counted here: none is left out where saving comes to make more of them."""

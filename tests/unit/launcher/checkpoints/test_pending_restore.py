@@ -162,6 +162,7 @@ def steps_of(store):
     return [checkpoint.global_step for checkpoint in store.list()]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_ends_bit_for_bit_as_the_one_that_did_not(tmp_path, memory):
     first = Trial(tmp_path, steps=10)
     assert first.run()

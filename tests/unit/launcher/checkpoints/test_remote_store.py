@@ -30,6 +30,7 @@ def url(s3, request):
     return f"{URL}/{abs(hash(request.node.name))}"
 
 
+@pytest.mark.slow
 def test_there_and_back_across_a_lost_disk(tmp_path, url):
     machine = Machine(tmp_path / "here", url)
     machine.remote.check()
@@ -50,6 +51,7 @@ def test_there_and_back_across_a_lost_disk(tmp_path, url):
     assert again.there() == [0, 2]
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_leaves_nothing_that_is_listed(tmp_path, url):
     machine = Machine(tmp_path / "here", url)
     save(machine.store, 0)
@@ -68,6 +70,7 @@ def test_one_that_was_cut_is_passed_over_on_the_way_back(tmp_path, url):
     assert Machine(tmp_path / "elsewhere", url).fetch().global_step == 0
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_and_a_secret_that_is_not_told(tmp_path, s3):
     nowhere = Machine(tmp_path / "here", "s3://no-such-bucket/a")
     with pytest.raises(ConfigError, match=r"recover\.url: s3://no-such-bucket/a/exp/t1 can't be written") as caught:

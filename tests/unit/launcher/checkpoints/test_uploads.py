@@ -181,6 +181,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 2, 3])
 def test_a_kill_in_the_middle_leaves_nothing_that_is_listed_and_the_next_copies_it(tmp_path, url, folder, files):
     machine = Machine(tmp_path / "here", url)

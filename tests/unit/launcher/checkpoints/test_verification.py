@@ -156,6 +156,7 @@ def test_there_are_forty_kinds_of_damage():
     assert len(DAMAGE) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
 def test_forty_whole_ones_are_not_refused(tmp_path, kind, dtype):
@@ -194,6 +195,7 @@ def test_a_nan_in_the_masters_of_bfloat16(checkpoint16):
     assert f"{STATE} holds numbers that are not finite, in master.{NORM}" in verify(checkpoint16).why_not
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2, torch.float8_e4m3fn]
 )

@@ -86,6 +86,7 @@ def test_a_bare_on_in_yaml_is_the_word_on(own_preset):
     assert compose(own_preset(text % "off")).recover.mode == "off"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -29,6 +29,7 @@ def sound_but(change):
     return dataclasses.replace(compose(["conf=arithmetic_cpu"]), **change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "key", "given", "words"),
     [

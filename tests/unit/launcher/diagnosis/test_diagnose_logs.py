@@ -75,6 +75,7 @@ def test_every_version_gives_the_same_rewards(tmp_path, made, merged):
         )  # the mean over the tables that have it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [300, 4096, 65536])
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_blocks_may_end_anywhere(tmp_path, monkeypatch, block, minibatches):
@@ -257,6 +258,7 @@ def test_progress_is_told_to_the_end(tmp_path):
     assert said[-1] == sum(path.stat().st_size for path in folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", ["trainer", "server"])
 def test_the_benchmark_reads_what_it_made(tmp_path, capsys, log):
     reading = measure(0.004, tmp_path, log)

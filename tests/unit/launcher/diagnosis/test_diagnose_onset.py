@@ -24,6 +24,7 @@ def drawn(kind, number, kinds):
     return kinds[kind](random.Random(f"test {kind} {number}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FALLS)
 def test_falls_are_found_with_their_onset(kind):
     found = [judge(kind, drawn(kind, number, FALLS), is_fall=True) for number in range(EACH)]

@@ -70,6 +70,7 @@ def offline(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_an_offline_file_is_read_whole(offline):
     assert offline.stat().st_size > 2 * BLOCK
     steps = read(offline).steps

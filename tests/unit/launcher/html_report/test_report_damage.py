@@ -2,6 +2,7 @@
 
 import string
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ LINE = st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(KEYS), 
 SOUND = st.fixed_dictionaries({"time": st.floats(T0, T0 + 1000), "attempt": st.integers(1, 2)})
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(LINE, st.one_of(SOUND, st.just({}))), max_size=25), st.sampled_from([True, False, None]))
 def test_no_line_keeps_the_report_from_being_made(lines, is_live):

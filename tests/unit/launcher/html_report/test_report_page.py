@@ -120,6 +120,7 @@ def test_a_shape_escapes_its_attributes_and_its_title(tmp_path):
     assert 'd="M50.0,146.0M1026.0,26.0"' in page  # broken where there is no number, and at the edge beyond it
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_one_small_page(paths):
     LongRun(paths, steps=3000, incidents=40, attempts=2).write()
     told = write_report(paths, is_live=False)

@@ -96,6 +96,7 @@ def small_run(tmp_path):
     return config, paths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", list(TerminalStatus))
 def test_whatever_a_runs_word_is_its_last_report_has_it_and_the_console_says_where(tmp_path, capsys, word):
     config, paths = small_run(tmp_path)

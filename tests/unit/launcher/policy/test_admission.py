@@ -144,6 +144,7 @@ def jumps(points, gate):
     return turned_away
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_loses_hardly_a_batch_to_chance(name):
     assert jumps(HEALTHY[name].points(4000, name), EXACT) <= 1

@@ -83,6 +83,7 @@ def test_without_the_detector_a_fall_is_missed():
 # ── healthy runs ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_at_most_one_false_alarm_in_a_thousand_healthy_steps(seeds):
     counts = {

@@ -172,6 +172,7 @@ def picture_of(path, *, experiment="exp", rewards=(), taken_back=(), events=()):
     return path
 
 
+@pytest.mark.slow
 def test_the_picture_shows_rewards_and_trouble_in_their_colours(tmp_path):
     rewards = [number / 30 for number in range(30)]
     healthy = picture_of(tmp_path / "healthy.png", experiment="lr$1$", rewards=rewards)  # not a formula
@@ -184,6 +185,7 @@ def test_the_picture_shows_rewards_and_trouble_in_their_colours(tmp_path):
     assert matplotlib.image.imread(healthy).shape[:2] == (780, 1500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "told",
     [

@@ -48,6 +48,7 @@ def run(tool, *words, **more):
     return subprocess.run([*PYTHON, f"scripts.{tool}", *words], stderr=subprocess.PIPE, text=True, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_nobody_reads_on(tool, names):
     """`… | true`: the first byte already finds nobody."""
@@ -60,6 +61,7 @@ def test_nobody_reads_on(tool, names):
     os.close(writing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_reader_that_takes_ascii_alone(tool, names):
     words, code = TOOLS[tool]
@@ -73,6 +75,7 @@ def test_a_reader_that_takes_ascii_alone(tool, names):
     assert "gr??e -> x2" in done.stdout or tool == "diagnose"
 
 
+@pytest.mark.slow
 def test_the_launcher_at_an_ascii_terminal(tmp_path):
     command = [*PYTHON, "launcher", "conf=arithmetic_cpu", "dry_run=true", f"cluster.fileroot={tmp_path}"]
     ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -83,6 +83,7 @@ def test_disabled_does_not_even_import_wandb(tmp_path):
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_offline_keeps_every_line_over_global_step_across_a_restore(paths):
     said = []
     wandb = sink(paths, mode="offline", said=said, group="g", tags=["a"])
@@ -197,6 +198,7 @@ print(service.pid, "over")
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_service_delays_neither_the_end_of_the_run_nor_the_exit(paths):
     program = [sys.executable, "-c", HANG_THE_SERVICE, str(paths.fileroot)]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)

@@ -200,6 +200,7 @@ def test_notes(settings, said):
     assert any(said in note for note in find_notes(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_presets_need_no_note(name):
     assert find_notes(compose([f"conf={name}"])) == []

@@ -286,6 +286,7 @@ def expected(config):
     return servers | ranks
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(runs())
 def test_whatever_is_placed_is_placed_once_and_fits(run):
@@ -317,6 +318,7 @@ def test_whatever_is_placed_is_placed_once_and_fits(run):
         assert sum(len(part.gpus) for part in parts) == gpus
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(runs())
 def test_every_process_is_in_one_bundle_that_its_node_can_give(run):
@@ -334,6 +336,7 @@ def test_every_process_is_in_one_bundle_that_its_node_can_give(run):
         assert bundle.gpus >= sum(len(by_name[name].gpus) * by_name[name].share for name in bundle.names) - 1e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(runs())
 def test_what_a_run_needs_is_enough_for_it(run):

@@ -127,6 +127,7 @@ def test_a_described_node_has_its_own_memory_and_cpus():
     assert any("host memory" in problem for problem in lacks(make_plan(GSM8K, host, SMALL)))
 
 
+@pytest.mark.slow
 def test_nodes_of_which_nothing_is_said_are_like_this_machine_and_refuse_no_run():
     config = compose(["conf=arithmetic_cpu", "cluster.address=auto", "cluster.n_nodes=2", "actor.dp_size=2"])
     hardware = planned_hardware(config, replace(NO_GPU, memory=GIB))

@@ -69,6 +69,7 @@ def test_a_reward_function_that_cannot_be_used(config, tmp_path, monkeypatch, mo
     assert said in message
 
 
+@pytest.mark.slow
 def test_the_default_reward_function(config):
     config.reward.fn = ARITHMETIC.reward.fn
     assert missing(config) == []

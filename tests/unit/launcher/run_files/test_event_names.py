@@ -28,6 +28,7 @@ def recorded():
                     yield name, path.relative_to(REPOSITORY)
 
 
+@pytest.mark.slow
 def test_every_recorded_event_has_a_meaning():
     found = list(recorded())
     assert len(found) > 40, "the search finds what is recorded"

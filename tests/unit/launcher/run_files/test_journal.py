@@ -77,6 +77,7 @@ def test_a_missing_file_has_no_lines_and_is_not_created(file):
     assert not file.exists()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(), json_values))
 def test_any_record_is_one_line_of_strict_json(record):

@@ -13,6 +13,8 @@ import pytest
 from launcher.config.compose import REPOSITORY
 from tests.programs.fake_trial import CRASHES, HALTS, OUT_OF_MEMORY, REFUSED, WAITS
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60
 
 

@@ -82,6 +82,7 @@ def room(hardware, *overrides, trials=6):
     return find_capacity(configs, [make_plan(config, hardware, find_shape(config)) for config in configs], hardware)
 
 
+@pytest.mark.slow
 def test_side_by_side_as_the_machine_allows():
     assert len(room(MACHINE).slots) == 6
     assert len(room(replace(MACHINE, cpus=9)).slots) == 4

@@ -1,0 +1,95 @@
+"""Which tests are run without an option, with which, and what the last line says of the others (tests/conftest.py)."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import conftest
+
+RAY_FILE, UNIT_FILE = conftest.TESTS / "ray" / "test_x.py", conftest.UNIT / "launcher" / "test_x.py"
+REPOSITORY = conftest.TESTS.parent
+
+
+class Item:
+    def __init__(self, path: Path, *names: str):
+        self.path = path
+        self.marks = [getattr(pytest.mark, name) for name in names]
+
+    def get_closest_marker(self, name):
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark):
+        self.marks.append(mark)
+
+
+def collected(path, *names, options=(), arguments=("tests",)):
+    """The item after the collection."""
+    item = Item(path, *names)
+    config = SimpleNamespace(args=[*arguments], getoption=lambda name: name in options)
+    conftest.pytest_collection_modifyitems(config, [item])
+    return item
+
+
+def is_run(*where, **how):
+    return collected(*where, **how).get_closest_marker("skip") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "needs"),
+    [
+        (UNIT_FILE, (), None),
+        (UNIT_FILE, ("slow",), "--all"),
+        (RAY_FILE, (), "--all"),
+        (RAY_FILE, ("quick",), None),
+        (RAY_FILE, ("long",), "--long"),
+        (UNIT_FILE, ("long",), "--long"),
+    ],
+)
+def test_each_tier_is_run_with_its_option_and_by_the_one_above(path, names, needs):
+    assert is_run(path, *names) == (needs is None)
+    assert is_run(path, *names, options=["--all"]) == (needs != "--long")
+    assert is_run(path, *names, options=["--long"])
+
+
+@pytest.mark.parametrize("argument", [str(RAY_FILE), f"{RAY_FILE}::test_one"])
+def test_a_slow_test_that_is_named_by_its_file_is_run_and_a_long_one_is_not(argument):
+    assert is_run(RAY_FILE, arguments=[argument])
+    assert not is_run(RAY_FILE.with_name("test_y.py"), arguments=[argument])
+    assert not is_run(RAY_FILE, "long", arguments=[argument])
+
+
+def test_a_system_test_is_chosen_by_the_marker_slow():
+    assert collected(RAY_FILE).get_closest_marker("slow")
+    assert not collected(RAY_FILE, "quick").get_closest_marker("slow")
+
+
+def test_a_unit_test_that_hangs_ends_after_a_minute(request):
+    assert request.node.get_closest_marker("timeout").args == (conftest.UNIT_TIMEOUT_S,) == (60,)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("Skipped: slow: --all runs it", "slow (pytest --all runs them)"),
+        ("long: --long runs it", "long (pytest --long runs them)"),
+        ("only root can become another account to attack from", "for want of root"),
+        ("network namespaces need root", "for want of root"),
+        ("root may write everywhere", "because root is not refused anything"),
+        ("no memory cgroup of version 1 that may be written to", "for want of a memory cgroup"),
+        ("s3:// comes with the extra `s3`", "because s3:// comes with the extra `s3`"),
+    ],
+)
+def test_why_something_is_not_run(reason, kind):
+    assert conftest.kind_of(reason) == kind
+
+
+@pytest.mark.slow
+def test_the_last_line_counts_what_is_not_run():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/chaos"]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout
+    (line,) = (line for line in said.splitlines() if line.startswith("not run: "))
+    assert "slow (pytest --all runs them)" in line
+    assert "long (pytest --long runs them)" in line
