@@ -13,10 +13,11 @@ import pytest
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(3600)
 
-GOES_ON_S = 120.0
+GOES_ON_S = scaled(120.0)
 """For a trainer or a server to be there again, and two steps; on a machine that does other things too."""
 LEAVES_S = 10.0
 STEPS = 4000

@@ -17,12 +17,13 @@ import pytest
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths, login_name
+from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 8
 BATCH = 4
-DEADLINE_S = 300
+DEADLINE_S = scaled(300)
 
 
 class Command:

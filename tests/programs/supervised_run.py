@@ -29,6 +29,7 @@ from launcher.reporting.ledger_audit import audit
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import broken_reward
+from tests.support.machine import scaled
 
 ASSETS = Path(__file__).parents[2] / "assets" / "arithmetic"
 STAND_IN = (sys.executable, "-m", "tests.programs.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
@@ -167,7 +168,7 @@ class SupervisedRun:
     # ── what a test does ──
 
     def wait_until(self, holds, what: str) -> None:
-        give_up_at = time.monotonic() + DEADLINE_S
+        give_up_at = time.monotonic() + scaled(DEADLINE_S)
         while not holds():
             assert self.process.poll() is None, f"{what}: the run ended\n{self.said()}"
             assert time.monotonic() < give_up_at, f"{what}: not within {DEADLINE_S} s\n{self.tail()}"
@@ -204,14 +205,14 @@ class SupervisedRun:
 
     def finish(self) -> str:
         """Its output, after it ended with 0."""
-        self.process.wait(DEADLINE_S)
+        self.process.wait(scaled(DEADLINE_S))
         assert self.process.returncode == 0, f"{self.said()}\n{self.tail()}"
         return self.said()
 
     def stop(self) -> str:
         """End a run that has shown what it should, with Ctrl-C: its steps are those that it has taken."""
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(DEADLINE_S)
+        self.process.wait(scaled(DEADLINE_S))
         assert self.process.returncode == 130, f"{self.said()}\n{self.tail()}"
         self.steps = self.steps_done()
         return self.said()
@@ -220,7 +221,7 @@ class SupervisedRun:
         """Kill Ray's own process of that name: the run ends in a word, and leaves nobody."""
         (process,) = [process for process in self.family() if process.name() == vital]
         process.kill()
-        self.process.wait(60)
+        self.process.wait(scaled(60))
         assert self.process.returncode == 3, self.said()
         assert f"Ray's own process {vital} ended" in self.said()
         self.wait_gone()

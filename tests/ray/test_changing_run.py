@@ -8,6 +8,7 @@ import pytest
 
 from scripts import run_control
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,7 +65,7 @@ def test_a_stopped_coordinator_is_replaced_and_a_server_that_died_meanwhile_too(
 
 def test_sigterm_saves_and_says_its_word_as_ctrl_c_does(run):
     run.process.send_signal(signal.SIGTERM)
-    run.process.wait(120)
+    run.process.wait(scaled(120))
     assert run.process.returncode == 130, run.said()
     assert len(run.events("run.aborted")) == 1
     run.wait_gone()

@@ -14,11 +14,12 @@ from actors.processes.process_tree import identify
 from actors.serving.sglang_server import SGLangServer
 from launcher.base.messages import Cause, Health, ServerState
 from tests.programs.server_driver import STAND_IN, run_config
+from tests.support.machine import scaled
 from tests.unit.actors.monitoring.test_health_monitor import batch
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-DEADLINE_S = 120
+DEADLINE_S = scaled(120)
 
 
 def until(monitor, info, health):

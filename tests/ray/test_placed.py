@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.machine import scaled
+
 
 @pytest.fixture(scope="module")
 def came(tmp_path_factory):
@@ -14,7 +16,7 @@ def came(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_nodes")
     command = [sys.executable, "-m", "tests.programs.two_nodes", str(folder / "keys")]
     quiet = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=quiet)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(400), check=False, env=quiet)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

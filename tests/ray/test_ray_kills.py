@@ -15,6 +15,7 @@ import ray
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_trainer_cause
 from tests.programs.ray_kill_run import Trainer, end_of, pid_of
+from tests.support.machine import scaled
 
 NEVER_ENOUGH = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "4000"}
 """Of a cluster of its own, whose actor alone is ended for it: each four seconds, so that it lives long enough to be
@@ -32,7 +33,7 @@ def test_an_end_by_ray_for_memory_is_told():
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            timeout=200,
+            timeout=scaled(200),
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

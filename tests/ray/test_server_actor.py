@@ -14,10 +14,11 @@ from actors.serving.sglang_server import SGLangServer
 from launcher.base.errors import ResourceError, ServerError
 from launcher.base.messages import ServerState
 from tests.programs.server_driver import PROMISE_S, STAND_IN, run_config
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-DEADLINE_S = 120
+DEADLINE_S = scaled(120)
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from actors.serving.server_worker_node import ServerWorkerNode
 from actors.serving.sglang_server import SGLangServer
 from launcher.base.messages import ServerState
 from tests.programs.server_driver import run_config
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-DEADLINE_S = 120
+DEADLINE_S = scaled(120)
 PART = (sys.executable, "-m", "tests.programs.stand_in_part")
 
 

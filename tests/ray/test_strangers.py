@@ -29,6 +29,7 @@ from launcher.checkpoints.manifest import MANIFEST_NAME, Manifest, record_files
 from launcher.run_files.run_keys import RAY_TOKEN, ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 from tests.programs.supervised_run import SupervisedRun
+from tests.support.machine import scaled
 
 pytestmark = [
     pytest.mark.quick,
@@ -45,7 +46,7 @@ def strangers(*steps):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=scaled(300),
     )
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(answers) == len(steps), done.stderr[-3000:]
@@ -124,7 +125,7 @@ def dashboard(tmp_path_factory):
         started = json.loads(process.stdout.readline())
         yield started | {"token": (folder / "keys" / RAY_TOKEN).read_text()}
         process.stdin.close()
-        process.wait(60)
+        process.wait(scaled(60))
 
 
 def test_3_a_job_without_the_token(dashboard):

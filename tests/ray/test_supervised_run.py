@@ -4,6 +4,7 @@ servers. One run for all tests here, in their order, since the start of each cos
 import contextlib
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -12,6 +13,9 @@ from tests.programs.supervised_run import SupervisedRun
 from tests.unit.actors.monitoring.test_alerts import DEADLINE_S, webhook
 
 pytestmark = pytest.mark.timeout(600)
+
+KILLED_MEANWHILE = re.compile("ended before it answered|is not there to be given anything")
+"""Why an order to load weights fails of a server that a test has killed."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,10 @@ def test_without_its_raylet_it_ends_in_a_word_and_leaves_nobody(run, told):
     assert "A worker died or was killed" not in said, "Ray's own words are in ray.log"
     assert "all repaired: " in said
     assert told[1].empty()
-    assert not run.events("server.loading_failed"), "weights that are ordered are those of the moment of sending"
+    failed = [event["reason"] for event in run.events("server.loading_failed")]
+    assert not [reason for reason in failed if not KILLED_MEANWHILE.search(reason)], (
+        "weights that are ordered are those of the moment of sending, and stay until the server has them"
+    )
     run.steps = run.steps_done()
     run.check_ledger()
     assert [line["global_step"] for line in run.ledger()] == list(range(run.steps)), "no step was taken twice"

@@ -12,9 +12,10 @@ import pytest
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths, login_name
+from tests.support.machine import scaled
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
-DEADLINE_S = 600
+DEADLINE_S = scaled(600)
 STEPS = 4
 MARK = "GRPO_TEST_SWEEP"
 TINY = (

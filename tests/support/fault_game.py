@@ -13,9 +13,10 @@ from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.run_processes import find_run, state
 from scripts.inject_fault import main
 from tests.programs.fake_run import run_paths
+from tests.support.machine import scaled
 
 REPOSITORY = Path(__file__).parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 
 
 class FaultGame:

@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from actors.model.model_part import ModelPart
 from actors.model.rank_collectives import MeetingPlace, RankGroup
+from tests.support.machine import scaled
 
 ADDRESS = "127.0.0.1"
-DEADLINE_S = 120.0
+DEADLINE_S = scaled(120.0)
 
 
 def serve(pipe: multiprocessing.connection.Connection) -> None:

@@ -23,8 +23,9 @@ from pathlib import Path
 import psutil
 
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
+from tests.support.machine import scaled
 
-START_S = 120.0
+START_S = scaled(120.0)
 RAY = Path(sys.executable).with_name("ray")
 
 

@@ -16,10 +16,11 @@ from actors.serving.sglang_client import Sampling, SGLangClient
 from actors.serving.sglang_server import SGLangProcess
 from launcher.config.schema import GenerationConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
+from tests.support.machine import scaled
 
 MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=24))
-DEADLINE_S = 300.0
+DEADLINE_S = scaled(300.0)
 
 
 class Serving:

@@ -6,8 +6,9 @@ from launcher.checkpoints.uploads import Uploader, fetch_if_empty
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
+from tests.support.machine import scaled
 
-DEADLINE_S = 60
+DEADLINE_S = scaled(60)
 
 
 class Machine:

@@ -12,8 +12,9 @@ from actors.monitoring.alerts import IncidentAlerts
 from launcher.config.supervision import AlertsConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
+from tests.support.machine import scaled
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ from launcher.base.messages import Cause, Health, ServerInfo, ServerState
 from launcher.config.supervision import HealthConfig
 from launcher.policy.observation_history import Task
 from tests.programs import stand_in_server
+from tests.support.machine import scaled
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 QUICK = HealthConfig(look_interval_s=0.02, probe_interval_s=0.05, silence_s=0.4, silence_factor=1.0, proof_s=1.0)
 URL_OF_NOBODY = "http://127.0.0.1:9"
 

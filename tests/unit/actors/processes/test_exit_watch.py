@@ -9,8 +9,9 @@ import pytest
 
 from actors.processes import exit_watch
 from actors.processes.exit_watch import process_ended
+from tests.support.machine import scaled
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 
 
 @pytest.fixture

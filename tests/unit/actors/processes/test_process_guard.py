@@ -14,10 +14,11 @@ from actors.processes import process_tree
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import Process, bearing, descendants, identify, send, wait_ended
 from launcher.base.errors import ServerError
+from tests.support.machine import scaled
 
 TREE = 5
 """Server, child, grandchild and two daemons."""
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 
 
 class World:

@@ -17,8 +17,9 @@ from actors.reward.reward_pool import RewardPool, Score
 from launcher.base.errors import RewardError, RewardImportError
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import RewardConfig
+from tests.support.machine import scaled
 
-DEADLINE_S = 60
+DEADLINE_S = scaled(60)
 ROOT = Path(__file__).parents[4]
 PROMPT = Prompt(id="p1", token_ids=(1,), record={"question": "6*7?", "answer": "6*7=42\n#### 42", "level": 2})
 

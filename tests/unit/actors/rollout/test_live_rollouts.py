@@ -10,9 +10,10 @@ from actors.rollout.rollout_engine import RolloutEngine
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from launcher.config.schema import DatasetConfig, RunConfig
+from tests.support.machine import scaled
 from tests.support.replay import prompts
 
-DEADLINE_S = 60
+DEADLINE_S = scaled(60)
 
 
 async def nobody(url):

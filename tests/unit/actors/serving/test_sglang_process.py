@@ -16,9 +16,10 @@ from launcher.base.errors import ResourceError, ServerError
 from launcher.base.messages import ServerState
 from launcher.config.schema import SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
+from tests.support.machine import scaled
 
 ENTRY = (sys.executable, "-m", "tests.programs.stand_in_server")
-DEADLINE_S = 60.0
+DEADLINE_S = scaled(60.0)
 
 
 @pytest.fixture

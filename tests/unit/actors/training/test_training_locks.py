@@ -12,9 +12,10 @@ from launcher.checkpoints import in_memory_checkpoints
 from launcher.config.schema import ActorConfig, DatasetConfig, RunConfig, SGLangConfig
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
+from tests.support.machine import scaled
 
 ASSETS = Path(__file__).parents[4] / "assets" / "arithmetic"
-DEADLINE_S = 60.0
+DEADLINE_S = scaled(60.0)
 NOBODY = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.STALE, url="http://127.0.0.1:9")
 
 

@@ -14,8 +14,9 @@ from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
 from launcher.config.schema import RunConfig
+from tests.support.machine import scaled
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 STALE = ServerInfo(name="server-0", index=0, generation=3, state=ServerState.STALE, url="http://gone", weight_version=7)
 DEAD = dataclasses.replace(STALE, state=ServerState.DEAD)
 RIGHT = Completion(token_ids=(2,), logprobs=(-0.5,), finish_reason="stop", weight_version=7, server=STALE.url)

@@ -18,11 +18,12 @@ from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from tests.programs import stand_in_server
+from tests.support.machine import scaled
 from tests.unit.actors.rollout.test_rollout import fault
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 60.0
+DEADLINE_S = scaled(60.0)
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import pytest
 
 from launcher.config.compose import REPOSITORY
 from tests.programs.fake_trial import CRASHES, HALTS, OUT_OF_MEMORY, REFUSED, WAITS
+from tests.support.machine import scaled
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 60
+DEADLINE_S = scaled(60)
 
 
 class Sweep:
