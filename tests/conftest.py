@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.machine import factor
 
-settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared machine")  # how fast examples are drawn says how busy the machine is
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")  # how fast examples are drawn and tried says how busy the machine is
 
 TESTS = Path(__file__).parent
 SYSTEM = (TESTS / "ray", TESTS / "e2e", TESTS / "chaos")

@@ -20,6 +20,7 @@ from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunLock, RunPaths
 from scripts.faults.run_processes import find_run
+from tests.support.machine import factor
 
 SLEEP = "import ctypes, time\nctypes.CDLL(None).prctl(1, 9)\nwhile True: time.sleep(1000)"
 """It dies with its parent, as Ray's workers do in the end."""
@@ -34,20 +35,21 @@ parts[0].wait()
 TRAINER = """
 import ctypes, mmap, sys, time
 ctypes.CDLL(None).prctl(1, 9)
-log, mib = sys.argv[1], int(sys.argv[2])
+log, mib, slowness = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 while mib:
     try:
         with mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE) as taken:
             for page in range(0, len(taken), mmap.PAGESIZE):
                 taken[page] = 1
-            time.sleep(0.05)
+            time.sleep(0.05 * slowness)
     except OSError as error:
         open(log, "a").write(f"OSError: {error}")
         sys.exit(1)
     time.sleep(0.1)
 while True: time.sleep(1000)
 """
-"""It takes so many MiB again and again, as in steps, and ends where they are refused."""
+"""It takes so many MiB again and again, as in steps, and ends where they are refused. On a busy machine it holds them
+for longer: who looks for them gets his turn less often."""
 
 
 def run_paths(folder: Path) -> RunPaths:
@@ -96,7 +98,7 @@ def main() -> None:
     with RunLock(paths) as lock:
         journal = Journal(paths.events, lock.next_attempt())
         actors = [titled(name) for name in ("ray::HealthMonitorActor", "ray::CoordinatorActor.run")]
-        actors.append(titled("ray::Trainer.run", TRAINER, str(paths.trainer_log), str(given.step_mib)))
+        actors.append(titled("ray::Trainer.run", TRAINER, str(paths.trainer_log), str(given.step_mib), str(factor())))
         for index in range(given.servers):
             started = guarded_server(paths, index)
             journal.record("server.ready", subject=f"server-{index}", pid=started["server"])

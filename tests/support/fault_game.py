@@ -53,17 +53,17 @@ class FaultGame:
         return main([*words, "--fileroot", str(self.folder), "--within", "0.3"])
 
     def inject_while_it_steps(self, *words: str) -> int:
-        """A step takes 0.3 s, in which a hungry trainer takes its memory at least once."""
+        """A step takes 0.3 s on a quiet machine, in which a hungry trainer takes its memory at least once."""
         ended = threading.Event()
 
         def steps() -> None:
-            while not ended.wait(0.3):
+            while not ended.wait(scaled(0.3)):
                 self.step()
 
         stepping = threading.Thread(target=steps)
         stepping.start()
         try:
-            return main([*words, "--fileroot", str(self.folder), "--within", "20"])
+            return main([*words, "--fileroot", str(self.folder), "--within", str(scaled(20))])
         finally:
             ended.set()
             stepping.join()

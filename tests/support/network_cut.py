@@ -7,6 +7,7 @@ with TwoNetworks() as networks:
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 def is_possible() -> bool:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
-    name = f"grpo{os.getpid() % 10000}p"
+    name = f"grpo{secrets.token_hex(4)}p"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
     if made:
         subprocess.run(["ip", "netns", "del", name], check=False)
@@ -24,7 +25,7 @@ def is_possible() -> bool:
 
 class TwoNetworks:
     def __init__(self) -> None:
-        mark = os.getpid() % 10000
+        mark = secrets.token_hex(4)
         self._names = (f"grpo{mark}a", f"grpo{mark}b")
         self._links = (f"gv{mark}a", f"gv{mark}b")
 
