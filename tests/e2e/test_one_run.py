@@ -28,7 +28,7 @@ def start(tmp_path_factory):
 
 def kill_each(run, *roles):
     family = run.family()
-    victims = [next(process for process in family if role_of(process) == role) for role in roles]
+    victims = [next(process for process in family if role_of(process).removesuffix("Actor") == role) for role in roles]
     run.kill(*(process.pid for process in victims))
 
 
@@ -46,7 +46,7 @@ def test_whoever_is_killed_the_run_is_repaired_until_ray_itself_is_lost(start):
         server, trainers = run.server_pids()["server-0"], run.trainer_pids()
         run.kill(server)
         run.wait_until(lambda: run.events("incident.began", "server-0"), "it is seen")
-        kill_each(run, "CoordinatorActor", "HealthMonitorActor")
+        kill_each(run, "Coordinator", "HealthMonitor")
         run.wait_until(lambda: run.server_pids()["server-0"] != server, "SGLang serves again")
         run.wait_until(lambda: run.events("coordinator.adopted"), "the Coordinator is back")
         run.wait_steps(run.steps_done() + 2)
