@@ -61,6 +61,7 @@ def test_a_run_cut_in_two_equals_the_run_in_one_piece(folder, tmp_path, dtype, a
     assert len(everything(whole)) > 4 * len(list(whole.named_weights(torch.float32)))
 
 
+@pytest.mark.slow
 def test_two_runs_alike_are_alike_to_the_bit(folder):
     one, other = policy(folder), policy(folder)
     train(one, range(3))
@@ -79,6 +80,7 @@ def test_random_numbers_go_on_where_they_were(folder, tmp_path):
     assert draws() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_a_model_folder_in_the_actors_dtype(folder, tmp_path, dtype):
     model = policy(folder, dtype=dtype)
@@ -97,6 +99,7 @@ def test_sglang_would_find_no_other_weights_in_it(folder, tmp_path):
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_gradients_are_dropped_by_a_load(folder, tmp_path):
     model = policy(folder)
     model.save(tmp_path)
@@ -167,6 +170,7 @@ def elsewhere(folder):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_checkpoint_names_its_file_and_changes_nothing(checkpoint, elsewhere, tmp_path, name):
     file, damage, reason = DAMAGE[name]
@@ -181,6 +185,7 @@ def test_a_damaged_checkpoint_names_its_file_and_changes_nothing(checkpoint, els
     assert (random.getstate(), torch.get_rng_state().tolist()) == state
 
 
+@pytest.mark.slow
 def test_nothing_saved_is_executed_when_loaded(folder, tmp_path):
     model = policy(folder)
     train(model, [0])

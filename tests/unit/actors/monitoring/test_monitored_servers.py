@@ -48,6 +48,7 @@ def test_a_hang_is_seen_journaled_once_and_forgotten_with_the_next_life(world, t
     assert world.events("health.dead")[0]["at"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyError("a defect")])
 def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(world, tmp_path, monkeypatch, error):
     """Its watch had ended unheard, and no hang of that life was ever seen."""

@@ -81,6 +81,7 @@ def gone(pid):
         return bool(select.select([handle], [], [], DEADLINE_S)[0])
 
 
+@pytest.mark.slow
 def test_the_default_reward_in_order():
     with RewardPool(RewardConfig()) as pool:
         assert pool.check(PROMPT) == 1.0
@@ -217,17 +218,21 @@ def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "within_s", "expected"),
     [
-        ("import os; os._exit(3)", "importing reward.fn='bad_rewards:score' ended the process: exit code 3"),
-        ("import os; os.kill(os.getpid(), 11)", "ended the process: killed by SIGSEGV"),
-        ("while True: pass", "reward.fn='bad_rewards:score' was not imported within reward.setup_timeout=1 s"),
+        (
+            "import os; os._exit(3)",
+            DEADLINE_S,
+            "importing reward.fn='bad_rewards:score' ended the process: exit code 3",
+        ),
+        ("import os; os.kill(os.getpid(), 11)", DEADLINE_S, "ended the process: killed by SIGSEGV"),
+        ("while True: pass", 1.0, "reward.fn='bad_rewards:score' was not imported within reward.setup_timeout=1 s"),
     ],
 )
-def test_a_module_that_ends_or_never_returns(tmp_path, monkeypatch, text, expected):
+def test_a_module_that_ends_or_never_returns(tmp_path, monkeypatch, text, within_s, expected):
     (tmp_path / "bad_rewards.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with RewardPool(config("bad_rewards:score", setup_timeout=1.0)) as pool:
+    with RewardPool(config("bad_rewards:score", setup_timeout=within_s)) as pool:
         assert expected in unready(pool)
 
 

@@ -14,6 +14,7 @@ from tests.unit.actors.rollout.test_rollout import QUICK, collect, engine, fault
 __all__ = ["servers"]
 
 
+@pytest.mark.slow
 def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attempt():
     async def scenario(slow, quick):
         items = prompts(6)
@@ -35,6 +36,7 @@ def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attem
     assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", [{"state": ServerState.DEAD}, {"generation": 1, "state": ServerState.STALE}])
 def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(monkeypatch, word):
     """No connection breaks where the machine lost its power: the round waited for rollout.request_timeout, two hours
@@ -61,6 +63,7 @@ def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(mon
     assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
 
 
+@pytest.mark.slow
 def test_missing_samples_are_asked_of_the_server_that_has_the_prefix(servers):
     """One answer lacks a sample's log-probs: the others are there, and so is the prefix."""
 
