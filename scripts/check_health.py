@@ -24,6 +24,7 @@ from rich.text import Text
 from launcher.base.errors import UsageError
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
 from launcher.run_files.run_paths import RunPaths
+from scripts.checkpoints.arguments import Parser
 from scripts.ending import ended, print_json
 from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import CheckResult, Finding, first_line, is_healthy, run_checks
@@ -79,10 +80,10 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.check_health",
-        description="Is this run healthy? Checks a live run or the files of a dead one; changes nothing.",
-        epilog="exit codes: 0 healthy; 1 not healthy, or something could not be seen; 2 the command is wrong",
+    made = Parser(
+        "check_health",
+        "Is this run healthy? Checks a live run or the files of a dead one; changes nothing.",
+        "0 healthy; 1 not healthy, or something could not be seen; 2 the command is wrong",
     )
     add_run_arguments(made)
     made.add_argument(

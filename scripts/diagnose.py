@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from launcher.base.errors import UsageError
-from launcher.checkpoints.trial_folders import folders_in, some_of
+from launcher.base.wording import some_of
+from launcher.checkpoints.trial_folders import folders_in
 from launcher.diagnosis.judging.verdict import Diagnosis, diagnose
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.diagnosis.output.as_page import to_page
@@ -27,15 +28,16 @@ from launcher.diagnosis.output.as_text import render
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.run_folders import look_around
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
-from launcher.run_files.run_paths import RunPaths, login_name
-from scripts.checkpoints.arguments import typed_name
+from launcher.run_files.run_paths import RunPaths
+from scripts.checkpoints.arguments import Parser, add_names
 from scripts.ending import ended, print_json
 
 NO_FAILURE, FAILURE = 0, 1
 PROGRESS_FROM_BYTES = 64 * 2**20
 WIDTH_OF_A_FILE = 160
 
-EPILOG = """Exit codes: 0 no failure found; 1 a failure was found; 2 the command or a file is wrong; 130 interrupted.
+EXIT_CODES = "0 no failure found; 1 a failure was found; 2 the command or a file is wrong; 130 interrupted."
+EXAMPLES = """
 
   python -m scripts.diagnose --experiment-name gsm8k --trial-name trial0
   python -m scripts.diagnose /data/logs/me/gsm8k/trial0 --html diagnosis.html
@@ -60,23 +62,16 @@ def _diagnose(given: argparse.Namespace) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; docs/diagnose.md names each of its flags."""
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.diagnose",
-        description="Finds what happened to a run: since which step, why, and how to resume. Logs of this launcher, of "
-        "AReaL, and what WandB exports.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    what = (
+        "Finds what happened to a run: since which step, why, and how to resume.\n"
+        "Logs of this launcher, of AReaL, and what WandB exports."
     )
+    made = Parser("diagnose", what, EXIT_CODES, examples=EXAMPLES)
     made.add_argument(
         "paths", nargs="*", type=Path, metavar="PATH",
         help="a run's log folder, or files: trainer.log, llm_server.log, merged.log, metrics.jsonl, *.csv, *.wandb",
     )  # fmt: skip
-    made.add_argument("--experiment-name", type=typed_name, help="instead of PATH: the run's logs below --fileroot")
-    made.add_argument("--trial-name", type=typed_name, help="and its trial")
-    made.add_argument(
-        "--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot (default: %(default)s)"
-    )
-    made.add_argument("--user", default=login_name(), help="who started the run (default: %(default)s)")
+    add_names(made.add_argument_group("instead of PATH"), trial_help="trial_name of the run")
     made.add_argument(
         "--checkpoints", type=Path, metavar="DIR", help="folder of its checkpoints, if not beside the logs"
     )

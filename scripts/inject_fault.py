@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths, login_name
-from scripts.checkpoints.arguments import seconds
+from scripts.checkpoints.arguments import DEFAULT_FILEROOT, Parser, seconds
 from scripts.ending import INTERRUPTED, WRONG, ended
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
@@ -48,12 +48,10 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.inject_fault", description="Inject faults into a live run, from outside."
-    )
+    parser = Parser("inject_fault", "Inject faults into a live run, from outside.")
     parser.add_argument("faults", nargs="*", metavar="KIND[:option=value,…][@STEP|@+SECONDS]")
     parser.add_argument("--list", action="store_true", help="list all kinds of faults with their options")
-    parser.add_argument("--fileroot", type=Path, default=Path("outputs/grpo"), help="cluster.fileroot of the run")
+    parser.add_argument("--fileroot", type=Path, default=DEFAULT_FILEROOT, help="cluster.fileroot of the run")
     parser.add_argument(
         "--run", metavar="EXPERIMENT/TRIAL", help="needed if several runs are live, and for --interpose"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from actors.cluster.ray_cluster import RAY_ENVIRONMENT
 from launcher.run_files.run_keys import make_ray_token
+from scripts.checkpoints.arguments import Parser
 from scripts.ending import DONE, ended
 
 
@@ -32,11 +33,8 @@ def _print(folder: Path) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.ray_environment",
-        description="Print the environment for `ray start` on each node of a cluster, and for what uses it.",
-        epilog="Exit codes: 0 printed; 2 the folder can't be used.",
-    )
+    what = "Print the environment for `ray start` on each node of a cluster, and for what uses it."
+    made = Parser("ray_environment", what, "0 printed; 2 the folder can't be used.")
     made.add_argument(
         "folder",
         type=Path,

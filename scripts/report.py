@@ -17,6 +17,7 @@ from launcher.base.errors import UsageError
 from launcher.html_report.report_writer import write_report
 from launcher.reporting.run_facts import RunFacts
 from launcher.run_files.run_paths import RunPaths
+from scripts.checkpoints.arguments import Parser
 from scripts.ending import DONE, ended, print_json
 from scripts.faults.run_processes import NotLive, find_driver
 from scripts.run_choice import add_run_arguments, chosen_run
@@ -41,11 +42,8 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.report",
-        description="Make a run's report.html again from its files, of a live run or of one that died.",
-        epilog="exit codes: 0 written; 2 the command is wrong, or the report can't be written",
-    )
+    what = "Make a run's report.html again from its files, of a live run or of one that died."
+    made = Parser("report", what, "0 written; 2 the command is wrong, or the report can't be written")
     add_run_arguments(made)
     made.add_argument(
         "--json", action="store_true", help="print the main figures as JSON instead of the file's path alone"

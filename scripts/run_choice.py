@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from launcher.base.errors import UsageError
-from launcher.checkpoints.trial_folders import first_missing, folders_in, some_of
+from launcher.base.wording import some_of
+from launcher.checkpoints.trial_folders import first_missing, folders_in
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import add_names
 from scripts.faults.run_processes import live_runs

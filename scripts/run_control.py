@@ -28,7 +28,7 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
-from scripts.checkpoints.arguments import seconds
+from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
 from scripts.run_choice import add_run_arguments, chosen_run
 
@@ -44,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.run_control",
-        description="Show and control a live run.",
-        epilog="Exit codes: 0 done (of attach: the run finished); 1 status: the run is not live; 2 the command is "
-        "wrong; 3 of attach: the run errored, or its driver stopped writing; 4 asked, and the run did not do it in "
-        "time; 130 of attach: the run was aborted.",
+    made = Parser(
+        "run_control",
+        "Show and control a live run.",
+        "0 done (of attach: the run finished); 1 status: the run is not live; 2 the command is wrong; 3 of attach: the "
+        "run errored, or its driver stopped writing; 4 asked, and the run did not do it in time; 130 of attach: the "
+        "run was aborted.",
     )
     made.add_argument(
         "what",

@@ -33,7 +33,6 @@ FREQUENCY_KEYS = frozenset(
     }
 )
 DATA_FILE = "dataloader_info.pkl"
-INFO_FILES = ("step_info.json", *FREQUENCY_FILES, "stats_logger_info.json", DATA_FILE)
 METADATA = ".metadata"
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
 

@@ -36,7 +36,7 @@ from launcher.checkpoints.checkpoint_folder import (
 from launcher.checkpoints.manifest import FORMAT, KEEP_MARK, MANIFEST_NAME, Manifest, record_files
 from launcher.config.fingerprint import Fingerprint
 
-__all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore", "NewestComplete"]
+__all__ = ["Checkpoint", "CheckpointName", "CheckpointState", "CheckpointStore"]
 
 log = logging.getLogger(__name__)
 

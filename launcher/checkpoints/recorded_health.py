@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig, RewardHealthConfig
 from launcher.policy.checkpoint_status import Damage
@@ -22,6 +20,7 @@ from launcher.policy.restore import first_damaged
 from launcher.policy.reward_health import Level, RewardPoint, judge_rewards
 from launcher.run_files.journal import number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings
 
 REWARD = "grpo_actor/task_reward"
 RESTORED = frozenset({"trainer.restored", "trainer.loaded", "recovery.taken"})
@@ -119,9 +118,5 @@ def damage_ever_seen(rewards: Sequence[RewardPoint], settings: RewardHealthConfi
 
 def _section(file: Path, key: str, kind: Any) -> Any:
     """The run's own settings of a section; the defaults where it wrote none that can be read."""
-    try:
-        given = yaml.safe_load(file.read_bytes()).get(key)
-        known = {field.name for field in fields(kind)}
-        return kind(**{name: value for name, value in given.items() if name in known})
-    except (OSError, yaml.YAMLError, AttributeError, TypeError):
-        return kind()
+    given, known = read_settings(file).get(key), {field.name for field in fields(kind)}
+    return kind(**{name: given[name] for name in known & given.keys()}) if isinstance(given, dict) else kind()

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Self
 
 from launcher.base.errors import StorageError, UsageError
+from launcher.base.wording import some_of
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.manifest import MANIFEST_NAME
 from launcher.run_files.run_paths import RunPaths
 
 STEP_INFO = "step_info.json"
-MOST_NAMES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +156,3 @@ def folders_in(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError:
         return []
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

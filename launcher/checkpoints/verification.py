@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from launcher.base.errors import LauncherError
+from launcher.base.wording import some_of
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.manifest import (
     FACTS_FILE,
@@ -44,6 +45,7 @@ LAST_WRITTEN = "tokenizer_config.json"
 """Of an export by AReaL, which writes nothing atomically: an export without it was cut short."""
 
 Entries = Mapping[str, TensorEntry]
+_names = functools.partial(some_of, most=MOST_NAMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +281,3 @@ def _position_problems(state: Mapping[str, Any], manifest: Manifest) -> Iterator
         yield f"its next step is {position.get('next_step')}, after step {manifest.global_step}"
     if missing := sorted({"format", "epoch", "cursor", "first", "last", "fingerprint"} - queue.keys()):
         yield f"its data position lacks {', '.join(missing)}"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from launcher.base.wording import in_one_line
 from launcher.html_report.axis_scale import Span, Ticks, ticks
 from launcher.reporting.downsample import Point
 
@@ -60,7 +61,7 @@ class Plot:
         for row, name in enumerate(lanes):
             middle = self.lane_top(row) + 8
             self.segment(self.left, middle, self.right, middle, "grid")
-            shown = name if len(name) <= LABEL_LETTERS else f"{name[: LABEL_LETTERS - 1]}…"
+            shown = in_one_line(name, longest=LABEL_LETTERS)
             self.text(self.left - 7, middle + 4, shown, "tick end", title=name if shown != name else "")
 
     def px(self, value: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from launcher.base.wording import in_one_line
 from launcher.run_files.line_tail import LineTail
 
 Event = Mapping[str, object]
@@ -98,10 +99,6 @@ class EventTail:
         """Those of this attempt since the last call."""
         return [event for event in self._tail.read() if self._attempt in (None, event.get("attempt"))]
 
-    def new_lines(self) -> list[str]:
-        """The same as text, as far as they matter to a person."""
-        return [line for line in map(tell, self.new_events()) if line]
-
 
 def tell(event: Event) -> str:
     """The event as text; "" where it needs no line."""
@@ -141,9 +138,7 @@ def _ended(event: Event) -> str:
 
 
 def _reason(event: Event) -> str:
-    """The reason, as much of it as fits into a line."""
-    text = " ".join(str(event.get("reason") or "").split())
-    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
+    return in_one_line(event.get("reason"), longest=LONGEST_REASON)
 
 
 def _held(event: Event) -> str:

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import yaml
-
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport
 from launcher.reporting.event_lines import what_happened
@@ -39,6 +37,7 @@ from launcher.reporting.run_reader import (
 )
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings, setting_of
 
 GLOBAL_STEP = re.compile(r"globalstep(\d+)")
 
@@ -147,10 +146,7 @@ def facts_of_run(data: RunData, paths: RunPaths) -> RunFacts:
 
 def _staleness(paths: RunPaths) -> int:
     """Versions that a token may be behind, from the settings that the run wrote down; 0 where they can't be read."""
-    try:
-        value = yaml.safe_load(paths.config.read_text())["rollout"]["max_head_offpolicyness"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return 0
+    value = setting_of(read_settings(paths.config), "rollout.max_head_offpolicyness")
     return value if isinstance(value, int) else 0
 
 

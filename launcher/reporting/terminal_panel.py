@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.messages import EvalReport, ServerInfo, ServerState
+from launcher.base.wording import in_one_line
 from launcher.reporting.formats import duration
 from launcher.reporting.run_view import MEAN_OVER_STEPS, RunView
 
@@ -24,7 +25,7 @@ LEAST_SPAN = 0.2
 """Of rewards, from the lowest bar to the highest: noise of a few hundredths is not drawn as a mountain range."""
 
 LONGEST_REASON = 60
-"""Of a server, in characters."""
+"""Of a server, in characters; all of it is in the journal."""
 SERVER_STYLES = {
     ServerState.READY: "green",
     ServerState.STARTING: "yellow",
@@ -49,7 +50,7 @@ def render_panel(view: RunView, width: int) -> RenderableType:
         ("now", _phase_row(view)),
         ("servers", _server_row(view.servers)),
         ("time", _time_row(view)),
-        ("last", Text(_one_line(view.last_event))),
+        ("last", Text(in_one_line(view.last_event, longest=WIDEST))),
     ]
     grid = Table.grid(padding=0, expand=True)
     grid.add_column(width=LABEL_WIDTH, style="dim")
@@ -140,20 +141,10 @@ def _server_row(servers: Sequence[ServerInfo]) -> Text:
 
 def _one_server(server: ServerInfo) -> Text:
     version = "" if server.weight_version is None else f" v{server.weight_version}"
-    reason = "" if server.state is ServerState.READY else _shortened(_one_line(server.reason))
+    reason = "" if server.state is ServerState.READY else in_one_line(server.reason, longest=LONGEST_REASON)
     return Text.assemble(
         f"{server.index} ", (server.state.value, SERVER_STYLES[server.state]), version, f" ({reason})" if reason else ""
     )
-
-
-def _one_line(text: str) -> str:
-    """A message of several lines in one row: a second one would make the panel jump."""
-    return " ".join(text.split())
-
-
-def _shortened(line: str) -> str:
-    """All of it is in the journal."""
-    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
 
 
 def _time_row(view: RunView) -> Text:

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from launcher.diagnosis.judging.onset import find_falls
-from scripts.benchmark.ratios import quantile
 
 Level = Callable[[int], float]
 
@@ -238,12 +237,13 @@ def report(found: Sequence[Found], seconds: float = math.nan) -> dict[str, objec
 
 def _row(kind: str, found: Sequence[Found]) -> str:
     row = f"{kind:28} {len(found):6} {sum(one.found for one in found):6}"
-    errors = sorted(one.error for one in found if one.error is not None)
+    errors = [one.error for one in found if one.error is not None]
     if not errors:
         return row
     near = sum(abs(error) <= 2 for error in errors) / len(errors)
     shares = [sum(bool(getattr(one, name)) for one in found) / len(errors) for name in ("covered", "safe")]
-    spread = f"{quantile(errors, 0.5):+.0f} ({quantile(errors, 0.05):+.0f} to {quantile(errors, 0.95):+.0f})"
+    low, middle, high = np.quantile(errors, (0.05, 0.5, 0.95))
+    spread = f"{middle:+.0f} ({low:+.0f} to {high:+.0f})"
     return f"{row}  {spread:>28} {near:13.0%} {shares[0]:9.0%} {shares[1]:6.0%}"
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+import numpy as np
+
 DRAWS = 4000
 CONFIDENCE = 0.95
 Pairs = Sequence[tuple[float, float]]
@@ -45,17 +47,10 @@ def mean_ratio(pairs: Pairs) -> Ratio:
 
 def _bootstrap(pairs: Pairs, figure: Callable[[Pairs], float]) -> Ratio:
     draw = random.Random(0)
-    drawn = sorted(figure(draw.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    drawn = [figure(draw.choices(pairs, k=len(pairs))) for _ in range(DRAWS)]
     tail = (1 - CONFIDENCE) / 2
-    return Ratio(value=figure(pairs), low=quantile(drawn, tail), high=quantile(drawn, 1 - tail))
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of figures in rising order, linear between neighbours: 0 is the first, 1 the last."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    low, high = np.quantile(drawn, (tail, 1 - tail))
+    return Ratio(value=figure(pairs), low=float(low), high=float(high))
 
 
 def spread(figures: Sequence[float], unit: str = "", digits: int = 2) -> str:

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.logs is not None:
-        return report(read_step_times(paths_in(arguments.logs)))
+        paths = RunPaths.of_logs(arguments.logs.absolute())
+        if paths is None:
+            raise ValueError(f"--logs {arguments.logs} is not …/logs/<user>/<experiment>/<trial>")
+        return report(read_step_times(paths))
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         made = run_experiment(Path(folder), [f"total_train_steps={arguments.steps}", *arguments.overrides])
         return report(read_step_times(made.paths))
@@ -112,9 +115,3 @@ def report(times: Sequence[StepTime]) -> dict[str, object]:
         f"neither generation nor training: {100 * share['neither']:.1f} % of all, {100 * median(each):.1f} % of a step"
     )
     return {"shares": share, "median_share_of_a_step": median(each), "steps": [asdict(time) for time in times]}
-
-
-def paths_in(logs: Path) -> RunPaths:
-    """Of a run whose logs lie in `{fileroot}/logs/{user}/{experiment_name}/{trial_name}`."""
-    trial, experiment, user = logs.absolute(), logs.absolute().parent, logs.absolute().parent.parent
-    return RunPaths(fileroot=user.parent.parent, user=user.name, experiment_name=experiment.name, trial_name=trial.name)

@@ -16,12 +16,13 @@ DEFAULT_FILEROOT = Path("outputs/grpo")
 class Parser(argparse.ArgumentParser):
     """With the exit codes below its help; a wrong flag ends in one message, exit code 2."""
 
-    def __init__(self, name: str, what: str, exit_codes: str) -> None:
+    def __init__(self, name: str, what: str, exit_codes: str = "", *, examples: str = "") -> None:
         super().__init__(
             prog=f"python -m scripts.{name}",
             description=what,
-            epilog=f"Exit codes: {exit_codes}",
+            epilog=f"Exit codes: {exit_codes}{examples}" if exit_codes else None,
             allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter if examples else argparse.HelpFormatter,
         )
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from launcher.base.errors import CheckpointError, ConfigError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -21,6 +18,7 @@ from launcher.config.fingerprint import MEANINGS, Difference, Fingerprint, confi
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings, setting_of
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 from scripts.checkpoints.choosing import Wanted, choose
 from scripts.checkpoints.command import Command
@@ -160,18 +158,9 @@ def _areals_own(catalog: CheckpointCatalog) -> ResumeSource:
 
 def _recorded_settings(catalog: CheckpointCatalog) -> Fingerprint | None:
     """Of what an AReaL run wrote down as its configuration; its keys are ours. None where there is none."""
-    try:
-        content = yaml.safe_load((catalog.trial.logs / "config.yaml").read_bytes())
-    except (OSError, yaml.YAMLError):
-        return None
-    found = {key: _value(content, key) for key in MEANINGS}
-    return {key: value for key, value in found.items() if isinstance(value, str | int)}
-
-
-def _value(content: Any, key: str) -> Any:
-    for part in key.split("."):
-        content = content.get(part) if isinstance(content, Mapping) else None
-    return content
+    settings = read_settings(catalog.trial.logs / "config.yaml")
+    found = {key: setting_of(settings, key) for key in MEANINGS}
+    return {key: value for key, value in found.items() if isinstance(value, str | int)} if settings else None
 
 
 # ── settings ──

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-import yaml
-
 from actors.processes.process_tree import Process, identify
 from launcher.base.errors import StorageError, UsageError
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings, setting_of
 from scripts.faults.run_processes import RunProcesses, ServerProcesses
 from scripts.faults.signals import Missed
 
@@ -166,12 +165,12 @@ def fault(
     return declare
 
 
-def setting(paths: RunPaths, section: str, key: str) -> object:
+def setting(paths: RunPaths, key: str) -> object:
     """What the run was started with. Raises UsageError."""
-    try:
-        return yaml.safe_load(paths.config.read_text())[section][key]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UsageError(f"{paths.config} can't be read: {error}", "it is written when the run starts") from error
+    value = setting_of(read_settings(paths.config), key)
+    if value is None:
+        raise UsageError(f"{paths.config} can't be read, or has no {key}", "it is written when the run starts")
+    return value
 
 
 def is_alive(process: Process) -> bool:

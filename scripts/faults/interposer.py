@@ -133,7 +133,7 @@ def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
         raise UsageError("no proxy is between this run and its servers", HOW_TO)
     with contextlib.suppress(BlockingIOError), _locked(lock):
         raise UsageError("the interposer of this run has ended", HOW_TO)
-    if (host := setting(paths, "sglang", "host")) != RUN_ASKS:
+    if (host := setting(paths, "sglang.host")) != RUN_ASKS:
         raise UsageError(f"this run calls its servers directly: sglang.host is {host}", HOW_TO)
 
 

@@ -149,23 +149,24 @@ def _since(file: Path, offset: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _hold_by_limit(process: Process, kills: list[int]) -> Iterator[Limit]:
+def limited(process: Process, what: int, counts: str) -> Iterator[Limit]:
+    """`what`: resource.RLIMIT_…, of what `counts` shows in /proc/PID/status. As before afterwards. Raises Missed."""
     descriptor = open_pidfd(process)  # held open: while it is, the pid can't become another's
     if descriptor is None:
         raise Missed(f"process {process.pid} has ended", "try again")
     try:
-        before = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        before = resource.prlimit(process.pid, what)
 
         def limit(room: int) -> int:
-            at_most = _held(process, "VmData") + room
-            resource.prlimit(process.pid, resource.RLIMIT_DATA, (at_most, before[1]))
+            at_most = _held(process, counts) + room
+            resource.prlimit(process.pid, what, (at_most, before[1]))
             return at_most
 
         try:
             yield limit
         finally:
             with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(process.pid, resource.RLIMIT_DATA, before)
+                resource.prlimit(process.pid, what, before)
     except (ProcessLookupError, PermissionError) as error:
         raise Missed(f"the memory of process {process.pid} can't be limited: {error}", "as the same user?") from error
     finally:
@@ -177,7 +178,9 @@ def _by_its_log(kills: int, logged: list[str]) -> str:
     return found.line if found.cause is Cause.TRAINER_OOM else ""
 
 
-by_limit = Way(counts="VmData", hold=_hold_by_limit, proof=_by_its_log)
+by_limit = Way(
+    counts="VmData", hold=lambda process, kills: limited(process, resource.RLIMIT_DATA, "VmData"), proof=_by_its_log
+)
 
 
 # ── T7: a memory cgroup (version 1) for it alone, in which the kernel kills ──

@@ -19,7 +19,7 @@ HOW_TO = f"start the run with {VARIABLE}=<an absolute file name> in its environm
 
 def find_switch(paths: RunPaths, found: RunProcesses) -> Path:
     """The file that this run's reward function reads. Raises UsageError where it reads none."""
-    if (fn := setting(paths, "reward", "fn")) != FUNCTION:
+    if (fn := setting(paths, "reward.fn")) != FUNCTION:
         raise UsageError(f"this run's reward.fn is {fn}, which has no switch", HOW_TO)
     switch = environment(found.driver).get(VARIABLE, "")
     if not Path(switch).is_absolute():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from typing import Any
 
 from launcher.base.durable import make_folder
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
+from launcher.checkpoints.tensor_files import read_entries
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.signals import Missed
@@ -73,25 +73,17 @@ def damaged_weights(paths: RunPaths, to: Path, draw: Callable[[int], int]) -> st
 
 
 def turn_signs(file: Path, draw: Callable[[int], int]) -> str:
-    """Turn the signs of one matrix in a safetensors file, in place; its name.
-
-    Format: 8 bytes length of the header, the header in JSON with each tensor's offsets, the data.
-    """
+    """Turn the signs of one matrix in a safetensors file, in place; its name."""
+    matrices = [one for one in read_entries(file).values() if one.dtype in SIGN_BYTE and len(one.shape) > 1]
+    chosen = sorted(matrices, key=lambda one: one.name)[draw(len(matrices))]
+    size = SIGN_BYTE[chosen.dtype]
     with file.open("r+b") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(length))
-        names = sorted(
-            n for n, t in header.items() if n != "__metadata__" and t["dtype"] in SIGN_BYTE and len(t["shape"]) > 1
-        )
-        name: str = names[draw(len(names))]
-        begin, end = header[name]["data_offsets"]
-        opened.seek(8 + length + begin)
-        data = bytearray(opened.read(end - begin))
-        size = SIGN_BYTE[header[name]["dtype"]]
+        opened.seek(chosen.begin)
+        data = bytearray(opened.read(chosen.end - chosen.begin))
         data[size - 1 :: size] = bytes(byte ^ 0x80 for byte in data[size - 1 :: size])
-        opened.seek(8 + length + begin)
+        opened.seek(chosen.begin)
         opened.write(data)
-    return name
+    return chosen.name
 
 
 def keep_busy(

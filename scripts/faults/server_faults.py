@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ from scripts.faults.declaration import (
     setting,
 )
 from scripts.faults.fault_paths import FaultPaths
+from scripts.faults.memory_faults import limited
 from scripts.faults.run_processes import ServerProcesses
 from scripts.faults.signals import Missed
 
@@ -58,11 +60,12 @@ def stop_server(context: FaultContext) -> Figures:
 def starve_server(context: FaultContext) -> Figures:
     server = context.server()
     process = scheduler(server)[0]
-    limit = signals.limit_memory(process, int(context.number("headroom_mib") * MIB))
-    sent = _keep_busy(context, server, process, tokens=64, together=16, prompt=128)
+    with limited(process, resource.RLIMIT_AS, "VmSize") as limit:
+        limit_bytes = limit(int(context.number("headroom_mib") * MIB))
+        sent = _keep_busy(context, server, process, tokens=64, together=16, prompt=128)
     if is_alive(process):
-        raise Missed(f"{server.name} survived its limit of {limit} bytes", "give it less: headroom_mib=0")
-    return {"target": server.name, "pids": [process.pid], "limit_bytes": limit, "requests": sent}
+        raise Missed(f"{server.name} survived its limit of {limit_bytes} bytes", "give it less: headroom_mib=0")
+    return {"target": server.name, "pids": [process.pid], "limit_bytes": limit_bytes, "requests": sent}
 
 
 @fault(
@@ -91,7 +94,7 @@ def slow_server(context: FaultContext) -> Figures:
 )
 def load_stale_weights(context: FaultContext) -> Figures:
     server = context.server()
-    first = str(setting(context.paths, "sglang", "model_path"))
+    first = str(setting(context.paths, "sglang.model_path"))
     with _just_published(context, server) as said:
         version = "0" if context.word("label") == "true" else said
         server_api.load_weights(server.url, first, context.keys, version=version)

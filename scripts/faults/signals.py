@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from actors.processes.process_tree import PROC, Process, identify, open_pidfd, send, wait_ended
+from actors.processes.process_tree import Process, identify, send, wait_ended
 from launcher.base.errors import RunError
 from scripts.faults.run_processes import state
 
@@ -82,24 +81,3 @@ def duty_cycle(
             sleep(period_s * (1 - 1 / slower))
         sleep(period_s / slower)
     return times
-
-
-def limit_memory(process: Process, headroom_bytes: int) -> int:
-    """Let its address space grow by no more than that from now on; the limit in bytes. Raises Missed."""
-    descriptor = open_pidfd(process)  # held open: while it is, the pid can't become another's
-    if descriptor is None:
-        raise Missed(f"process {process.pid} has ended", "try again")
-    try:
-        limit = _address_space(process) + headroom_bytes
-        _, hard = resource.prlimit(process.pid, resource.RLIMIT_AS)
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, hard))
-    except (ProcessLookupError, FileNotFoundError, PermissionError) as error:
-        raise Missed(
-            f"the memory of process {process.pid} can't be limited: {error}", "run it as the same user"
-        ) from error
-    return limit
-
-
-def _address_space(process: Process) -> int:
-    pages = int((PROC / str(process.pid) / "statm").read_text().split()[0])
-    return pages * resource.getpagesize()

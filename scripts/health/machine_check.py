@@ -65,7 +65,7 @@ def judge_kills(
 def check_gpus(subject: Subject) -> list[Finding]:
     hardware = find_hardware()
     if not hardware.gpus:
-        wanted = [key for key in ("sglang", "actor") if subject.view.setting(key, "device") == "cuda"]
+        wanted = [key for key in ("sglang", "actor") if subject.view.setting(f"{key}.device") == "cuda"]
         text = f"{'.device and '.join(wanted)}.device is cuda, and " if wanted else "no GPU here: "
         return [Finding("gpu", "GPUs", BAD if wanted else ABSENT, text + hardware.no_gpu)]
     own = _own_pids(subject)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import yaml
-
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.run_reader import as_float, as_integer, as_unix_time
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings, setting_of
 
 TAIL_BYTES = 2 * 2**20
 LAST_STEPS = 10
@@ -56,10 +55,9 @@ class RunView:
     total_steps: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    def setting(self, section: str, key: str) -> object:
+    def setting(self, key: str) -> object:
         """As the run wrote it down; None where it didn't."""
-        part = self.settings.get(section)
-        return part.get(key) if isinstance(part, dict) else None
+        return setting_of(self.settings, key)
 
     def take(self, event: Mapping[str, object]) -> None:
         """Update from the attempt's next event."""
@@ -106,12 +104,8 @@ def read_view(paths: RunPaths) -> RunView:
 
 def _settings(paths: RunPaths) -> Mapping[str, object]:
     """Those of the last attempt that had others than the first."""
-    try:
-        files = sorted(paths.logs.glob("config.attempt*.yaml"), key=lambda path: path.stat().st_mtime)
-        settings = yaml.safe_load((files[-1] if files else paths.config).read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
+    files = sorted(paths.logs.glob("config.attempt*.yaml"), key=lambda path: path.stat().st_mtime)
+    return read_settings(files[-1] if files else paths.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,7 @@ async def _look(subject: Subject, client: SGLangClient, name: str, record: Serve
     after = trainer_version(subject.paths)
     expected = None
     if before is not None and after is not None and name != record.url:  # a publish or a restore may come in between
-        staleness = as_integer(subject.view.setting("rollout", "max_head_offpolicyness")) or 0
+        staleness = as_integer(subject.view.setting("rollout.max_head_offpolicyness")) or 0
         expected = min(before, after) - staleness, max(before, after) + 1
     return dataclasses.replace(
         seen,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.base.wording import in_one_line
 from launcher.diagnosis.judging.incident_context import IncidentContext
 from launcher.diagnosis.judging.onset import Shape
 from launcher.diagnosis.reading.log_clock import say_duration
@@ -75,8 +76,7 @@ def _times(events: Sequence[LogEvent]) -> str:
 
 
 def _line_of(event: LogEvent) -> str:
-    line = without_head(str(event.facts.get("line") or event.text))
-    return line if len(line) <= 160 else f"{line[:159]}…"
+    return in_one_line(without_head(str(event.facts.get("line") or event.text)), longest=160)
 
 
 # ── servers ──

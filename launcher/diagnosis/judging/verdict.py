@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launcher.base.wording import in_one_line, some_of
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
 from launcher.diagnosis.judging.evidence import CONNECTION, SHARP_STEPS, place_of, ran_out_of
 from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
@@ -207,9 +208,7 @@ def _headline(condition: RunCondition, contents: Contents, onset: Onset | None, 
 def _own_reason(contents: Contents) -> str:
     """What the run itself gave as its reason."""
     reasons = [h.facts["reason"] for h in contents.log_events if h.kind is Kind.RUN_ENDED and h.facts.get("reason")]
-    reason = " ".join(str(reasons[-1]).split()) if reasons else ""
-    shown = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
-    return f" ({shown})" if shown else ""
+    return f" ({in_one_line(reasons[-1], longest=LONGEST_REASON)})" if reasons else ""
 
 
 def _why(causes: Causes | None) -> str:
@@ -256,8 +255,8 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
     if len(passes) > 1:
         numbers = contents.steps.steps
         back = [f"{numbers[one.begin - 1]} → {numbers[one.begin]}" for one in passes[1:]]
-        shown = ", ".join(back[:5]) + (f" and {len(back) - 5} more" if len(back) > 5 else "")
-        notes.append(f"the steps went back {'once' if len(back) == 1 else f'{len(back)} times'}: {shown}")
+        times = "once" if len(back) == 1 else f"{len(back)} times"
+        notes.append(f"the steps went back {times}: {some_of(back, most=5)}")
     survived = Counter({str(kind): sum(h.count for h in contents.log_events if h.kind is kind) for kind in SURVIVED})
     if condition is RunCondition.FINE and survived.total():
         kinds = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)

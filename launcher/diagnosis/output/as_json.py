@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from launcher.diagnosis.judging.incident_timeline import in_brief
-from launcher.diagnosis.judging.verdict import Diagnosis, Onset
+from launcher.diagnosis.judging.verdict import Diagnosis
 from launcher.diagnosis.output.as_text import headline
 
 FORMAT = "grpo-diagnosis/1"
@@ -19,8 +19,8 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, object]:
         "verdict": str(diagnosis.condition),
         "is_failure": diagnosis.is_failure,
         "headline": headline(diagnosis),
-        "onset": None if diagnosis.onset is None else _onset(diagnosis.onset),
-        "other_falls": [_onset(one) for one in diagnosis.others],
+        "onset": None if diagnosis.onset is None else asdict(diagnosis.onset),
+        "other_falls": [asdict(one) for one in diagnosis.others],
         "cause": None if causes is None or causes.first is None else str(causes.first.guess),
         "cause_where": "" if causes is None or causes.first is None else causes.first.where,
         "cause_is_sure": bool(causes and causes.is_sure),
@@ -42,7 +42,3 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, object]:
         "notes": [*diagnosis.notes, *(causes.missing if causes else ())],
         "files": [asdict(source) for source in diagnosis.contents.sources],
     }
-
-
-def _onset(onset: Onset) -> dict[str, object]:
-    return asdict(onset) | {"shape": str(onset.shape)}

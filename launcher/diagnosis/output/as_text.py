@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from launcher.base.wording import in_one_line
 from launcher.diagnosis.judging.causes import Causes, RankedCause
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
@@ -149,7 +150,7 @@ def _timeline(diagnosis: Diagnosis) -> Table:
     table.add_column("first line", overflow="ellipsis", no_wrap=True, ratio=1)
     for moment in in_brief(diagnosis.timeline):
         times = f" × {moment.count:,}" if moment.count > 1 else ""
-        line = Text(moment.text if len(moment.text) <= LINE else f"{moment.text[: LINE - 1]}…")
+        line = Text(in_one_line(moment.text, longest=LINE))
         if moment.where:
             line = Text.assemble((f"{moment.where}  ", "dim"), line)
         style = "bold red" if moment.kind == ONSET else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.base.errors import DataError, StorageError
+from launcher.base.wording import some_of
 from launcher.diagnosis.reading.log_file import read_log
 from launcher.diagnosis.reading.log_records import (
     REWARD,
@@ -67,7 +68,7 @@ def _named(path: Path) -> Path:
     if not path.exists():
         parent = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
         names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in parent.iterdir())
-        raise StorageError(f"{path} does not exist", f"{parent} exists and holds {_some(names, 'nothing')}")
+        raise StorageError(f"{path} does not exist", f"{parent} exists and holds {some_of(names)}")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty", "give a file with something in it, or the folder that it lies in")
     return path
@@ -93,8 +94,7 @@ def _runs_below(folder: Path) -> str:
     runs = sorted({path.parent for mark in marks for depth in range(1, 6) for path in folder.glob("*/" * depth + mark)})
     if not runs:
         return "give a run's log folder (trainer.log, merged.log or metrics.jsonl lie in it), or single files"
-    more = f" and {len(runs) - 6} more" if len(runs) > 6 else ""
-    return "give one of the runs below it: " + ", ".join(map(str, runs[:6])) + more
+    return f"give one of the runs below it: {some_of([str(run) for run in runs], most=6)}"
 
 
 # ── reading ──
@@ -127,12 +127,12 @@ def read_inputs(
     contents = _joined(read)
     rewards = [key for key in contents.keys if "reward" in key] or contents.keys
     if metric and not any(is_metric(key, metric) for key in contents.keys):
-        raise DataError(f"--metric {metric} is in none of the files", f"keys: {_some(rewards)}")
+        raise DataError(f"--metric {metric} is in none of the files", f"keys: {some_of(rewards, none='none')}")
     only_tables = all(source.what.startswith("WandB") for source in contents.sources)
     if only_tables and not np.isfinite(contents.steps.column(REWARD)).any():
         raise DataError(
             f"no step in {', '.join(str(one.path) for one in inputs[:3])} has a reward that is known as one",
-            f"name its column: --metric KEY, of {_some(rewards)}",
+            f"name its column: --metric KEY, of {some_of(rewards, none='none')}",
         )
     return contents
 
@@ -222,7 +222,3 @@ def _placed(events: Iterable[LogEvent], steps: Steps) -> Iterator[LogEvent]:
 def _is_first_start(event: LogEvent) -> bool:
     """A run's beginning: its first weights are loaded, and there is no step to go back from."""
     return event.kind is Kind.RESUMED and event.facts.get("global_step") == -1 and event.after_step is None
-
-
-def _some(names: Sequence[str], none: str = "none") -> str:
-    return ", ".join(names[:12]) + (" …" if len(names) > 12 else "") if names else none

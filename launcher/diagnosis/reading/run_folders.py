@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from launcher.checkpoints.checkpoint_folder import CheckpointName, CheckpointState, read_checkpoint
 from launcher.checkpoints.verification import LAST_WRITTEN
 from launcher.diagnosis.reading.log_records import Kind, LogEvent
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
     """What lies around the files that were read. `checkpoints`: where the checkpoints lie, where that is known."""
     folders = list(dict.fromkeys((path if path.is_dir() else path.parent).absolute() for path in paths))
     folder, run = next(((one, run) for one in folders if (run := RunPaths.of_logs(one))), (None, None))
-    settings = next((read for one in folders if (read := _settings_in(one))), {})
+    settings = next((read for one in folders if (read := read_settings(one / "config.yaml"))), {})
     roots = [checkpoints] if checkpoints else _roots(run)
     found = {one.path: one for root in roots for one in _checkpoints_in(root)}
     steps = {one.global_step for one in found.values()}
@@ -57,7 +56,7 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
     return RunFolders(
         flags=_flags(run, settings),
         is_ours=folder is not None and any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl")),
-        settings=settings,
+        settings=dict(_dotted("", settings)),
         checkpoints=tuple(sorted([*found.values(), *logged], key=lambda one: (one.global_step, not one.on_disk))),
         looked_in=tuple(str(root) for root in roots if root.is_dir()),
         recover_step=recover[0] if recover else None,
@@ -70,15 +69,6 @@ def _flags(run: RunPaths | None, settings: Mapping[str, object]) -> str:
         return f"{names} --fileroot {run.fileroot} --user {run.user}"
     experiment, trial = settings.get("experiment_name"), settings.get("trial_name")
     return f"--experiment-name {experiment or 'EXPERIMENT'} --trial-name {trial or 'TRIAL'}"
-
-
-def _settings_in(folder: Path) -> dict[str, object]:
-    """config.yaml by dotted keys; nothing where it is missing or can't be read: it only makes advice more exact."""
-    try:
-        loaded = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return dict(_dotted("", loaded)) if isinstance(loaded, dict) else {}
 
 
 def _dotted(prefix: str, tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:

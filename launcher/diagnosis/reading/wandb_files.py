@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.base.errors import DataError
+from launcher.base.wording import some_of
 from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Role, Source, Steps
 from launcher.run_files.journal import number_of
@@ -49,9 +50,8 @@ def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
             keys = _keys_of(path, header, metric)
             step = next((header.index(name) for name in STEP_COLUMNS if name in header), None)
             if step is None:
-                columns = ", ".join(header[:12]) + (" …" if len(header) > 12 else "") if header else "none"
                 raise DataError(
-                    f"{path} has no column of steps: its columns are {columns}",
+                    f"{path} has no column of steps: its columns are {some_of(header, none='none')}",
                     f"export it with one of {', '.join(STEP_COLUMNS)}",
                 )
             time = next((header.index(name) for name in TIME_COLUMNS if name in header), None)
@@ -70,7 +70,7 @@ def _keys_of(path: Path, header: list[str], metric: str) -> dict[int, str]:
         chosen = [run for run in runs if metric.startswith(run + SEPARATOR)]
         if not chosen:
             raise DataError(
-                f"{path} has the columns of {len(runs)} runs: {', '.join(runs[:8])}",
+                f"{path} has the columns of {len(runs)} runs: {some_of(runs, most=8)}",
                 f"name one column, e.g. --metric {next(n for n in columns.values() if SEPARATOR in n)!r}",
             )
         chart = {i: pair for i, pair in chart.items() if pair[0] == chosen[0]}

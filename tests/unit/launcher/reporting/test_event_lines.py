@@ -6,11 +6,15 @@ from launcher.reporting.event_lines import EventTail, tell
 from launcher.run_files.journal import Journal
 
 
+def told(tail):
+    return [line for line in map(tell, tail.new_events()) if line]
+
+
 def test_new_events_are_told_once_in_words_and_only_this_attempts(tmp_path):
     path = tmp_path / "events.jsonl"
     Journal(path, 1).record("server.died", subject="server-0", reason="of the attempt before")
     tail = EventTail(path, 2)
-    assert tail.new_lines() == []
+    assert told(tail) == []
     journal = Journal(path, 2)
     journal.record("server.ready", subject="server-1", weight_version=0)
     crash = {"subject": "server-1", "incident": 3, "cause": "server_crash"}
@@ -19,24 +23,24 @@ def test_new_events_are_told_once_in_words_and_only_this_attempts(tmp_path):
     journal.record("server.restarting", subject="server-1", reason="server_crash of server-1: 1 of 3", incident=3)
     journal.record("server.ready", subject="server-1", weight_version=41, recovered_after_s=2.81, incident=3)
     journal.record("incident.ended", reason="it serves again", seconds=2.8123, is_mended=True, **crash)
-    assert tail.new_lines() == [
+    assert told(tail) == [
         "server-1 READY, weight_version 0",
         "incident 3: server-1 crashed (ended by SIGKILL); it is being restarted",
         "incident 3 is over after 2.8 s: server-1 serves again",
     ]
-    assert tail.new_lines() == []
+    assert told(tail) == []
 
 
 def test_a_line_that_is_still_being_written_waits_for_its_rest(tmp_path):
     path = tmp_path / "events.jsonl"
     tail = EventTail(path, 1)
-    assert tail.new_lines() == []
+    assert told(tail) == []
     line = b'{"event": "gate.waiting", "attempt": 1, "reason": "nobody answers"}\n'
     path.write_bytes(line[:20])
-    assert tail.new_lines() == []
+    assert told(tail) == []
     with path.open("ab") as file:
         file.write(line[20:])
-    assert tail.new_lines() == ["the trainer waits at the gate: nobody answers"]
+    assert told(tail) == ["the trainer waits at the gate: nobody answers"]
 
 
 def test_what_nobody_needs_to_hear_of_is_not_said():
