@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.base.errors import UsageError
-from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
+from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser
 from scripts.ending import ended, print_json
@@ -113,9 +113,7 @@ def as_json(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> d
 
 
 def show(paths: RunPaths, subject: Subject, findings: Sequence[Finding]) -> None:
-    console = PipedConsole(highlight=False)
-    if not console.is_terminal:
-        console = PipedConsole(highlight=False, width=WIDTH_OF_A_FILE)
+    console = console_of_width(WIDTH_OF_A_FILE)
     run = f"{paths.experiment_name} / {paths.trial_name}"
     state = next((one.said for one in findings if one.check == "run" and one.subject == "state"), "")
     healthy = is_healthy(findings)

@@ -27,7 +27,7 @@ from launcher.diagnosis.output.as_page import to_page
 from launcher.diagnosis.output.as_text import render
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.run_folders import look_around
-from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
+from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, add_names
 from scripts.ending import ended, print_json
@@ -131,7 +131,7 @@ def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
     if given.json:
         print_json(to_dict(diagnosis), indent=1)
         return
-    console = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
+    console = console_of_width(WIDTH_OF_A_FILE)
     with console.capture() as captured:
         console.print(render(diagnosis), crop=False)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

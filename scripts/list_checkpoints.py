@@ -14,7 +14,7 @@ from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCata
 from launcher.checkpoints.pending_restore import read_record
 from launcher.checkpoints.verification import verify
 from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
-from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read
+from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read, console_of_width
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
 from scripts.checkpoints.display import age, catalog_facts, entry_facts, say_damage, table
@@ -171,8 +171,7 @@ def _show(
         console.print(_nothing(catalog), markup=False)
         return
     console.print()
-    wide = PipedConsole(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    wide.print(table(shown, now))
+    console_of_width(WIDTH).print(table(shown, now))
     console.print(f"\nin {catalog.trial.default}", markup=False)
     for entry in shown:
         if entry.verification is not None:

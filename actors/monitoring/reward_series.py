@@ -10,12 +10,12 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
+from launcher.checkpoints.recorded_health import reward_point
 from launcher.policy.admission import StepFigures
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_files.journal import number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
-REWARD = "grpo_actor/task_reward"
 MOST_STEPS = 2000
 """Kept; more than any detector looks back."""
 
@@ -91,10 +91,9 @@ class RewardSeries:
     def _take_line(self, line: Line) -> None:
         if not isinstance(step := line.get("global_step"), int):
             return
-        mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
         self.admitted(
             StepFigures(
-                point=RewardPoint(step=step, mean=mean, low=low, high=high),
+                point=reward_point(line, step),
                 truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
                 distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
             )

@@ -69,8 +69,7 @@ def _replay(lines: Iterable[Line]) -> tuple[list[RewardPoint], list[Damage]]:
         step, event, incident = line.get("global_step"), line.get("event"), line.get("incident")
         if event is None and isinstance(step, int):
             _drop_from(rewards, step)
-            mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
-            rewards.append(RewardPoint(step=step, mean=mean, low=low, high=high))
+            rewards.append(reward_point(line, step))
         elif event in RESTORED and isinstance(step, int):
             _drop_from(rewards, step + 1)
             damages = {number: one for number, one in damages.items() if one.first_step <= step}
@@ -82,6 +81,12 @@ def _replay(lines: Iterable[Line]) -> tuple[list[RewardPoint], list[Damage]]:
         elif event == "incident.ended" and line.get("is_mended"):
             damages.pop(incident, None)
     return rewards, list(damages.values())
+
+
+def reward_point(line: Line, step: int) -> RewardPoint:
+    """The rewards of a step, from its line of metrics.jsonl; NaN where it has none."""
+    mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
+    return RewardPoint(step=step, mean=mean, low=low, high=high)
 
 
 def _drop_from(rewards: list[RewardPoint], step: int) -> None:

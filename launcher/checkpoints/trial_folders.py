@@ -68,22 +68,25 @@ def find_trial(fileroot: Path, user: str, experiment_name: str | None, trial_nam
         flag = "--experiment-name" if not experiment_name else "--trial-name"
         raise UsageError(f"{flag} is not given", f"in {root} there are {some_of(_trials(root))}")
     paths = RunPaths(fileroot=root, user=user, experiment_name=experiment_name, trial_name=trial_name)
-    inner = Path(experiment_name) / trial_name
-    found = [
-        folder
-        for folder in (paths.checkpoints, root / "checkpoints" / inner, root / "recover" / inner)
-        if folder.is_dir()
-    ]
+    roots = trial_roots(paths)
+    found = [folder for folder in roots if folder.is_dir()]
     if not found:
         raise _not_found(paths)
-    logs = next((folder for folder in (paths.logs, root / "logs" / inner) if folder.is_dir()), paths.logs)
+    older_logs = root / "logs" / experiment_name / trial_name
+    logs = next((folder for folder in (paths.logs, older_logs) if folder.is_dir()), paths.logs)
     return TrialFolder(
         paths=paths,
         root=found[0],
         logs=logs,
-        recover_info=_recover_info([*found, root / "recover" / inner]),
+        recover_info=_recover_info([*found, roots[-1]]),
         is_ours=found[0] == paths.checkpoints and _is_ours(paths),
     )
+
+
+def trial_roots(paths: RunPaths) -> list[Path]:
+    """Where its checkpoints may lie: ours and AReaL's, the older layout's, and what AReaL recovers from."""
+    inner = Path(paths.experiment_name) / paths.trial_name
+    return [paths.checkpoints, paths.fileroot / "checkpoints" / inner, paths.fileroot / "recover" / inner]
 
 
 def _recover_info(roots: Sequence[Path]) -> Path | None:

@@ -46,6 +46,11 @@ class PipedConsole(Console):
         raise BrokenPipeError
 
 
+def console_of_width(otherwise: int) -> PipedConsole:
+    """As wide as the terminal; `otherwise` where the output goes into a file or a pipe."""
+    return PipedConsole(highlight=False, width=None if sys.stdout.isatty() else otherwise)
+
+
 @contextlib.contextmanager
 def as_far_as_it_is_read() -> Iterator[None]:
     """What is printed inside is on its way at the end, unless nobody reads on. Raises ResourceError: it can't be."""

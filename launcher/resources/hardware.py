@@ -5,12 +5,14 @@ No torch, no Ray. Reading has no effect: no CUDA context is made, nothing is all
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -217,19 +219,21 @@ def memory_in_use() -> dict[str, tuple[float, float]]:
     host = psutil.virtual_memory()
     limit, used = cgroup_memory()
     in_use = {"host memory": (used, limit) if limit < host.total else (host.total - host.available, host.total)}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver: no GPU
-        return in_use
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
+    with contextlib.suppress(pynvml.NVMLError), nvml() as handles:  # no driver, or a GPU that has fallen off the bus
+        for index, handle in enumerate(handles):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             in_use[f"GPU {index} memory"] = (float(memory.used), float(memory.total))
-    except pynvml.NVMLError:  # as on a GPU that has fallen off the bus: the host's memory is still known
-        return in_use
+    return in_use
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Iterator[Any]]:
+    """NVML's handles of all GPUs of the node, in order. Raises NVMLError, where there is no driver too."""
+    pynvml.nvmlInit()
+    try:
+        yield map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
     finally:
         pynvml.nvmlShutdown()
-    return in_use
 
 
 def _find_gpus() -> tuple[tuple[Gpu, ...], str]:

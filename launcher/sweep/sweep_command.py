@@ -6,11 +6,9 @@ the code of the first that did not finish; 130 where the user ended it.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +16,7 @@ from rich.console import Console
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
 from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.file_lock import file_held
 from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import find_hardware
@@ -108,21 +107,17 @@ def _keep(config: RunConfig, sweep: Sweep, results: Sequence[TrialResult], advic
 @contextmanager
 def _only_sweep(folder: Path) -> Iterator[None]:
     """Raises StorageError where the same sweep is running already, or its folder can't be written."""
-    try:
-        make_folder(folder)
-        fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StorageError(
-            f"{folder} can't be written: {error.strerror}", "set cluster.fileroot to another folder"
-        ) from error
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            make_folder(folder)
+            stack.enter_context(file_held(folder / ".lock"))
         except BlockingIOError as error:
             raise StorageError(f"this sweep is running already: {folder}", "wait for it, or end it") from error
+        except OSError as error:
+            raise StorageError(
+                f"{folder} can't be written: {error.strerror}", "set cluster.fileroot to another folder"
+            ) from error
         yield
-    finally:
-        os.close(fd)
 
 
 def _say(line: str) -> None:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -24,6 +22,7 @@ from typing import Self
 from actors.processes.process_tree import Process
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import UsageError
+from launcher.base.file_lock import file_held
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Option, fault, seconds, setting
 from scripts.faults.fault_paths import FaultPaths
@@ -42,7 +41,7 @@ async def interpose(paths: RunPaths, seed: int) -> None:
     make_folder(place.root)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_locked(place.proxy_lock))
+            stack.enter_context(file_held(place.proxy_lock))
         except BlockingIOError as error:
             raise UsageError("another interposer follows this run", "one is enough; end one of them") from error
         place.proxy.unlink(missing_ok=True)
@@ -131,21 +130,10 @@ def check_interposed(paths: RunPaths, found: RunProcesses) -> None:
     lock = FaultPaths.of(paths).proxy_lock
     if not lock.exists():
         raise UsageError("no proxy is between this run and its servers", HOW_TO)
-    with contextlib.suppress(BlockingIOError), _locked(lock):
+    with contextlib.suppress(BlockingIOError), file_held(lock):
         raise UsageError("the interposer of this run has ended", HOW_TO)
     if (host := setting(paths, "sglang.host")) != RUN_ASKS:
         raise UsageError(f"this run calls its servers directly: sglang.host is {host}", HOW_TO)
-
-
-@contextlib.contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    """Raises BlockingIOError where another process holds it."""
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
 
 
 # ── the faults ──

@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
 
 from actors.processes.process_tree import descendants
-from launcher.resources.hardware import find_hardware, memory_in_use, oom_kills
+from launcher.resources.hardware import find_hardware, memory_in_use, nvml, oom_kills
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.run_check import Subject
 from scripts.health.run_view import RunView
@@ -69,17 +70,14 @@ def check_gpus(subject: Subject) -> list[Finding]:
         text = f"{'.device and '.join(wanted)}.device is cuda, and " if wanted else "no GPU here: "
         return [Finding("gpu", "GPUs", BAD if wanted else ABSENT, text + hardware.no_gpu)]
     own = _own_pids(subject)
-    pynvml.nvmlInit()
     try:
-        return [_gpu(index, own) for index in range(pynvml.nvmlDeviceGetCount())]
+        with nvml() as handles:
+            return [_gpu(index, handle, own) for index, handle in enumerate(handles)]
     except pynvml.NVMLError as error:  # as of a GPU that has fallen off the bus
         return [Finding("gpu", "GPUs", BAD, f"NVML can't read them: {error}")]
-    finally:
-        pynvml.nvmlShutdown()
 
 
-def _gpu(index: int, own: dict[int, str]) -> Finding:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+def _gpu(index: int, handle: Any, own: dict[int, str]) -> Finding:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     holders = [
         {"pid": one.pid, "of": own.get(one.pid, "another"), "bytes": int(one.usedGpuMemory or 0)}

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.checkpoints.checkpoint_folder import CheckpointName, CheckpointState, read_checkpoint
-from launcher.checkpoints.verification import LAST_WRITTEN
+from launcher.checkpoints.checkpoint_catalog import find_problem
+from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
+from launcher.checkpoints.trial_folders import trial_roots
 from launcher.diagnosis.reading.log_records import Kind, LogEvent
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings
@@ -48,7 +49,7 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
     folders = list(dict.fromkeys((path if path.is_dir() else path.parent).absolute() for path in paths))
     folder, run = next(((one, run) for one in folders if (run := RunPaths.of_logs(one))), (None, None))
     settings = next((read for one in folders if (read := read_settings(one / "config.yaml"))), {})
-    roots = [checkpoints] if checkpoints else _roots(run)
+    roots = [checkpoints] if checkpoints else [] if run is None else trial_roots(run)
     found = {one.path: one for root in roots for one in _checkpoints_in(root)}
     steps = {one.global_step for one in found.values()}
     logged = [one for one in _logged(log_events) if one.global_step not in steps]
@@ -79,22 +80,12 @@ def _dotted(prefix: str, tree: Mapping[str, object]) -> Iterator[tuple[str, obje
             yield f"{prefix}{key}", value
 
 
-def _roots(run: RunPaths | None) -> list[Path]:
-    if run is None:
-        return []
-    inner = Path(run.experiment_name) / run.trial_name
-    return [run.checkpoints, run.fileroot / "checkpoints" / inner, run.fileroot / "recover" / inner]
-
-
 def _checkpoints_in(root: Path) -> Iterator[FoundCheckpoint]:
     for path in (*root.glob("*"), *root.glob("*/*")):
         name = CheckpointName.parse(path.name)
         if name is None or not path.is_dir() or path.parent.name == "set_aside":
             continue
-        found = read_checkpoint(path, name)
-        problem = found.problem if found.state is CheckpointState.DAMAGED else ""
-        if found.state is CheckpointState.UNVERIFIED and not (path / LAST_WRITTEN).exists():  # AReaL's, not atomic
-            problem = f"{LAST_WRITTEN} is missing: it was not written to its end"
+        problem = find_problem(read_checkpoint(path, name))
         yield FoundCheckpoint(global_step=name.global_step, path=str(path), is_whole=not problem, problem=problem)
 
 

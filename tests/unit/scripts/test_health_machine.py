@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from launcher.resources import hardware
 from launcher.resources.hardware import Gpu
 from launcher.run_files.run_paths import RunPaths
 from scripts.health import machine_check
@@ -65,7 +66,8 @@ class Nvml:
 def test_who_holds_a_gpus_memory_is_told(paths, monkeypatch, own, is_lost, verdict, said):
     gpu = Gpu(name="GPU", memory=139 * 2**30, free=0)
     monkeypatch.setattr(machine_check, "find_hardware", lambda: SimpleNamespace(gpus=(gpu,), no_gpu=""))
-    monkeypatch.setattr(machine_check, "pynvml", Nvml(is_lost=is_lost))
+    for module in (machine_check, hardware):
+        monkeypatch.setattr(module, "pynvml", Nvml(is_lost=is_lost))
     monkeypatch.setattr(machine_check, "_own_pids", lambda subject: own)
     (finding,) = check_gpus(subject_of(paths))
     assert (finding.verdict, said in finding.said) == (verdict, True)
