@@ -30,8 +30,8 @@ from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import CheckResult, Finding, first_line, is_healthy, run_checks
 from scripts.health.log_check import check_logs
 from scripts.health.machine_check import check_gpus, check_memory
+from scripts.health.recorded_run import read_view
 from scripts.health.run_check import Subject, check_run, find_subject
-from scripts.health.run_view import read_view
 from scripts.health.server_check import check_servers
 from scripts.run_choice import add_run_arguments, chosen_run
 

@@ -22,7 +22,7 @@ from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.interposer import SETTINGS, interpose
 from scripts.faults.kinds import describe
 from scripts.faults.run_processes import RunProcesses, find_driver, find_run, live_runs, title
-from scripts.faults.run_progress import RunProgress
+from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import FaultChoice, ScheduledFault, in_order, parse_fault, storm
 
 FIRED, NOT_ALL_FIRED = 0, 1
@@ -134,7 +134,7 @@ def _interpose(given: argparse.Namespace) -> int:
 
 
 def _show(paths: RunPaths, found: RunProcesses, faults: Sequence[ScheduledFault], campaign: Campaign) -> None:
-    progress = RunProgress(paths)
+    progress = LiveProgress(paths)
     progress.refresh()
     print(f"run      {paths.experiment_name}/{paths.trial_name}, last committed step {progress.step}")
     print(f"driver   pid {found.driver.pid}")

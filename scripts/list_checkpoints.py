@@ -10,14 +10,17 @@ import sys
 import time
 from collections.abc import Sequence
 
+from launcher.base.addresses import url_problem
+from launcher.base.errors import UsageError
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.pending_restore import read_record
+from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
 from launcher.checkpoints.verification import verify
 from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
+from launcher.reporting.formats import age
 from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read, console_of_width
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
-from scripts.checkpoints.copies import copy_facts, copy_line, read_copies
-from scripts.checkpoints.display import age, catalog_facts, entry_facts, say_damage, table
+from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, table
 from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
@@ -58,16 +61,50 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+# ── the copies of a trial's checkpoints at its URL (`recover.url`), as their manifests describe them ──
+
+
 def _list_copies(given: argparse.Namespace) -> int:
-    where, copies = read_copies(given)
+    where, copies = _read_copies(given)
     now = time.time()
     if given.json:
-        print_json({"url": where, "copies": [copy_facts(copy, now) for copy in copies]})
+        print_json({"url": where, "copies": [_copy_facts(copy, now) for copy in copies]})
     else:
         print(f"{where}: {len(copies)} complete as far as their manifests say")
         for copy in copies:
-            print(copy_line(copy, now))
+            print(_copy_line(copy, now))
     return DONE if copies else NOTHING_FITS
+
+
+def _read_copies(given: argparse.Namespace) -> tuple[str, tuple[RemoteCheckpoint, ...]]:
+    """Where they are, and those that are complete, the newest last. Raises UsageError and CheckpointError."""
+    if given.experiment_name is None or given.trial_name is None:
+        raise UsageError("--url lists the copies of one trial", "give --experiment-name and --trial-name too")
+    if problem := url_problem(given.url):
+        raise UsageError("--url can't be used (not shown)", problem)
+    remote = RemoteStore(given.url, experiment_name=given.experiment_name, trial_name=given.trial_name)
+    return remote.where, remote.list()
+
+
+def _copy_facts(copy: RemoteCheckpoint, now: float) -> dict[str, object]:
+    return {
+        "name": str(copy.name),
+        "global_step": copy.name.global_step,
+        "age_s": now - copy.manifest.created_at,
+        "bytes": copy.manifest.total_bytes,
+        "reward_mean": copy.manifest.reward_mean,
+        "keep": copy.keep,
+    }
+
+
+def _copy_line(copy: RemoteCheckpoint, now: float) -> str:
+    manifest = copy.manifest
+    minutes, megabytes = int((now - manifest.created_at) // 60), manifest.total_bytes / 2**20
+    reward = "" if manifest.reward_mean is None else f"{manifest.reward_mean:.3f}"
+    return f"{manifest.global_step:>6}  {minutes:>6} min  {megabytes:>10,.1f} MB  {reward:>6}  {'kept' * copy.keep}"
+
+
+# ── the checkpoints on the disk ──
 
 
 def _list(given: argparse.Namespace) -> int:

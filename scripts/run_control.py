@@ -20,13 +20,14 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.base.messages import ServerState, TerminalStatus
-from launcher.cli.attach import ENDS, attach, last_end, progress_of
+from launcher.cli.attach import attach, progress_of
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.formats import duration
 from launcher.reporting.terminal_panel import render_line
 from launcher.reporting.terminal_text import as_far_as_it_is_read
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, ask, wanted
 from launcher.run_files.journal import read_lines
+from launcher.run_files.run_ends import ENDS, STARTED, last_end
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
@@ -153,7 +154,7 @@ def state_of(paths: RunPaths) -> tuple[str, str]:
     """As the journal has it: a run state, or the status with which it ended; and why."""
     state, reason = "INITIALIZING", ""
     for line in read_lines(paths.events):
-        if line.get("event") == "run.started":
+        if line.get("event") == STARTED:
             state, reason = "INITIALIZING", ""
         elif "state" in line and str(line.get("event")).startswith("run."):
             state, reason = str(line["state"]), str(line.get("reason") or "")

@@ -9,7 +9,7 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
 from launcher.checkpoints.pending_restore import TAKEN
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.config.schema import RunConfig
-from launcher.run_files.journal import read_lines
+from launcher.run_files.run_ends import last_start_or_end
 from launcher.run_files.run_paths import RunPaths
 
 
@@ -50,10 +50,7 @@ def already_finished(config: RunConfig, paths: RunPaths) -> str:
 
     A run that is over must not be started again by whatever restarts it.
     """
-    last: dict[str, object] = {}
-    for line in read_lines(paths.events):
-        if str(line.get("event", "")) in {"run.finished", "run.errored", "run.aborted", "run.started", TAKEN}:
-            last = line
+    last = last_start_or_end(paths, or_event=TAKEN)
     lengths = (config.total_train_steps, config.total_train_epochs)
     if last.get("event") != "run.finished" or config.recover.mode == "off":
         return ""

@@ -21,6 +21,7 @@ from launcher.reporting.event_lines import EventTail, tell
 from launcher.reporting.live_display import Display
 from launcher.reporting.run_view import STEPS_REMEMBERED, RunProgress
 from launcher.run_files.journal import read_lines
+from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths
 
 POLL_S = 0.25
@@ -29,7 +30,6 @@ SILENT_S = 60.0
 SUMMARY_S = 20.0
 """For the summary that the driver writes after the run's last event."""
 LOST = 3
-ENDS = {f"run.{status.lower()}": status for status in TerminalStatus}
 
 Line = Mapping[str, object]
 
@@ -103,15 +103,6 @@ class Attached:
 
 def attach(paths: RunPaths, *, out: TextIO | None = None) -> int:
     return Attached(paths, sys.stdout if out is None else out).follow()
-
-
-def last_end(paths: RunPaths) -> Line | None:
-    """The last event of the last attempt; None where it is still running, or was cut off."""
-    last: Line = {}
-    for line in read_lines(paths.events):
-        if line.get("event") in ENDS or line.get("event") == "run.started":
-            last = line
-    return last if last.get("event") in ENDS else None
 
 
 def progress_of(paths: RunPaths, now: CurrentStatus) -> RunProgress:

@@ -31,11 +31,12 @@ from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
-from launcher.cli.attach import attach, last_end
+from launcher.cli.attach import attach
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, same_command
 from launcher.config.schema import RunConfig
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
+from launcher.run_files.run_ends import last_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths, names_of
 

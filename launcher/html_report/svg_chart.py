@@ -23,7 +23,7 @@ DIAMOND = ((0, -5), (5, 0), (0, 5), (-5, 0))
 TRIANGLE = ((-6, -4), (6, -4), (0, 6))
 
 
-class Shape(NamedTuple):
+class SvgShape(NamedTuple):
     """An SVG element; `title` is what a browser shows when the mouse is over it."""
 
     element: str
@@ -57,7 +57,7 @@ class Plot:
         self.left, self.right = size.left, size.width - RIGHT
         self.floor = size.height - BOTTOM
         self.height = size.height + LANE * len(lanes)
-        self.shapes: list[Shape] = []
+        self.shapes: list[SvgShape] = []
         for row, name in enumerate(lanes):
             middle = self.lane_top(row) + 8
             self.segment(self.left, middle, self.right, middle, "grid")
@@ -78,7 +78,7 @@ class Plot:
     def add(self, element: str, css: str, /, *, title: str = "", text: str = "", **attributes: object) -> None:
         """Numbers are written to a tenth of a pixel: more digits are bytes that nobody sees."""
         numbers = {key: round(value, 1) if isinstance(value, float) else value for key, value in attributes.items()}
-        self.shapes.append(Shape(element, {"class": css or None, **numbers}, title, text))
+        self.shapes.append(SvgShape(element, {"class": css or None, **numbers}, title, text))
 
     def text(self, x: float, y: float, text: str, css: str, *, title: str = "") -> None:
         self.add("text", css, x=x, y=y, text=text, title=title)

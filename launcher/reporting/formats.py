@@ -34,6 +34,14 @@ def duration(value: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def age(value: float) -> str:
+    """`40 s`, `12 min`, `5 h`, `3 d`."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if value >= 2 * length:
+            return f"{value / length:.0f} {unit}"
+    return f"{max(0.0, value):.0f} s"
+
+
 def spread(values: Sequence[float | None]) -> str:
     """`4.2 s (3.1 s to 9.0 s)`: the median, and the range where there are several."""
     known = [value for value in values if value is not None and math.isfinite(value)]

@@ -36,6 +36,7 @@ from launcher.reporting.run_reader import (
     incident_folders,
 )
 from launcher.reporting.run_view import MEAN_OVER_STEPS
+from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
 
@@ -188,14 +189,10 @@ def facts_of(
 def _last_word(events: Sequence[Line], attempts: Sequence[AttemptSpan]) -> tuple[str, str]:
     """Of the last attempt; ("", "") while it has none."""
     for event in reversed(events):
-        name = str(event.get("event"))
-        if name in ("run.finished", "run.errored", "run.aborted") and attempts and _is_of(event, attempts[-1]):
-            return name.removeprefix("run.").upper(), str(event.get("reason") or "")
+        status = ENDS.get(str(event.get("event")))
+        if status is not None and attempts and as_integer(event.get("attempt")) == attempts[-1].number:
+            return str(status), str(event.get("reason") or "")
     return "", ""
-
-
-def _is_of(event: Line, attempt: AttemptSpan) -> bool:
-    return as_integer(event.get("attempt")) == attempt.number
 
 
 def _restores(data: RunData) -> tuple[Restore, ...]:
@@ -293,10 +290,10 @@ def _states(events: Sequence[Line]) -> tuple[tuple[float, str, str], ...]:
     for event in events:
         name = str(event.get("event"))
         state = str(event.get("state") or "")
-        if name == "run.started":
+        if name == STARTED:
             state = "INITIALIZING"
-        elif name in ("run.finished", "run.errored", "run.aborted"):
-            state = name.removeprefix("run.").upper()
+        elif name in ENDS:
+            state = str(ENDS[name])
         if name.startswith("run.") and state:
             found.append((as_unix_time(event.get("time")), state, str(event.get("reason") or "")))
     return tuple(found)

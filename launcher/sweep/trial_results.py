@@ -12,7 +12,7 @@ from launcher.base.messages import Cause
 from launcher.checkpoints.resume_decision import already_finished
 from launcher.config.schema import RunConfig
 from launcher.reporting.run_facts import read_facts
-from launcher.run_files.journal import read_lines
+from launcher.run_files.run_ends import last_start_or_end
 from launcher.run_files.run_paths import RunPaths
 from launcher.sweep.memory_peaks import Peak
 from launcher.sweep.sweep_trials import SweepTrial
@@ -82,9 +82,8 @@ def result_of(trial: SweepTrial, paths: RunPaths, peak: Peak, *, output: str = "
 
 def last_event(paths: RunPaths) -> tuple[str, str]:
     """The newest start or end of the run, and its reason; empty where it was never started."""
-    names = {"run.started", "run.finished", "run.errored", "run.aborted"}
-    found = [line for line in read_lines(paths.events) if line.get("event") in names]
-    return (str(found[-1]["event"]), str(found[-1].get("reason", ""))) if found else ("", "")
+    found = last_start_or_end(paths)
+    return str(found.get("event", "")), str(found.get("reason", ""))
 
 
 def cause_in(reason: str) -> Cause | None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.policy.checkpoint_status import CheckpointStatus, Damage
+from launcher.reporting.formats import age
 
 COLOURS = {
     CheckpointStatus.GOOD: "green",
@@ -17,13 +18,6 @@ COLOURS = {
     CheckpointStatus.CONDEMNED: "red",
     CheckpointStatus.UNVERIFIED: "dim",
 }
-
-
-def age(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def size(count: int) -> str:

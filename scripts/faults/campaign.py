@@ -15,7 +15,7 @@ from scripts.faults.declaration import FaultContext
 from scripts.faults.disk_faults import complete_checkpoints
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run
-from scripts.faults.run_progress import RunProgress
+from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import (
     COPIES_COUNT,
     Copies,
@@ -53,7 +53,7 @@ class Campaign:
         self._say = say
         self._sleep = sleep
         self._draw = random.Random(rules.seed)
-        self._progress = RunProgress(paths)
+        self._progress = LiveProgress(paths)
         self._record = FaultPaths.of(paths).record
         self._last_fault_at = 0.0
         self._began = time.monotonic()

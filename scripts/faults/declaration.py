@@ -13,7 +13,7 @@ from launcher.base.errors import StorageError, UsageError
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
-from scripts.faults.run_processes import RunProcesses, ServerProcesses
+from scripts.faults.run_processes import LiveServer, RunProcesses
 from scripts.faults.signals import Missed
 
 Value = str | float
@@ -86,7 +86,7 @@ class FaultContext:
     def word(self, option: str) -> str:
         return str(self.options[option])
 
-    def server(self) -> ServerProcesses:
+    def server(self) -> LiveServer:
         """The one that is asked for, or a READY one drawn. Raises Missed."""
         wanted = int(self.number("server")) if "server" in self.options else -1
         candidates = [server for server in self.found.servers if server.index in self.ready]
@@ -101,7 +101,7 @@ class FaultContext:
             raise Missed("the trainer has no process now", "wait until it has been restarted")
         return self.found.trainer
 
-    def part(self, server: ServerProcesses) -> tuple[str, tuple[Process, ...]]:
+    def part(self, server: LiveServer) -> tuple[str, tuple[Process, ...]]:
         """The part of a server that is asked for, or one drawn of those that it has. Raises Missed."""
         wanted = self.word("part")
         there = {part: processes for part in PARTS if (processes := server.part(part))}

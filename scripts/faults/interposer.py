@@ -27,7 +27,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Option, fault, seconds, setting
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.fault_proxy import FaultProxy, Spoil
-from scripts.faults.run_processes import RunProcesses, ServerProcesses, find_servers
+from scripts.faults.run_processes import LiveServer, RunProcesses, find_servers
 
 RUN_ASKS, SERVER_LISTENS = "127.0.0.2", "127.0.0.1"
 SETTINGS = f"sglang.host={RUN_ASKS} +sglang.extra_args.hos={SERVER_LISTENS}"
@@ -83,7 +83,7 @@ class Interposer:
             replace_file(self._place.proxy_fired, json.dumps(counts).encode())
             self._told = counts
 
-    async def _enter(self, server: ServerProcesses) -> None:
+    async def _enter(self, server: LiveServer) -> None:
         port = int(server.url.rpartition(":")[2])
         seed = self._seed + server.index
         target = f"http://{SERVER_LISTENS}:{port}"  # its own arguments name both addresses

@@ -25,7 +25,7 @@ from launcher.resources.hardware import memory_folders_v1, oom_kills_in
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import FaultContext, Figures, Inject, Option, fault, is_alive, seconds
 from scripts.faults.run_processes import RunProcesses
-from scripts.faults.run_progress import RunProgress
+from scripts.faults.run_progress import LiveProgress
 from scripts.faults.signals import Missed
 
 MIB = 2**20
@@ -99,7 +99,7 @@ def starve_trainer(way: Way) -> Inject:
 
 def _over_one_step(context: FaultContext, trainer: Process, counts: str) -> TimeSpan:
     """From one committed step to the next."""
-    progress = RunProgress(context.paths)
+    progress = LiveProgress(context.paths)
     progress.refresh()
     begins = progress.steps + 1
     deadline = time.monotonic() + context.within_s

@@ -34,7 +34,7 @@ class NotLive(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProcesses:
+class LiveServer:
     """One incarnation of a server. `http` is its main process, `tree` that and all below it."""
 
     index: int
@@ -64,9 +64,9 @@ class RunProcesses:
     raylets: tuple[Process, ...]
     trainer: Process | None
     supervisors: Mapping[str, Process]
-    servers: tuple[ServerProcesses, ...]
+    servers: tuple[LiveServer, ...]
 
-    def server(self, index: int) -> ServerProcesses | None:
+    def server(self, index: int) -> LiveServer | None:
         return next((server for server in self.servers if server.index == index), None)
 
 
@@ -132,7 +132,7 @@ def _trainer_elsewhere(paths: RunPaths) -> Process | None:
 # ── servers ──
 
 
-def find_servers(paths: RunPaths) -> Iterator[ServerProcesses]:
+def find_servers(paths: RunPaths) -> Iterator[LiveServer]:
     """Those whose guard says that it writes this run's logs, STARTING ones too."""
     guards: dict[int, set[Process]] = {}
     for process in _all():
@@ -151,7 +151,7 @@ def _index_of(log: str, paths: RunPaths) -> int | None:
     return int(match[1]) if match and paths.server_log(int(match[1])) == Path(log) else None
 
 
-def _server_below(index: int, guards: set[Process]) -> ServerProcesses | None:
+def _server_below(index: int, guards: set[Process]) -> LiveServer | None:
     """The guard's oldest child that isn't a guard; orphans that it adopted are younger."""
     heads = [child for guard in guards for child in children(guard.pid) if child not in guards and not _is_guard(child)]
     if not heads:
@@ -159,7 +159,7 @@ def _server_below(index: int, guards: set[Process]) -> ServerProcesses | None:
     http = min(heads, key=lambda head: (head.started, head.pid))
     members = {process for guard in guards for process in descendants(guard.pid)}
     tree = tuple(process for process in members if process not in guards and not _is_guard(process))
-    return ServerProcesses(index=index, http=http, url=_url(command(http)), tree=tree)
+    return LiveServer(index=index, http=http, url=_url(command(http)), tree=tree)
 
 
 def _is_guard(process: Process) -> bool:

@@ -9,7 +9,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.run_processes import RunProcesses, started_at
 
 
-class RunProgress:
+class LiveProgress:
     """What a run has written so far, brought up to date by `refresh`. `committed_at` is unix seconds."""
 
     def __init__(self, paths: RunPaths) -> None:

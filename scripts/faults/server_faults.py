@@ -24,7 +24,7 @@ from scripts.faults.declaration import (
 )
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.memory_faults import limited
-from scripts.faults.run_processes import ServerProcesses
+from scripts.faults.run_processes import LiveServer
 from scripts.faults.signals import Missed
 
 MIB = 2**20
@@ -117,7 +117,7 @@ def load_damaged_weights(context: FaultContext) -> Figures:
 
 
 @contextlib.contextmanager
-def _just_published(context: FaultContext, server: ServerProcesses) -> Iterator[str]:
+def _just_published(context: FaultContext, server: LiveServer) -> Iterator[str]:
     """Right after the next publish, with the trainer stopped: the weight version that the server says.
 
     At any other time the next publish would replace what is loaded before a token came from it.
@@ -154,13 +154,13 @@ def long_generations(context: FaultContext) -> Figures:
     return {"target": server.name, "requests": sent}
 
 
-def scheduler(server: ServerProcesses) -> tuple[Process, ...]:
+def scheduler(server: LiveServer) -> tuple[Process, ...]:
     """What makes the tokens: the scheduler, or where a server has none of that name, all of it."""
     return server.part("scheduler") or server.tree
 
 
 def _keep_busy(
-    context: FaultContext, server: ServerProcesses, process: Process, *, tokens: int, together: int, prompt: int
+    context: FaultContext, server: LiveServer, process: Process, *, tokens: int, together: int, prompt: int
 ) -> int:
     return server_api.keep_busy(
         server.url,

@@ -12,6 +12,7 @@ from launcher.base.errors import LauncherError
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, find_problem
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
+from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.health.findings import BAD, NOTE, OK, CheckResult, Finding
 from scripts.health.machine_check import GIB
@@ -81,7 +82,7 @@ def check_checkpoints(subject: Subject) -> list[Finding]:
     if not found:
         return [Finding("checkpoints", "checkpoints", BAD, "none: there is nothing to resume from", facts)]
     damaged = [Finding("checkpoints", one.path.name, _verdict(one), problem) for one, problem in found if problem]
-    newest = f", the newest of step {complete[-1].global_step}{_age(complete[-1])}" if complete else ""
+    newest = f", the newest of step {complete[-1].global_step}, {_age(complete[-1])} old" if complete else ""
     good = f", the last good of step {last_good}" if last_good is not None else ""
     verdict = OK if complete else BAD if any(one.verdict is BAD for one in damaged) else NOTE
     text = f"{len(complete)} complete by their sizes{newest}{good}"
@@ -100,8 +101,7 @@ def _problem(checkpoint: Checkpoint) -> str:
 
 def _age(checkpoint: Checkpoint) -> str:
     assert checkpoint.manifest is not None
-    seconds = max(time.time() - checkpoint.manifest.created_at, 0.0)
-    return f", {seconds:.0f} s old" if seconds < 120 else f", {seconds / 60:.0f} min old"
+    return age(time.time() - checkpoint.manifest.created_at)
 
 
 def _last_good(paths: RunPaths) -> int | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.diagnosis.reading.log_clock import stamp_before, to_unix
+from launcher.reporting.formats import age
 from scripts.health.findings import BAD, NOTE, OK, Finding
 from scripts.health.run_check import Subject
 
@@ -52,18 +53,12 @@ def judge_errors(seen: Sequence[ErrorsSeen], *, now: float, recent_s: float, is_
     for one in seen:
         when = ", at times that the lines don't say"
         if one.first is not None and one.last is not None:
-            since = f"from {_ago(now - one.first)} to " if one.count > 1 else ""
-            when = f", {since}{_ago(now - one.last)}"
+            since = f"from {age(now - one.first)} ago to " if one.count > 1 else ""
+            when = f", {since}{age(now - one.last)} ago"
         is_recent = is_live and one.last is not None and now - one.last <= recent_s
         text = f"{one.count:,} × {one.kind}{when}"
         findings.append(Finding("logs", one.log, BAD if is_recent else NOTE, text, dataclasses.asdict(one)))
     return findings
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(seconds, 0):.0f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.1f} h ago"
 
 
 def errors_in(log: Path) -> Iterator[ErrorsSeen]:

@@ -17,8 +17,8 @@ import pynvml
 from actors.processes.process_tree import descendants
 from launcher.resources.hardware import find_hardware, memory_in_use, nvml, oom_kills
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.recorded_run import RecordedRun
 from scripts.health.run_check import Subject
-from scripts.health.run_view import RunView
 
 GIB = 2.0**30
 MEMORY_BAD, MEMORY_NOTE = 0.95, 0.85
@@ -38,7 +38,7 @@ def judge_memory(name: str, used: float, limit: float) -> Finding:
 
 
 def judge_kills(
-    view: RunView, kills: tuple[Kill, ...] | None, *, count: int, own_pids: Set[int], is_live: bool, now: float
+    view: RecordedRun, kills: tuple[Kill, ...] | None, *, count: int, own_pids: Set[int], is_live: bool, now: float
 ) -> Finding:
     """`kills`: None where the kernel's log can't be read. `count`: the kernel's own counter since boot."""
     until = now if is_live else view.ended_at

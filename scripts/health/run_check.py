@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
 from scripts.health.findings import BAD, OK, UNKNOWN, CheckResult, Finding
-from scripts.health.run_view import LastSteps, RunView, read_steps
+from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
 
 SUPERVISORS = ("health_monitor", "coordinator")
 STALL_FACTOR, STALL_MIN_S = 10.0, 60.0
@@ -21,7 +21,7 @@ class Subject:
     """What is checked. `is_live` None: the driver is on another machine. `processes`: of a live run."""
 
     paths: RunPaths
-    view: RunView
+    view: RecordedRun
     is_live: bool | None
     processes: RunProcesses | None
     timeout_s: float
@@ -34,7 +34,7 @@ class Subject:
 
 
 def find_subject(
-    paths: RunPaths, view: RunView, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
+    paths: RunPaths, view: RecordedRun, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
 ) -> Subject:
     processes: RunProcesses | None = None
     is_live: bool | None = True
@@ -65,7 +65,7 @@ def check_run(subject: Subject) -> list[Finding]:
     return findings
 
 
-def judge_run(view: RunView, steps: LastSteps, *, is_live: bool | None, now: float) -> list[Finding]:
+def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now: float) -> list[Finding]:
     since_step_s = None if steps.last_at is None else max(now - steps.last_at, 0.0)
     facts = {
         "word": "" if is_live else view.status,  # a live run has begun again, whatever its status was
@@ -90,7 +90,7 @@ def judge_run(view: RunView, steps: LastSteps, *, is_live: bool | None, now: flo
     return findings
 
 
-def _judge_state(view: RunView, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:
+def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:
     if view.status and not is_live:
         return OK if view.status == "FINISHED" else BAD, f"{view.status}: {view.reason}"
     if is_live is False:

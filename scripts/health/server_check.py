@@ -18,8 +18,8 @@ from launcher.reporting.run_reader import as_integer
 from launcher.run_files.run_keys import ServerKeys
 from scripts.faults.run_processes import state
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.recorded_run import ServerRecord, trainer_version
 from scripts.health.run_check import Subject
-from scripts.health.run_view import ServerRecord, trainer_version
 
 SHARE_OF_DEADLINE = 0.8
 """Of the check's: the rest is for what comes after the answer."""

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from scripts.health.recorded_run import read_view
 from scripts.health.run_check import find_subject
-from scripts.health.run_view import read_view
 
 
 def subject_of(paths, **changes):

@@ -23,8 +23,8 @@ from scripts.health import log_check
 from scripts.health.disk_check import check_checkpoints, check_disk
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding, run_checks
 from scripts.health.log_check import check_logs
+from scripts.health.recorded_run import ServerRecord, read_view
 from scripts.health.run_check import check_run, find_subject
-from scripts.health.run_view import ServerRecord, read_view
 from scripts.health.server_check import check_servers
 from tests.programs.fake_run import run_paths
 from tests.programs.stand_in_server import running

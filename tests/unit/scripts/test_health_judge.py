@@ -8,8 +8,8 @@ from scripts.health.disk_check import judge_space
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, Finding, first_line, is_healthy
 from scripts.health.log_check import ErrorsSeen, judge_errors
 from scripts.health.machine_check import judge_kills, judge_memory
+from scripts.health.recorded_run import LastSteps, RecordedRun
 from scripts.health.run_check import judge_run
-from scripts.health.run_view import LastSteps, RunView
 from scripts.health.server_check import ServerSeen, judge_server
 from tests.support.health_parts import verdicts
 
@@ -20,7 +20,7 @@ STEPS = LastSteps(last_step=9, last_at=NOW - 2, policy_version=10, usual_step_s=
 
 
 def view_of(**changes):
-    return RunView(state="RUNNING", total_steps=20, started_at=100.0, ended_at=200.0, **changes)
+    return RecordedRun(state="RUNNING", total_steps=20, started_at=100.0, ended_at=200.0, **changes)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import pytest
 
 from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
 from launcher.cli import attach as attach_module
-from launcher.cli.attach import attach, last_end
+from launcher.cli.attach import attach
 from launcher.reporting.current_status import CurrentStatusFile, read_now
 from launcher.run_files.control_requests import FILE, ControlRequest, RequestEntry, ask, forget, wanted
 from launcher.run_files.journal import Journal, append_line
+from launcher.run_files.run_ends import last_end
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 from scripts import run_control

@@ -37,7 +37,7 @@ class ServerRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class RunView:
+class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
     `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory."""
 
@@ -92,10 +92,10 @@ class RunView:
             self.state, self.state_reason = state, reason
 
 
-def read_view(paths: RunPaths) -> RunView:
+def read_view(paths: RunPaths) -> RecordedRun:
     events = list(read_lines(paths.events))
     last = max((number for event in events if (number := as_integer(event.get("attempt"))) is not None), default=0)
-    view = RunView(settings=_settings(paths))
+    view = RecordedRun(settings=_settings(paths))
     for event in events:
         if as_integer(event.get("attempt")) == last:
             view.take(event)
