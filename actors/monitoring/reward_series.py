@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 
 from launcher.checkpoints.recorded_health import reward_point
 from launcher.policy.admission import StepFigures
 from launcher.policy.reward_health import RewardPoint
-from launcher.run_files.journal import number_of, read_lines
+from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 
 MOST_STEPS = 2000
 """Kept; more than any detector looks back."""
-
-Line = Mapping[str, object]
 
 
 class RewardSeries:
@@ -29,14 +26,14 @@ class RewardSeries:
     def __init__(self) -> None:
         self.steps: list[StepFigures] = []
         self.restored_step: int | None = None
-        self.accusation: Line | None = None
+        self.accusation: Record | None = None
 
     @classmethod
     def read(cls, paths: RunPaths) -> RewardSeries:
         """From metrics.jsonl and events.jsonl. Raises JournalError."""
         series = cls()
-        restores: deque[Line] = deque()
-        event: Line
+        restores: deque[Record] = deque()
+        event: Record
         for event in read_lines(paths.events):
             match event.get("event"):
                 case "trainer.restored":
@@ -79,16 +76,16 @@ class RewardSeries:
         if onset_step is not None:
             self.restored_step = global_step
 
-    def _take_repair(self, event: Line) -> None:
+    def _take_repair(self, event: Record) -> None:
         onset_step, restored_step = event.get("onset_step"), event.get("restored_step")
         if isinstance(onset_step, int) and isinstance(restored_step, int):
             self.restored_step = restored_step
 
-    def _take_back(self, event: Line) -> None:
+    def _take_back(self, event: Record) -> None:
         if isinstance(step := event.get("global_step"), int):
             self.restored(step)
 
-    def _take_line(self, line: Line) -> None:
+    def _take_line(self, line: Record) -> None:
         if not isinstance(step := line.get("global_step"), int):
             return
         self.admitted(
@@ -100,5 +97,5 @@ class RewardSeries:
         )
 
 
-def _time(line: Line) -> float:
+def _time(line: Record) -> float:
     return number_of(line.get("time"), 0.0)

@@ -62,6 +62,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """The guard's command line. `watch`: the processes whose end is the server's; `report`: the pipe to its actor."""
+
     watch: tuple[Process, ...]
     report: int
     log: Path

@@ -34,6 +34,8 @@ NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 
 
 class RolloutScorer(Protocol):
+    """Scores the completions of one prompt (a RewardPool)."""
+
     async def score(
         self, completions: Sequence[str], prompt: Prompt, *, whole_or_none: bool = False
     ) -> list[Score]: ...

@@ -60,8 +60,8 @@ class AdmissionGate:
         self.is_waiting = False
 
     def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission:
-        """Before the gradients. The monitor hears of a batch that is rejected here: a server may have made it, and go
-        on making such batches."""
+        """Before the gradients. The monitor is asked about a batch that is rejected here too: the server that made it
+        may make more of them."""
         report = BatchReport.of(
             batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
         )

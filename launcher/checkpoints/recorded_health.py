@@ -8,7 +8,7 @@ here by the same detectors, over the rewards as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from launcher.config.supervision import RestoreConfig, RewardHealthConfig
 from launcher.policy.checkpoint_status import Damage
 from launcher.policy.restore import first_damaged
 from launcher.policy.reward_health import Level, RewardPoint, judge_rewards
-from launcher.run_files.journal import number_of, read_lines
+from launcher.run_files.journal import Record, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings
 
@@ -28,8 +28,6 @@ STRIDE = 10
 """Steps between two judgements when a full series is judged; the onset is found by each that comes after it."""
 
 KNOWN_CAUSES = frozenset(str(cause) for cause in Cause)
-
-Line = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +54,13 @@ def read_health(paths: RunPaths) -> RecordedHealth:
     settings = _section(paths.config, "restore", RestoreConfig)
     reward_settings = _section(paths.config, "reward_health", RewardHealthConfig)
     # In the order of time: a restore undoes only the steps that existed by then.
-    lines: list[Line] = [*read_lines(paths.events), *read_lines(paths.metrics)]
+    lines: list[Record] = [*read_lines(paths.events), *read_lines(paths.metrics)]
     rewards, damages = _replay(sorted(lines, key=lambda line: number_of(line.get("time"), 0.0)))
     damage = min(damages, key=lambda one: one.first_step, default=None) or damage_now(rewards, reward_settings)
     return RecordedHealth(rewards=tuple(rewards), damage=damage, settings=settings, reward_settings=reward_settings)
 
 
-def _replay(lines: Iterable[Line]) -> tuple[list[RewardPoint], list[Damage]]:
+def _replay(lines: Iterable[Record]) -> tuple[list[RewardPoint], list[Damage]]:
     rewards: list[RewardPoint] = []
     damages: dict[object, Damage] = {}
     for line in lines:
@@ -83,7 +81,7 @@ def _replay(lines: Iterable[Line]) -> tuple[list[RewardPoint], list[Damage]]:
     return rewards, list(damages.values())
 
 
-def reward_point(line: Line, step: int) -> RewardPoint:
+def reward_point(line: Record, step: int) -> RewardPoint:
     """The rewards of a step, from its line of metrics.jsonl; NaN where it has none."""
     mean, low, high = (number_of(line.get(f"{REWARD}/{key}")) for key in ("avg", "min", "max"))
     return RewardPoint(step=step, mean=mean, low=low, high=high)

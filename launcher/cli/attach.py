@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -20,7 +20,7 @@ from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import EventTail, tell
 from launcher.reporting.live_display import Display
 from launcher.reporting.run_view import STEPS_REMEMBERED, RunProgress
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_ends import ENDS
 from launcher.run_files.run_paths import RunPaths
 
@@ -30,8 +30,6 @@ SILENT_S = 60.0
 SUMMARY_S = 20.0
 """For the summary that the driver writes after the run's last event."""
 LOST = 3
-
-Line = Mapping[str, object]
 
 
 class Attached:
@@ -110,5 +108,5 @@ def progress_of(paths: RunPaths, now: CurrentStatus) -> RunProgress:
     return RunProgress(paths.title, now.attempt, started=time.monotonic() - now.elapsed_s)
 
 
-def _last(metrics: Path, attempt: int) -> Sequence[Line]:
+def _last(metrics: Path, attempt: int) -> Sequence[Record]:
     return [line for line in read_lines(metrics) if line.get("attempt") == attempt][-STEPS_REMEMBERED:]

@@ -75,6 +75,8 @@ class ReportWriter:
 
 
 class _Maker:
+    """Reads what is new in the run's files, and writes the page from all of it."""
+
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._reader = RunReader(paths)

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.base.wording import in_one_line
+from launcher.run_files.journal import Record
 from launcher.run_files.line_tail import LineTail
-
-Event = Mapping[str, object]
 
 LONGEST_REASON = 160
 
@@ -34,57 +34,52 @@ INCIDENT_TITLES: Mapping[str, str] = {
 }
 
 
-def _unless_of_an_incident(words: Callable[[Event], str]) -> Callable[[Event], str]:
-    """What belongs to an incident is reported by its two lines."""
-    return lambda event: "" if event.get("incident") is not None else words(event)
+IN_AN_INCIDENT = frozenset({"trainer.pausing", "server.restarting", "server.ready", "node.lost"})
+"""What belongs to an incident is reported by its two lines."""
 
-
-TOLD: Mapping[str, Callable[[Event], str]] = {
+TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "incident.began": lambda e: f"incident {e.get('incident')}: {what_happened(e)}; {e.get('doing')}",
     "incident.ended": lambda e: _ended(e),
-    "trainer.started": lambda e: (
-        f"trainer ready: {e.get('prompts')} prompts, {e.get('held_out')} held out, {e.get('total_steps')} steps in all"
-    ),
+    "trainer.started": "trainer ready: {prompts} prompts, {held_out} held out, {total_steps} steps in all",
     "trainer.restored": lambda e: f"trainer restored {e.get('reason')}; step {_next(e)} is next",
-    "trainer.pausing": _unless_of_an_incident(lambda e: f"the trainer is being paused: {_reason(e)}"),
-    "server.restarting_failed": lambda e: f"{e.get('subject')} could not be restarted: {_reason(e)}",
-    "trainer.restarting_failed": lambda e: f"the trainer could not be restarted: {_reason(e)}",
-    "trainer.restoring_failed": lambda e: f"the trainer could not be restored: {_reason(e)}",
-    "server.restarting": _unless_of_an_incident(lambda e: f"{e.get('subject')} is being restarted: {_reason(e)}"),
-    "server.abandoned": lambda e: f"{e.get('subject')} is given up; the run continues without it: {_reason(e)}",
-    "server.ready": _unless_of_an_incident(
-        lambda e: f"{e.get('subject')} READY, weight_version {e.get('weight_version')}"
-    ),
-    "server.join_asked": lambda e: f"{e.get('subject')} joins: {_reason(e)}",
-    "server.leave_asked": lambda e: f"{e.get('subject')} leaves: {_reason(e)}",
-    "server.left": lambda e: f"{e.get('subject')} has left; {e.get('moved')} of its requests moved",
-    "server.slow": lambda e: f"{e.get('subject')} is slow: {_reason(e)}",
-    "server.pace_back": lambda e: f"{e.get('subject')} is no longer slow",
-    "run.hold_asked": lambda e: f"the run is being paused: {_reason(e)}",
-    "run.hold_released": lambda e: "the run resumes",
-    "node.lost": _unless_of_an_incident(lambda e: f"node {e.get('subject')} was lost, and with it {_held(e)}"),
-    "fleet.shrunk": lambda e: _reason(e),
-    "fleet.grown": lambda e: _reason(e),
-    "gate.waiting": lambda e: f"the trainer waits at the gate: {_reason(e)}",
-    "gate.answered": lambda e: "the gate answers again",
+    "trainer.pausing": "the trainer is being paused: {short_reason}",
+    "server.restarting_failed": "{subject} could not be restarted: {short_reason}",
+    "trainer.restarting_failed": "the trainer could not be restarted: {short_reason}",
+    "trainer.restoring_failed": "the trainer could not be restored: {short_reason}",
+    "server.restarting": "{subject} is being restarted: {short_reason}",
+    "server.abandoned": "{subject} is given up; the run continues without it: {short_reason}",
+    "server.ready": "{subject} READY, weight_version {weight_version}",
+    "server.join_asked": "{subject} joins: {short_reason}",
+    "server.leave_asked": "{subject} leaves: {short_reason}",
+    "server.left": "{subject} has left; {moved} of its requests moved",
+    "server.slow": "{subject} is slow: {short_reason}",
+    "server.pace_back": "{subject} is no longer slow",
+    "run.hold_asked": "the run is being paused: {short_reason}",
+    "run.hold_released": "the run resumes",
+    "node.lost": lambda e: f"node {e.get('subject')} was lost, and with it {_held(e)}",
+    "fleet.shrunk": "{short_reason}",
+    "fleet.grown": "{short_reason}",
+    "gate.waiting": "the trainer waits at the gate: {short_reason}",
+    "gate.answered": "the gate answers again",
     "checkpoint.condemned": lambda e: (
         f"checkpoints condemned: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
     ),
-    "checkpoint.upload_failed": lambda e: f"{e.get('subject')} is not copied yet: {_reason(e)}",
-    "checkpoint.failed": lambda e: f"no checkpoint was saved: {_reason(e)}",
-    "state.no_room": lambda e: _reason(e),
-    "state.failed": lambda e: _reason(e),
-    "state.damaged": lambda e: f"an older state is used: {_reason(e)}",
-    "coordinator.adopted": lambda e: f"the Coordinator was restarted, and continues with {e.get('reason')}",
-    "memory.ran_out": lambda e: f"{e.get('subject')} ran out of memory ({e.get('ran_out')}): {e.get('reason')}",
-    "memory.remembered": lambda e: f"memory ran out here before, so this attempt begins with {e.get('reason')}",
-    "memory.book_damaged": lambda e: f"the record of this host's memory settings is lost: {e.get('reason')}",
-    "memory.not_kept": lambda e: f"the next attempt will not know this: {e.get('reason')}",
-    "reward.alert": lambda e: f"the rewards: {_reason(e)}",
-    "reward.alert_over": lambda e: "the rewards are no longer only zeros",
-    "memory.rising": lambda e: f"{e.get('subject')}: {e.get('reason')}",
-    "run.halting": lambda e: f"the run is being ended, {e.get('word')}: {e.get('reason')}",
+    "checkpoint.upload_failed": "{subject} is not copied yet: {short_reason}",
+    "checkpoint.failed": "no checkpoint was saved: {short_reason}",
+    "state.no_room": "{short_reason}",
+    "state.failed": "{short_reason}",
+    "state.damaged": "an older state is used: {short_reason}",
+    "coordinator.adopted": "the Coordinator was restarted, and continues with {reason}",
+    "memory.ran_out": "{subject} ran out of memory ({ran_out}): {reason}",
+    "memory.remembered": "memory ran out here before, so this attempt begins with {reason}",
+    "memory.book_damaged": "the record of this host's memory settings is lost: {reason}",
+    "memory.not_kept": "the next attempt will not know this: {reason}",
+    "reward.alert": "the rewards: {short_reason}",
+    "reward.alert_over": "the rewards are no longer only zeros",
+    "memory.rising": "{subject}: {reason}",
+    "run.halting": "the run is being ended, {word}: {reason}",
 }
+"""Templates of the event's own facts, or how its line is made of them."""
 
 
 class EventTail:
@@ -95,25 +90,29 @@ class EventTail:
         self._tail = LineTail(path, since=path.stat().st_size if path.exists() else 0)
         self._attempt = attempt
 
-    def new_events(self) -> list[Event]:
+    def new_events(self) -> list[Record]:
         """Those of this attempt since the last call."""
         return [event for event in self._tail.read() if self._attempt in (None, event.get("attempt"))]
 
 
-def tell(event: Event) -> str:
+def tell(event: Record) -> str:
     """The event as text; "" where it needs no line."""
-    words = TOLD.get(str(event.get("event")))
-    return "" if words is None else " ".join(words(event).split())
+    name = str(event.get("event"))
+    told = TOLD.get(name, "")
+    if name in IN_AN_INCIDENT and event.get("incident") is not None:
+        return ""
+    facts = defaultdict(lambda: None, event, short_reason=_reason(event))
+    return " ".join((told.format_map(facts) if isinstance(told, str) else told(event)).split())
 
 
-def alert_of(event: Event) -> tuple[str, str] | None:
+def alert_of(event: Record) -> tuple[str, str] | None:
     """Title and text of the message to a person who does not watch the console; None where it needs none."""
     if event.get("event") not in ("incident.began", "incident.ended"):
         return None
     return f"{event.get('cause')}: {event.get('subject')}", tell(event)
 
 
-def what_happened(event: Event) -> str:
+def what_happened(event: Record) -> str:
     """Of an incident that begins: what, and in brackets how it showed."""
     subject = str(event.get("subject"))
     what = incident_title(str(event.get("cause")), subject)
@@ -128,7 +127,7 @@ def incident_title(cause: str, subject: str) -> str:
     return INCIDENT_TITLES.get(cause, "{subject} failed").replace("{subject}", subject)
 
 
-def _ended(event: Event) -> str:
+def _ended(event: Record) -> str:
     seconds = event.get("seconds")
     after = f" after {seconds:.1f} s" if isinstance(seconds, int | float) else ""
     subject, reason = str(event.get("subject")), str(event.get("reason"))
@@ -137,11 +136,11 @@ def _ended(event: Event) -> str:
     return f"incident {event.get('incident')} {word}{after}: {how}"
 
 
-def _reason(event: Event) -> str:
+def _reason(event: Record) -> str:
     return in_one_line(event.get("reason"), longest=LONGEST_REASON)
 
 
-def _held(event: Event) -> str:
+def _held(event: Record) -> str:
     return _names(event.get("held")) or "nothing of this run"
 
 
@@ -149,6 +148,6 @@ def _names(names: object) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
 
 
-def _next(event: Event) -> int:
+def _next(event: Record) -> int:
     step = event.get("global_step")
     return step + 1 if isinstance(step, int) else 0

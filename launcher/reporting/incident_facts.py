@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.reporting.run_reader import Line, RunData, StepLine, as_float, as_integer, as_unix_time
+from launcher.reporting.run_reader import RunData, StepLine, as_float, as_integer, as_unix_time
+from launcher.run_files.journal import Record
 
 HANGS = frozenset({"server_hang", "trainer_hang"})
 SILENCES = (
@@ -52,11 +53,11 @@ class IncidentFacts:
 
 
 def incidents_of(
-    data: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Line], str]
+    data: RunData, *, steps_back: Mapping[int, int], folders: frozenset[int], say: Callable[[Record], str]
 ) -> tuple[IncidentFacts, ...]:
     """By number; the first beginning and the last end of each count."""
-    began: dict[int, Line] = {}
-    ended: dict[int, Line] = {}
+    began: dict[int, Record] = {}
+    ended: dict[int, Record] = {}
     deaths: dict[int, float] = {}
     joined: Counter[int] = Counter()
     for event in data.events:
@@ -88,8 +89,8 @@ def incidents_of(
 
 def _facts(
     number: int,
-    event: Line,
-    end: Line | None,
+    event: Record,
+    end: Record | None,
     onset: float,
     lines: Sequence[StepLine],
     times: Sequence[float],
@@ -128,7 +129,7 @@ def _facts(
     )
 
 
-def _onset(event: Line, death_s: float, lines: Sequence[StepLine], times: Sequence[float]) -> float:
+def _onset(event: Record, death_s: float, lines: Sequence[StepLine], times: Sequence[float]) -> float:
     """The earliest known: the observer's `at`, the death that its guard saw, the last sign of life of what hangs, the
     commit of the first bad step."""
     reported_at = as_unix_time(event.get("time"))
@@ -149,7 +150,7 @@ def _onset(event: Line, death_s: float, lines: Sequence[StepLine], times: Sequen
     return min(candidates)
 
 
-def _shown_at(event: Line, lines: Sequence[StepLine], before: int) -> int:
+def _shown_at(event: Record, lines: Sequence[StepLine], before: int) -> int:
     """On the curve: the step that was under way when it was reported, or at which it began."""
     onset = as_integer(event.get("onset_step"))
     if onset is not None:

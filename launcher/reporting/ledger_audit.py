@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.run_files.journal import current_lines
+from launcher.run_files.journal import Record, current_lines
 
 DISTANCE = "grpo_actor/logprob_distance/avg"
-Line = Mapping[str, object]
-
 MOST_NAMED = 50
 
 
@@ -30,7 +28,7 @@ class Audit:
     problems: tuple[str, ...]
 
 
-def audit(ledger: Sequence[Line], metrics: Sequence[Line], *, prompts: int, staleness: int = 0) -> Audit:
+def audit(ledger: Sequence[Record], metrics: Sequence[Record], *, prompts: int, staleness: int = 0) -> Audit:
     """`prompts`: of one epoch. `staleness`: versions that a token may be behind (rollout.max_head_offpolicyness).
 
     Holds also for a run that has not ended: then the last epoch need not be complete.
@@ -67,7 +65,7 @@ def _gaps(steps: Sequence[int]) -> list[str]:
     return [f"steps never committed: {named}{more}"] if missing else []
 
 
-def _prompts(stand: Sequence[Line], per_epoch: int) -> list[str]:
+def _prompts(stand: Sequence[Record], per_epoch: int) -> list[str]:
     """In the order of steps an epoch ends when all its prompts have been met, and none is met twice before."""
     problems: list[str] = []
     met: Counter[object] = Counter()
@@ -81,17 +79,17 @@ def _prompts(stand: Sequence[Line], per_epoch: int) -> list[str]:
     return problems
 
 
-def _is_fresh(line: Line, step: int, staleness: int) -> bool:
+def _is_fresh(line: Record, step: int, staleness: int) -> bool:
     """A step is trained at the version of its number: the optimizer steps before it."""
     versions = line.get("weight_versions")
     return isinstance(versions, Sequence) and all(step - staleness <= version <= step for version in versions)
 
 
-def _ids(line: Line) -> Sequence[object]:
+def _ids(line: Record) -> Sequence[object]:
     ids = line.get("prompt_ids")
     return ids if isinstance(ids, Sequence) else ()
 
 
-def _int(line: Line, key: str) -> int:
+def _int(line: Record, key: str) -> int:
     value = line.get(key)
     return value if isinstance(value, int) else -1

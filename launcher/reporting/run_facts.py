@@ -25,7 +25,6 @@ from launcher.reporting.ledger_audit import Audit, audit
 from launcher.reporting.lost_time import Losses, losses_of
 from launcher.reporting.run_clock import AttemptSpan, RunClock, attempts_of
 from launcher.reporting.run_reader import (
-    Line,
     MemoryReading,
     RunData,
     RunReader,
@@ -36,6 +35,7 @@ from launcher.reporting.run_reader import (
     incident_folders,
 )
 from launcher.reporting.run_view import MEAN_OVER_STEPS
+from launcher.run_files.journal import Record
 from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import read_settings, setting_of
@@ -186,7 +186,7 @@ def facts_of(
     )
 
 
-def _last_word(events: Sequence[Line], attempts: Sequence[AttemptSpan]) -> tuple[str, str]:
+def _last_word(events: Sequence[Record], attempts: Sequence[AttemptSpan]) -> tuple[str, str]:
     """Of the last attempt; ("", "") while it has none."""
     for event in reversed(events):
         status = ENDS.get(str(event.get("event")))
@@ -235,7 +235,7 @@ def _standing(
     return tuple(standing), tuple(taken_back)
 
 
-def _evals(events: Sequence[Line]) -> tuple[EvalReport, ...]:
+def _evals(events: Sequence[Record]) -> tuple[EvalReport, ...]:
     reports = {}
     for event in events:
         version, prompts = as_integer(event.get("policy_version")), as_integer(event.get("prompts"))
@@ -254,7 +254,7 @@ FATES = {
 }
 
 
-def _checkpoints(events: Sequence[Line]) -> tuple[CheckpointSummary, ...]:
+def _checkpoints(events: Sequence[Record]) -> tuple[CheckpointSummary, ...]:
     """Each commit; of a step that was saved twice, an event about it is counted for the last one before the event."""
     found: list[CheckpointSummary] = []
     for event in events:
@@ -268,7 +268,7 @@ def _checkpoints(events: Sequence[Line]) -> tuple[CheckpointSummary, ...]:
     return tuple(found)
 
 
-def _steps_named(event: Line) -> set[int]:
+def _steps_named(event: Record) -> set[int]:
     names = event.get("checkpoints")
     said = [*(names if isinstance(names, list) else ()), event.get("subject")]
     steps = {int(match[1]) for text in said if (match := GLOBAL_STEP.search(str(text)))}
@@ -284,7 +284,7 @@ def _mark(found: list[CheckpointSummary], step: int, fate: str) -> None:
             return
 
 
-def _states(events: Sequence[Line]) -> tuple[tuple[float, str, str], ...]:
+def _states(events: Sequence[Record]) -> tuple[tuple[float, str, str], ...]:
     """When the run entered which state, and why. An attempt begins in INITIALIZING, and ends with its final status."""
     found = []
     for event in events:
@@ -312,5 +312,5 @@ def _audit(data: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
     return audit(ledger, metrics, prompts=prompts, staleness=staleness)
 
 
-def _last_fact(events: Sequence[Line], name: str, key: str) -> int | None:
+def _last_fact(events: Sequence[Record], name: str, key: str) -> int | None:
     return next((as_integer(e.get(key)) for e in reversed(events) if e.get("event") == name), None)

@@ -16,11 +16,9 @@ from pathlib import Path
 
 from launcher.reporting.ledger_audit import DISTANCE
 from launcher.reporting.run_view import REWARD, TOKENS_PER_S
-from launcher.run_files.journal import number_of
+from launcher.run_files.journal import Record, number_of
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
-
-Line = Mapping[str, object]
 
 SECONDS = re.compile("timeperf/(.+)_s")
 KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
@@ -68,14 +66,14 @@ class RunData:
 
     def __init__(self) -> None:
         self.steps: list[StepLine] = []
-        self.ledger: list[Line] = []
-        self.events: list[Line] = []
+        self.ledger: list[Record] = []
+        self.events: list[Record] = []
         self.memory: list[MemoryReading] = []
         self.rollouts_failed = self.rollouts_retried = 0
         self._since_memory = 0
         self._thinning = 1
 
-    def take_step(self, line: Line) -> None:
+    def take_step(self, line: Record) -> None:
         step = as_integer(line.get("global_step"))
         if step is None:
             return
@@ -92,7 +90,7 @@ class RunData:
             )
         )
 
-    def take_ledger(self, line: Line) -> None:
+    def take_ledger(self, line: Record) -> None:
         step, ids, versions = as_integer(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
         if step is None:
             return
@@ -105,12 +103,12 @@ class RunData:
         known = [version for version in versions if isinstance(version, int)] if isinstance(versions, list) else None
         self.ledger.append({"global_step": step, "prompt_ids": prompts, "weight_versions": known})
 
-    def take_event(self, line: Line) -> None:
+    def take_event(self, line: Record) -> None:
         name = line.get("event")
         if isinstance(name, str) and name.startswith(KEPT_EVENTS):
             self.events.append({key: _kept(key, value) for key, value in line.items() if key != "traceback"})
 
-    def take_memory(self, line: Line) -> None:
+    def take_memory(self, line: Record) -> None:
         in_use = line.get("in_use")
         if not isinstance(in_use, dict):
             return

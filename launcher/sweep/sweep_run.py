@@ -57,6 +57,8 @@ class TrialCandidate:
 
 @dataclass(slots=True, kw_only=True)
 class Running:
+    """A trial whose process runs. `slot`: which of the capacity's; `began`: on the monotonic clock."""
+
     candidate: TrialCandidate
     process: TrialProcess
     slot: int

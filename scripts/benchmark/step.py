@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import Record, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.experiment import run_experiment
 from scripts.benchmark.ratios import spread
 
-Line = Mapping[str, object]
 PARTS = ("rollout", "train", "publish", "checkpoint", "state", "rest", "neither")
 
 
@@ -60,7 +59,7 @@ class StepTime:
         return self.neither - self.publish - self.checkpoint - self.state
 
 
-def step_times(lines: Iterable[Line], evaluated_at: Sequence[float]) -> list[StepTime]:
+def step_times(lines: Iterable[Record], evaluated_at: Sequence[float]) -> list[StepTime]:
     """`lines` of metrics.jsonl in the order written; `evaluated_at` are the unix times at which an evaluation ended."""
     times = []
     for before, line in pairwise(lines):
@@ -81,13 +80,13 @@ def step_times(lines: Iterable[Line], evaluated_at: Sequence[float]) -> list[Ste
     return times
 
 
-def _follows(before: Line, line: Line) -> bool:
+def _follows(before: Record, line: Record) -> bool:
     """In one incarnation of the trainer: else what happened between the two belongs to no step."""
     next_step = _number(before, "global_step") + 1
     return before["attempt"] == line["attempt"] and _number(line, "global_step") == next_step
 
 
-def _number(line: Line, key: str) -> float:
+def _number(line: Record, key: str) -> float:
     return float(str(line[key]))
 
 

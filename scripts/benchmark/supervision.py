@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-from launcher.run_files.journal import read_lines
+from launcher.run_files.journal import Record, read_lines
 from scripts.benchmark.experiment import run_experiment
 from scripts.benchmark.ratios import mean_ratio, spread
 from scripts.benchmark.switched_run import DONE, SwitchSchedule, environment
@@ -27,7 +27,6 @@ SAME_WORK = (
     "evaluator.freq_steps=100000",
     "recover.freq_steps=100000",
 )
-Line = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         return report(pair_up(read_lines(made.paths.metrics), read_lines(made.paths.logs / DONE), schedule))
 
 
-def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: SwitchSchedule) -> Pairs:
+def pair_up(metrics: Iterable[Record], switched: Iterable[Record], schedule: SwitchSchedule) -> Pairs:
     """`metrics` are lines of metrics.jsonl, `switched` those that the switch wrote, one where each block begins and
     one where the last ends. Raises ValueError where a block is not complete."""
     lasted = {
@@ -86,7 +85,7 @@ def pair_up(metrics: Iterable[Line], switched: Iterable[Line], schedule: SwitchS
     return [(on, off) for on, off in pairs]
 
 
-def _used(begun: Line, ended: Line, steps: int) -> dict[str, float]:
+def _used(begun: Record, ended: Record, steps: int) -> dict[str, float]:
     before, after = begun["cpu_s"], ended["cpu_s"]
     assert isinstance(before, Mapping) and isinstance(after, Mapping)
     return {name: (after[name] - before[name]) / steps for name in after}

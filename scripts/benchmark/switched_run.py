@@ -123,6 +123,8 @@ class Switch:
 
 
 class SwitchedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
+    """The trainer's actor, with a switch in its step loop."""
+
     def start(self, overrides: Overrides) -> TrainerReady:
         ready: TrainerReady = super().start(overrides)
         Switch(self._training._loop, self._paths, SwitchSchedule(**json.loads(os.environ[SCHEDULE])))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Line = Mapping[str, object]
+from launcher.run_files.journal import Record
 
 NOTICED: Mapping[str, frozenset[str]] = {
     "server": frozenset({"server.died", "server.restarting", "health.dead", "health.suspect", "batch.rejected"}),
@@ -38,7 +38,7 @@ class FaultOutcome:
 
 
 def outcomes(
-    record: Sequence[Line], events: Sequence[Line], commits: Sequence[tuple[float, int]]
+    record: Sequence[Record], events: Sequence[Record], commits: Sequence[tuple[float, int]]
 ) -> list[FaultOutcome]:
     """`commits`: of each committed step the monotonic time and its number, in the order in which they came."""
     fired = [line for line in record if line.get("what") == "fired"]
@@ -46,7 +46,9 @@ def outcomes(
     return [_outcome(line, until, events, commits) for line, until in zip(fired, ends, strict=False)]
 
 
-def _outcome(line: Line, until: float, events: Sequence[Line], commits: Sequence[tuple[float, int]]) -> FaultOutcome:
+def _outcome(
+    line: Record, until: float, events: Sequence[Record], commits: Sequence[tuple[float, int]]
+) -> FaultOutcome:
     at, role = _began(line), role_of(str(line.get("kind")))
     target = str(line.get("target", ""))
     after = [event for event in events if _monotonic(event) >= at]
@@ -77,12 +79,12 @@ def role_of(kind: str) -> str:
     return {"T": "trainer", "D": "trainer", "M": "supervisor"}.get(kind[:1], "server")
 
 
-def _concerns(event: Line, role: str, target: str) -> bool:
+def _concerns(event: Record, role: str, target: str) -> bool:
     """A rejected batch names no server; it is the first sign of damaged weights."""
     return role != "server" or event.get("event") == "batch.rejected" or str(event.get("subject")) in target
 
 
-def _began(line: Line) -> float:
+def _began(line: Record) -> float:
     """When the signal was sent; where none was, when it was begun."""
     for key in ("signalled_monotonic", "began_monotonic"):
         value = line.get(key)
@@ -91,6 +93,6 @@ def _began(line: Line) -> float:
     return _monotonic(line)
 
 
-def _monotonic(line: Line) -> float:
+def _monotonic(line: Record) -> float:
     value = line.get("monotonic")
     return float(value) if isinstance(value, int | float) else float("-inf")

@@ -118,6 +118,8 @@ def in_order(faults: Sequence[ScheduledFault]) -> list[ScheduledFault]:
 
 
 class FaultChoice(enum.StrEnum):
+    """What is done with a fault at this moment."""
+
     WAIT = "wait"
     FIRE = "fire"
     REFUSE = "refuse"
