@@ -15,7 +15,7 @@ from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
 from launcher.checkpoints.trial_folders import trial_roots
 from launcher.diagnosis.reading.log_records import Kind, LogEvent
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_paths import RunPaths, names_of
 from launcher.run_files.written_settings import read_settings
 
 
@@ -66,8 +66,7 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
 
 def _flags(run: RunPaths | None, settings: Mapping[str, object]) -> str:
     if run is not None:
-        names = f"--experiment-name {run.experiment_name} --trial-name {run.trial_name}"
-        return f"{names} --fileroot {run.fileroot} --user {run.user}"
+        return names_of(run)
     experiment, trial = settings.get("experiment_name"), settings.get("trial_name")
     return f"--experiment-name {experiment or 'EXPERIMENT'} --trial-name {trial or 'TRIAL'}"
 

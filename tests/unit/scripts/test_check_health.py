@@ -347,4 +347,4 @@ def test_both_ways_to_call_a_script_work_from_its_repository(script, how):
     words = [word.format(script) for word in how]
     done = subprocess.run([sys.executable, *words, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "exit codes: 0 " in done.stdout
+    assert "Exit codes: 0 " in done.stdout

@@ -308,3 +308,10 @@ def test_a_diagnosis_is_json_whatever_it_says(tmp_path):
         found = diagnosis_of(RunMaker(Made(fails=fails)).write(tmp_path / (fails or "fine")))
         assert json.loads(json.dumps(to_dict(found)))["is_failure"] is bool(fails)
         assert dataclasses.is_dataclass(found)
+
+
+def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path):
+    found = diagnosis_of(made_run(tmp_path / "my runs", Made(fails="crash", onset=30, steps=60), steps=(20,)))
+    assert found.restore_advice is not None
+    (command,) = found.restore_advice.commands
+    assert f"--fileroot '{tmp_path / 'my runs'}'" in command
