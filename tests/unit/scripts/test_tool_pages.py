@@ -94,6 +94,6 @@ def test_the_page_has_each_flag_of_the_tool_and_no_other(tool, head):
 def test_help_explains_each_flag_and_the_exit_codes(tool):
     parser = tool.parser()
     assert all(action.help for action in parser._actions)
-    assert "exit codes: 0" in parser.format_help()
+    assert "Exit codes: 0" in parser.format_help()
     said = (tool.__doc__ or "").lower()
     assert all(f"{code} " in said for code in re.findall(r"\b(\d) ", parser.epilog))
