@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher import __version__
 from tests.unit.test_traps_page import functions_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -60,3 +61,8 @@ def test_each_link_leads_somewhere(page):
 
 def test_the_readme_is_read_in_one_go():
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_citation_and_the_changelog_have_the_version():
+    assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == __version__
+    assert re.search(rf"^## {re.escape(__version__)}\b", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
