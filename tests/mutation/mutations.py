@@ -87,8 +87,8 @@ def _scopes(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
             yield statement.name, statement
         elif isinstance(statement, ast.ClassDef):
             yield from ((f"{statement.name}.{one.name}", one) for one in statement.body if isinstance(one, FUNCTION))
-        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield statement.targets[0].id, statement
+        elif isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]).isupper():
+            yield ast.unparse(statement.targets[0]), statement
 
 
 def _nodes(top: ast.AST, statement: set[int]) -> Iterator[tuple[ast.AST, Place, set[int]]]:

@@ -45,8 +45,13 @@ TARGETS: dict[str, list[str]] = {
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],
-    "actors/rollout/server_pool.py": [f"{ROLLOUT}/test_{name}.py" for name in ("server_pool", "pool_news")],
+    "actors/rollout/server_pool.py": [
+        f"{ROLLOUT}/test_{name}.py" for name in ("server_pool", "pool_news", "pool_probes")
+    ],
     "actors/rollout/throughput_tracker.py": [f"{ROLLOUT}/test_throughput_tracker.py"],
     "actors/training/step_loop.py": ["tests/unit/actors/training/test_step_loop.py"],
     "launcher/run_files/journal.py": [f"{RECORDS}/test_journal.py", f"{RECORDS}/test_journal_bounds.py"],
 }
+
+NOT_RUN = ("actors/training/step_loop.py", "actors/rollout/rollout_engine.py", "actors/rollout/request_retry.py")
+"""Their tests train a model or start servers: each mutant takes a minute and more. --only tries single ones."""

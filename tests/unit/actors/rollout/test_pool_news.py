@@ -199,3 +199,92 @@ def test_room_is_counted_in_samples_over_all_servers():
             return await waiting
 
     assert asyncio.run(scenario()) in {"server-0", "server-1"}
+
+
+def test_a_server_that_becomes_ready_wakes_who_waits_for_one():
+    async def scenario():
+        servers = pool(hold_s=None)
+        waiting = asyncio.create_task(leased(servers, 0))
+        await asyncio.sleep(0)
+        await servers.update([server()])
+        async with asyncio.timeout(HOLD_S):
+            return await waiting
+
+    assert asyncio.run(scenario()) == "server-0"
+
+
+def test_an_answer_of_a_server_that_lives_is_waited_for():
+    async def scenario():
+        servers = pool()
+        await servers.update([server()])
+        answer = asyncio.Event()
+        asking = asyncio.create_task(servers.unless_ended(server(), answer.wait()))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        answer.set()
+        return await asking, asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == (True, set())
+
+
+def test_requests_of_a_server_that_lives_stay_where_they_are(monkeypatch):
+    monkeypatch.setattr(server_pool, "LET_GO_S", 0.0)
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server(), server("server-1", 1)])
+        async with servers.acquire(0) as first, servers.acquire(0):
+            assert first.name == "server-0"
+            await servers.update([server(), server("server-1", 1, state=ServerState.DEAD)])
+            await servers.update([server()])
+            answer = asyncio.get_running_loop().create_future()
+            asking = asyncio.create_task(servers.unless_migrated(first, _of(answer)))
+            await asyncio.sleep(0.01)
+            answer.set_result("an answer")
+            in_flight = servers.in_flight()
+            return await asking, in_flight
+
+    assert asyncio.run(scenario()) == ("an answer", {"server-0": 1, "server-1": 1})
+
+
+async def _of(answer):
+    return await answer
+
+
+def test_a_server_that_leaves_gets_nothing_new_and_waits_for_its_own_requests_only():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(), server("server-1", 1)])
+        async with servers.acquire(0) as first, servers.acquire(0) as second:
+            assert (first.name, second.name) == ("server-0", "server-1")
+            leaving = asyncio.create_task(servers.drain("server-0", within_s=HOLD_S))
+            await asyncio.sleep(0)
+            assert servers.servers()[0].state is ServerState.STOPPED
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not leaving.done()
+            in_flight = servers.in_flight()
+            waits = asyncio.create_task(_released(servers, leaving))
+        return in_flight, await waits
+
+    assert asyncio.run(scenario()) == ({"server-0": 1, "server-1": 1}, 0)
+
+
+async def _released(servers, leaving):
+    async with asyncio.timeout(HOLD_S):
+        return await leaving
+
+
+def test_a_request_of_one_that_left_is_still_counted_until_it_ends(monkeypatch):
+    monkeypatch.setattr(server_pool, "LET_GO_S", 0.01)
+
+    async def scenario():
+        servers = pool()
+        await servers.update([server()])
+        async with servers.acquire(0), servers.acquire(0):
+            await servers.drain("server-0", within_s=0.0)
+            during = servers.in_flight()
+        return during, servers.in_flight()
+
+    assert asyncio.run(scenario()) == ({"server-0": 2}, {})

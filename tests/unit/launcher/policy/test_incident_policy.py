@@ -273,3 +273,12 @@ def test_an_incident_ends_with_what_shows_that_it_is_over(one, seen, reason):
 def test_a_repair_that_ends_the_run_says_so_whatever_else_is_done():
     trouble = Trouble(cause=Cause.SERVER_CRASH, subject="server-0", reason="")
     assert repair_text(trouble, [PauseTrainer(reason=""), Halt(reason="spent")]) == "the run is being ended"
+
+
+def test_a_batch_keeps_the_cause_that_it_was_rejected_for():
+    def rejected(cause):
+        batch = Rejection(global_step=7, cause=cause, reason="0.3 away", subjects=("server-0",), id="r")
+        return begun(incident_changes([], look(), rejections=[batch]))
+
+    assert rejected(Cause.SERVER_STALE) == [(Cause.SERVER_STALE, "server-0")]
+    assert rejected(None) == [(Cause.SERVER_CORRUPT, "server-0")]

@@ -38,6 +38,12 @@ def test_table(candidates, samples, taken):
     assert found is None or found.reason
 
 
+def test_the_reason_says_what_decided():
+    reasons = [route([first, one(1, 5)], samples=1).reason for first in (one(0, 0), one(0, 0, is_home=True))]
+    assert reasons == ["least loaded", "it had the prompt before, and is as free"]
+    assert route([one(0, 0, is_warm=True)], samples=1).reason == "its cache holds the prefix"
+
+
 some_candidates = st.lists(
     st.builds(
         lambda samples, warm, home, avoided: {

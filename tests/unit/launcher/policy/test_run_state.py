@@ -40,3 +40,12 @@ def test_from_everywhere_a_word_can_be_reached():
 
 def test_initializing_is_never_returned_to():
     assert all(RunState.INITIALIZING not in targets for targets in TRANSITIONS.values())
+
+
+def test_a_transition_that_does_not_exist_names_those_that_do():
+    with pytest.raises(StateError) as end:
+        transition(RunState.FINISHED, RunState.RUNNING)
+    assert end.value.hint == "legal from FINISHED: none, it is an end"
+    with pytest.raises(StateError) as other:
+        transition(RunState.SHUTTING_DOWN, RunState.RUNNING)
+    assert other.value.hint == "legal from SHUTTING_DOWN: ABORTED, ERRORED, FINISHED"

@@ -114,9 +114,10 @@ def test_the_last_of_an_event_is_that_of_its_attempt(file):
     assert last_of(file, "run.paused", 1) == {}
 
 
-def test_a_log_with_nothing_to_write_touches_no_file(file):
+def test_a_log_with_nothing_to_write_touches_no_file_and_says_nothing(file, caplog):
     assert LineLog(file).flush()
     assert not file.exists()
+    assert caplog.messages == []
 
 
 def test_lines_that_were_lost_are_said_only_when_the_disk_has_come_back(tmp_path, monkeypatch, caplog):

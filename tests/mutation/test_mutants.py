@@ -1,0 +1,67 @@
+"""Small changes of the code are noticed: the mutants that matter are among those that are tried, and no other survives.
+
+`python -m pytest --long tests/mutation` tries all of them: hours on two busy cores, a few minutes for most modules.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.mutations import mutants
+from tests.mutation.targets import NOT_RUN, TARGETS
+from tests.mutation.verdicts import KNOWN, listed
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def names_of(path):
+    return [mutant.name for mutant in mutants((REPOSITORY / path).read_text(), path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("actors/rollout/rollout_engine.py", "completion.weight_version == weight_version"),
+        ("launcher/policy/recovery.py", "or seen.ending is not None → seen.state is RunState.SHUTTING_DOWN"),
+        ("launcher/policy/reconcile_servers.py", "and _may_work(builder, other) → _may_work(builder, other)"),
+        ("launcher/policy/admission.py", "min(rewards, default=None) → max(rewards, default=None)"),
+        ("launcher/policy/admission.py", "_reject: 0 → -1"),
+        ("actors/rollout/server_pool.py", "ServerPool.update: self.throughput.forget(server.name) → (removed)"),
+        ("actors/rollout/server_pool.py", "ServerPool.acquire: self.released += 1 → (removed)"),
+        ("actors/data/prompt_queue.py", "and _are_ids(last) → _is_count(epoch)"),
+        ("actors/training/step_loop.py", "self._queue.commit(batch.prompt_ids) → (removed)"),
+        ("launcher/run_files/journal.py", "_append: os.fsync(fd) → (removed)"),
+    ],
+)
+def test_the_changes_that_once_went_unnoticed_are_tried(path, change):
+    assert [name for name in names_of(path) if change in name]
+
+
+def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
+    body = ['"""One."""', "log.info(1)", "if a > 0 and b: g(f'{a + 1}')", "return a > 0"]
+    source = "\n    ".join(["def f(a, b=1):", *body])
+    found = [mutant.name for mutant in mutants(source, "f.py")]
+    assert found == [
+        "f: a > 0 and b → a > 0 or b",
+        "f: a > 0 and b → b",
+        "f: a > 0 and b → a > 0",
+        "f: a > 0 → a >= 0",
+        "f: a > 0 → a <= 0",
+        "f: 0 → 1",
+        "f: g(f'{a + 1}') → (removed)",
+        "f: a > 0 → a >= 0 (2)",
+        "f: a > 0 → a <= 0 (2)",
+        "f: 0 → 1 (2)",
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("path", [path for path in TARGETS if path not in NOT_RUN])
+def test_no_other_change_survives_than_those_that_are_listed_with_their_reason(path, tmp_path):
+    assert {*listed(path)} <= {*names_of(path)}, f"{KNOWN.name} lists changes that the module no longer has"
+    command = [sys.executable, "-m", "tests.mutation", path, "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,90 @@
+"""Probes of suspects, and what is given back when a request ends."""
+
+import asyncio
+
+import pytest
+
+from actors.rollout import server_pool
+from launcher.base.errors import RolloutError
+from launcher.base.messages import ServerState
+from tests.unit.actors.rollout.test_server_pool import HOLD_S, leased, pool, server
+
+
+def test_each_request_is_busy_time_of_its_server_and_its_samples_are_free_again():
+    async def scenario():
+        servers = pool()
+        await servers.update([server(), server("server-1", 1)])
+        await leased(servers, 0, samples=9)
+        async with servers.acquire(0, samples=1) as one:
+            tracked = servers.throughput._servers["server-0"].requests
+            async with servers.acquire(0, samples=5) as other:
+                async with servers.acquire(0, samples=1):
+                    pass
+                async with servers.acquire(0, samples=1) as third:
+                    pass
+        return one.name, other.name, third.name, tracked, servers.throughput._servers["server-0"].requests
+
+    assert asyncio.run(scenario()) == ("server-0", "server-1", "server-0", 1, 0)
+
+
+def test_a_pool_that_closes_leaves_no_probe_behind():
+    async def scenario():
+        servers = pool(answers=[None])
+        await servers.update([server()])
+        await servers.suspect("server-0", "reset")
+        await asyncio.sleep(0)
+        async with asyncio.timeout(HOLD_S):
+            await servers.close()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == set()
+
+
+def test_a_suspect_that_does_not_answer_stays_one_and_is_asked_at_intervals(monkeypatch):
+    monkeypatch.setattr(server_pool, "PROBE_INTERVAL_S", 0.01)
+
+    async def scenario():
+        asked = []
+
+        async def probe(url):
+            asked.append(url)
+            return None if len(asked) < 3 else 0
+
+        servers = server_pool.ServerPool(probe, hold_timeout_s=HOLD_S)
+        await servers.update([server()])
+        await servers.suspect("server-0", "reset")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        early = len(asked), servers.servers()[0].state
+        await leased(servers, 0)
+        return early, len(asked)
+
+    assert asyncio.run(scenario()) == ((1, ServerState.SUSPECT), 3)
+
+
+def test_an_answer_that_comes_after_other_news_of_a_suspect_changes_nothing():
+    async def scenario():
+        late = asyncio.get_running_loop().create_future()
+
+        async def probe(url):
+            return await late
+
+        servers = server_pool.ServerPool(probe, hold_timeout_s=HOLD_S)
+        await servers.update([server()])
+        await servers.suspect("server-0", "reset")
+        await asyncio.sleep(0)
+        await servers.update([server(state=ServerState.STALE)])
+        late.set_result(7)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return servers.servers()[0]
+
+    assert asyncio.run(scenario()) == server(state=ServerState.STALE)
+
+
+def test_without_any_server_the_message_says_none():
+    async def scenario():
+        await leased(pool(hold_s=0.01), 3)
+
+    with pytest.raises(RolloutError, match=r"no server answered at weight version 3 within 0\.01 s: none"):
+        asyncio.run(scenario())
