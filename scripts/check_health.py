@@ -56,8 +56,7 @@ COLOURS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _check(given))
+    return ended(lambda: _check(parser().parse_args(arguments)))
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 if __package__ in (None, ""):  # started by its path
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from launcher.base.errors import UsageError
@@ -47,8 +46,7 @@ EXAMPLES = """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _diagnose(given))
+    return ended(lambda: _diagnose(parser().parse_args(arguments)))
 
 
 def _diagnose(given: argparse.Namespace) -> int:
@@ -122,7 +120,7 @@ def _progress(total: int, *, is_wanted: bool) -> Iterator[Callable[[int], None]]
         yield lambda done: None
         return
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with Progress(*columns, console=SafeConsole(sys.stderr), transient=True) as shown:
         task = shown.add_task("", total=total)
         yield lambda done: shown.update(task, completed=done)
 
@@ -134,7 +132,7 @@ def show(diagnosis: Diagnosis, given: argparse.Namespace) -> None:
     console = console_of_width(WIDTH_OF_A_FILE)
     with console.capture() as captured:
         console.print(render(diagnosis), crop=False)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    console.file.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
     if given.html is not None:
         print(f"\npage: {given.html}")
 

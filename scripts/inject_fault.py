@@ -29,8 +29,7 @@ FIRED, NOT_ALL_FIRED = 0, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    return ended(lambda: _run(given))
+    return ended(lambda: _run(_parser().parse_args(arguments)))
 
 
 def _run(given: argparse.Namespace) -> int:

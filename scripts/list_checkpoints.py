@@ -18,7 +18,7 @@ from launcher.checkpoints.remote_store import RemoteCheckpoint, RemoteStore
 from launcher.checkpoints.verification import verify
 from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
 from launcher.reporting.formats import age
-from launcher.reporting.terminal_text import PipedConsole, as_far_as_it_is_read, console_of_width
+from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, console_of_width
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, table
 from scripts.ending import DONE, ended, print_json
@@ -33,8 +33,7 @@ EXIT_CODES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _list(given), refused=NOTHING_FITS)
+    return ended(lambda: _list(parser().parse_args(arguments)), refused=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -200,20 +199,20 @@ def _show(
     recover: dict[str, object] | None,
     now: float,
 ) -> None:
-    console = PipedConsole(highlight=False, soft_wrap=True)
-    console.print(_answer(catalog, good, now), markup=False)
+    console = SafeConsole(soft_wrap=True)
+    console.print(_answer(catalog, good, now))
     if catalog.health.damage is not None:
-        console.print(say_damage(catalog.health.damage), style="red", markup=False)
+        console.print(say_damage(catalog.health.damage), style="red")
     if not shown:
-        console.print(_nothing(catalog), markup=False)
+        console.print(_nothing(catalog))
         return
     console.print()
     console_of_width(WIDTH).print(table(shown, now))
-    console.print(f"\nin {catalog.trial.default}", markup=False)
+    console.print(f"\nin {catalog.trial.default}")
     for entry in shown:
         if entry.verification is not None:
             for note in (*entry.verification.problems[1:], *entry.verification.notes):
-                console.print(f"step {entry.global_step}: {note}", markup=False, style="dim")
+                console.print(f"step {entry.global_step}: {note}", style="dim")
     if recover is not None:
         _show_recover(console, recover, now)
 
@@ -247,30 +246,28 @@ def _nothing(catalog: CheckpointCatalog) -> str:
     return f"no checkpoint fits the request; there are checkpoints of steps {steps}"
 
 
-def _show_recover(console: PipedConsole, recover: dict[str, object], now: float) -> None:
+def _show_recover(console: SafeConsole, recover: dict[str, object], now: float) -> None:
     prepared, areal, memory = recover["prepared"], recover["areal"], recover["memory"]
     if isinstance(prepared, dict):
         made = (
             f", set up {age(now - prepared['prepared_at'])} ago from {prepared['source']}" if prepared["source"] else ""
         )
         state = "complete" if prepared["complete"] else f"NOT complete: {prepared['problem']}"
-        console.print(f"the next launch takes {prepared['path']}: step {prepared['step']}{made}; {state}", markup=False)
+        console.print(f"the next launch takes {prepared['path']}: step {prepared['step']}{made}; {state}")
     elif isinstance(memory, dict):
         console.print(
-            f"nothing is set up: the next launch takes the state after step {memory['step']} in this machine's memory",
-            markup=False,
+            f"nothing is set up: the next launch takes the state after step {memory['step']} in this machine's memory"
         )
     elif areal is None:
-        console.print("nothing is set up: the next launch takes the newest checkpoint", markup=False)
+        console.print("nothing is set up: the next launch takes the newest checkpoint")
     if isinstance(areal, dict):
         console.print(
             f"AReaL's recover_info is of step {areal['step']} (epoch {areal['epoch']}, {areal['steps_per_epoch']} steps"
             f" in each): {'it can resume' if areal['complete'] else 'it can NOT resume'}"
-            f"{'' if areal['has_optimizer'] else ', without an optimizer: recover.no_load_optim=true'}",
-            markup=False,
+            f"{'' if areal['has_optimizer'] else ', without an optimizer: recover.no_load_optim=true'}"
         )
         for problem in areal["problems"]:
-            console.print(f"  {problem}", style="red", markup=False)
+            console.print(f"  {problem}", style="red")
 
 
 if __name__ == "__main__":

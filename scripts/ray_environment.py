@@ -20,8 +20,7 @@ from scripts.ending import DONE, ended
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _print(given.folder))
+    return ended(lambda: _print(parser().parse_args(arguments).folder))
 
 
 def _print(folder: Path) -> int:

@@ -24,8 +24,7 @@ from scripts.run_choice import add_run_arguments, chosen_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _report(given))
+    return ended(lambda: _report(parser().parse_args(arguments)))
 
 
 def _report(given: argparse.Namespace) -> int:

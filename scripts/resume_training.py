@@ -38,8 +38,7 @@ EXIT_CODES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_intermixed_args(arguments)
-    return ended(lambda: _resume(given), refused=NOTHING_FITS, unread=NOTHING_FITS)
+    return ended(lambda: _resume(parser().parse_intermixed_args(arguments)), refused=NOTHING_FITS, unread=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -40,8 +40,7 @@ REQUESTS = {"pause": ControlRequest.PAUSE, "resume": ControlRequest.RUN, "stop":
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _do(given, chosen_run(given)))
+    return ended(lambda: _do(parser().parse_args(arguments)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,7 +76,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _do(given: argparse.Namespace, paths: RunPaths) -> int:
+def _do(given: argparse.Namespace) -> int:
+    paths = chosen_run(given)
     if given.what == "status":
         return _status(paths, as_json=given.json)
     if not lives(paths):

@@ -30,8 +30,7 @@ EXIT_CODES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    return ended(lambda: _undo(given) if given.undo else _set_up(given), refused=NOTHING_FITS)
+    return ended(lambda: _do(parser().parse_args(arguments)), refused=NOTHING_FITS)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,6 +48,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--json", action="store_true", help="print what was done as JSON")
     return made
+
+
+def _do(given: argparse.Namespace) -> int:
+    return _undo(given) if given.undo else _set_up(given)
 
 
 def _set_up(given: argparse.Namespace) -> int:

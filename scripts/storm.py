@@ -24,6 +24,7 @@ from launcher.base.errors import LauncherError
 from launcher.config.compose import compose
 from launcher.reporting.ledger_audit import Audit, audit
 from launcher.reporting.run_facts import read_facts
+from launcher.reporting.terminal_text import speak_anywhere
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.broken_reward import FUNCTION, VARIABLE
@@ -58,6 +59,7 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    speak_anywhere()
     given = _parser().parse_args(arguments)
     fileroot = given.fileroot or Path(tempfile.mkdtemp(prefix="storm-"))
     try:

@@ -2,13 +2,13 @@
 
 Names, reasons and log lines are written by others; a page that is opened in a browser must show them and never run
 them. So the templates escape whatever is put into them, and the page's policy lets no script run but `refresh.js`.
+What would turn the reading direction or show nothing is written as in a terminal.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,11 +16,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from launcher.reporting import formats
+from launcher.reporting.terminal_text import visible
 
 TEMPLATES = Path(__file__).parent
 FRAME, MACROS = TEMPLATES / "page.html.j2", TEMPLATES / "macros.html.j2"
-UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ufffe\uffff]|[\ud800-\udfff]")
-"""Control characters, what turns the direction of the text around, and halves of surrogate pairs."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -32,7 +31,7 @@ def render_page(template: Path, *, script: Path | None = None, **values: object)
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         policy += f"; script-src 'sha256-{digest}'"
     page = load_template(template)
-    return UNSHOWN.sub("\ufffd", page.render(values, policy=policy, script=Markup(code))).encode()
+    return visible(page.render(values, policy=policy, script=Markup(code))).encode()
 
 
 @lru_cache

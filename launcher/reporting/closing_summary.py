@@ -17,6 +17,7 @@ from launcher.reporting.reward_curve import draw_curve
 from launcher.reporting.run_facts import RunFacts, read_facts
 from launcher.reporting.run_reader import StepLine
 from launcher.reporting.run_view import MEAN_OVER_STEPS
+from launcher.reporting.terminal_text import visible
 from launcher.run_files.run_paths import RunPaths
 
 
@@ -34,7 +35,7 @@ def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:
     missing = ""
     try:
         draw_curve(facts, paths.curve, subtitle=_subtitle(facts, outcome))
-        replace_file(paths.summary, f"{_render(facts, outcome, paths, checkpoints)}\n".encode())
+        replace_file(paths.summary, f"{visible(_render(facts, outcome, paths, checkpoints))}\n".encode())
     except JournalError as error:
         missing = f"\n  {error.message}"
     except OSError as error:

@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable
 from typing import Self, TextIO
 
-from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from launcher.reporting.run_view import RunView
 from launcher.reporting.terminal_panel import render_line, render_panel
+from launcher.reporting.terminal_text import SafeConsole, visible_on
 
 LINE_EVERY_S = 2.0
 """At most so often a line about a step, where lines are written; the last step always has one."""
@@ -30,12 +29,12 @@ class Display:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = visible_on(stream)
         self._lock = threading.RLock()
         self._broken = False
         self._shown: RunView | None = None  # the last view that got a line of its own
         self._live: Live | None = None
-        self._console = Console(file=stream, highlight=False) if _is_live(stream) else None
+        self._console = SafeConsole(stream) if _is_live(stream) else None
 
     def update(self, view: RunView) -> None:
         """Show the run as it is now."""
@@ -76,14 +75,14 @@ class Display:
         if self._console is None:
             self._write(text)
         else:
-            self._console.print(Text(text), soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
 
     def _stop(self) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
-    def _draw(self, console: Console, view: RunView) -> None:
+    def _draw(self, console: SafeConsole, view: RunView) -> None:
         panel = render_panel(view, console.width)
         if self._live is not None:
             self._live.update(panel, refresh=True)
@@ -93,7 +92,10 @@ class Display:
         self._live = Live(
             panel, console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty(), vertical_overflow="crop"
         )
-        self._live.start(refresh=True)
+        self._live.start(refresh=True)  # from here on sys.stdout obeys colours and links; `stop` gives it back
+        sys.stdout = visible_on(sys.stdout)
+        if sys.stderr.isatty():
+            sys.stderr = visible_on(sys.stderr)
 
     def _write(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"

@@ -1,6 +1,11 @@
 """Text output for any reader: a terminal or a pipe without UTF-8, and a reader that closes the pipe early.
 
 …→…  on ASCII: …->…        `… | head -1`: no traceback, and the exit code still reports what was found
+
+Nothing that a run or a tool prints commands the terminal: not the text of a reason, a log, a file or an argument.
+Characters that move the cursor, set a title, open a link, turn the reading direction or show nothing are printed as
+JSON writes them (`\\u001b`), so JSON stays JSON. `speak_anywhere` does it for standard output and error, `visible_on`
+for another stream; colours come from a SafeConsole alone.
 """
 
 from __future__ import annotations
@@ -8,16 +13,63 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json
 import os
 import sys
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from launcher.base.errors import ResourceError
 
 PLAIN = "grpo-plain"
 INSTEAD = {"→": "->", "·": "|", "×": "x", "–": "-", "—": "-", "…": "...", "─": "-", "━": "-", "│": "|", "ℓ": "l"}
+COMMANDS = ("Cc", "Cf", "Zl", "Zp", "Cs", "Cn")
+"""Unicode's categories: controls, C1 among them; what has no width or sets a direction; separators; no characters."""
+
+
+class _Visible(dict[int, str]):
+    """For str.translate, filled as characters occur."""
+
+    def __missing__(self, code: int) -> str:
+        letter = chr(code)
+        shown = letter if unicodedata.category(letter) not in COMMANDS else json.dumps(letter)[1:-1]
+        self[code] = shown if code != 0x7F else "\\u007f"  # which JSON may hold as it is
+        return self[code]
+
+
+_VISIBLE = _Visible({ord(letter): letter for letter in "\n\t"})
+
+
+def visible(text: str) -> str:
+    """`text` with each character that a terminal would obey, or not show, as its escape; lines and tabs stay."""
+    return text if text.isprintable() else text.translate(_VISIBLE)
+
+
+class _VisibleStream:
+    """A text stream that takes `visible` text only; all else is the stream's own."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        self.raw.write(visible(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def visible_on(stream: TextIO) -> TextIO:
+    """`stream`, and what is written to it is `visible`."""
+    return stream if isinstance(stream, _VisibleStream) else cast(TextIO, _VisibleStream(stream))
 
 
 def _instead(error: UnicodeError) -> tuple[str, int]:
@@ -27,11 +79,12 @@ def _instead(error: UnicodeError) -> tuple[str, int]:
 
 
 def speak_anywhere() -> None:
-    """From now on no character ends the program that prints it."""
+    """From now on no character ends the program that prints it, and none commands the terminal."""
     codecs.register_error(PLAIN, _instead)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
+    sys.stdout, sys.stderr = visible_on(sys.stdout), visible_on(sys.stderr)
 
 
 def takes_all_letters() -> bool:
@@ -39,16 +92,36 @@ def takes_all_letters() -> bool:
     return "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
 
 
-class PipedConsole(Console):
-    """Rich's own console ends the program with 1 when the reader closes the pipe, whatever the program had found."""
+class SafeConsole(Console):
+    """Rich's console for text that others wrote: the layout alone has colours and moves the cursor.
+
+    Markup in it is none. Rich's own console ends the program with 1 when the reader closes
+    the pipe, whatever the program had found; this one does not.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, width: int | None = None, soft_wrap: bool = False) -> None:
+        """`stream`: sys.stdout by default. `width` None: the terminal's."""
+        stream = sys.stdout if stream is None else stream
+        raw = stream.raw if isinstance(stream, _VisibleStream) else stream
+        super().__init__(file=raw, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Text is made visible before it is laid out, since that makes it longer."""
+        if isinstance(renderable, str):
+            renderable = visible(renderable)
+        elif isinstance(renderable, Text) and renderable.plain != (shown := visible(renderable.plain)):
+            renderable = renderable.copy()
+            renderable.plain = shown
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
-def console_of_width(otherwise: int) -> PipedConsole:
+def console_of_width(otherwise: int) -> SafeConsole:
     """As wide as the terminal; `otherwise` where the output goes into a file or a pipe."""
-    return PipedConsole(highlight=False, width=None if sys.stdout.isatty() else otherwise)
+    return SafeConsole(width=None if sys.stdout.isatty() else otherwise)
 
 
 @contextlib.contextmanager

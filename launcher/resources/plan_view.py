@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Iterator, Sequence
 
 from rich import box
@@ -16,10 +15,6 @@ from launcher.resources.run_plan import PlannedProcess, RunPlan, group_places, l
 
 WIDTH = 100
 """Where the output is no terminal."""
-
-
-def plan_console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
 
 
 def show(config: RunConfig, plan: RunPlan, console: Console) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import JournalError, LauncherError, StorageError, UsageError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.file_lock import file_held
 from launcher.base.messages import TerminalStatus
 from launcher.config.schema import RunConfig
+from launcher.reporting.terminal_text import console_of_width
 from launcher.resources.hardware import find_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
@@ -65,8 +64,7 @@ def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: S
         results = run.run()
         gpu_bytes = min((gpu.memory for gpu in hardware.gpus), default=None)
         advice = advise(results, host_bytes=hardware.memory, gpu_bytes=gpu_bytes)
-        console = Console()
-        show(results, advice, console if console.is_terminal else Console(width=FILE_WIDTH))
+        show(results, advice, console_of_width(FILE_WIDTH))
         _keep(configs[0], sweep, results, advice, folder)
     return EXIT_CODES[TerminalStatus.ABORTED] if run.was_interrupted else exit_code(results)
 

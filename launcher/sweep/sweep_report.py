@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from launcher.reporting.terminal_text import SafeConsole
 from launcher.resources.memory_estimate import MIB
 from launcher.sweep.recommendation import Advice
 from launcher.sweep.trial_results import TrialResult, TrialStatus
@@ -41,7 +41,7 @@ FIGURES = (
 )
 
 
-def show(results: Sequence[TrialResult], advice: Advice, console: Console) -> None:
+def show(results: Sequence[TrialResult], advice: Advice, console: SafeConsole) -> None:
     """Print the table and the advice; the recommended trial is marked. A figure that no trial has gets no column."""
     shown = [figure for figure in FIGURES if any(figure.value(result) is not None for result in results)]
     table = Table("", *(key.rpartition(".")[2] for key in results[0].trial.settings), "ended", box=SIMPLE_HEAD)
@@ -60,7 +60,7 @@ def show(results: Sequence[TrialResult], advice: Advice, console: Console) -> No
         )
     console.print(table)
     for line in advice.lines():
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _text(figure: Figure, result: TrialResult) -> str:

@@ -99,8 +99,8 @@ def test_each_picture_has_its_wide_and_its_narrow_form(paths):
 
 def test_a_template_escapes_text_and_attributes_and_misses_nothing(tmp_path):
     (tmp_path / "t.html.j2").write_text('<p title="{{ title }}">{{ text }}</p>')
-    page = render_page(tmp_path / "t.html.j2", title="\"'", text="<b>&\ud800")
-    assert page.decode() == '<p title="&#34;&#39;">&lt;b&gt;&amp;\ufffd</p>'
+    page = render_page(tmp_path / "t.html.j2", title="\"'", text="<b>&\ud800\u202e")
+    assert page.decode() == '<p title="&#34;&#39;">&lt;b&gt;&amp;\\ud800\\u202e</p>'
     with pytest.raises(UndefinedError):
         render_page(tmp_path / "t.html.j2", title="")
 
