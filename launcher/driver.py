@@ -36,7 +36,7 @@ from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_screen import Screen
-from launcher.cli.unattended import DRIVER_ACTOR, Unattended, same_command
+from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.event_lines import EventTail, alert_of, tell
@@ -73,6 +73,7 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
         fetched = None if remote is None else fetch_if_empty(config, paths, remote)
         resume = None if prepared is not None else resume_point(config, paths)
         ServerKeys.make(paths.keys)
+        hide_webhook(config, paths)
         if unattended is None or not unattended.is_again:
             control_requests.forget(paths)
         attempt = lock.next_attempt()

@@ -16,12 +16,12 @@ import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from http.client import HTTPException
-from urllib.parse import urlsplit
 
 from launcher.config.supervision import AlertsConfig
 from launcher.reporting.event_lines import alert_of
 from launcher.run_files.journal import Journal
 from launcher.run_files.line_tail import LineTail
+from launcher.run_files.run_keys import read_webhook
 from launcher.run_files.run_paths import RunPaths
 
 SENT = "alert.sent"
@@ -36,7 +36,8 @@ class IncidentAlerts:
     """Of one attempt: incidents that earlier attempts did not report are not reported any more."""
 
     def __init__(self, config: AlertsConfig, paths: RunPaths, journal: Journal, attempt: int) -> None:
-        self._url = config.webhook
+        self._shown = config.webhook
+        self._keys = paths.keys
         self._timeout_s = config.timeout
         self._run = f"{paths.experiment_name}/{paths.trial_name}"
         self._journal = journal
@@ -95,15 +96,15 @@ class IncidentAlerts:
         try:
             self._post(json.dumps(message).encode())
         except OSError as error:  # URLError and its HTTPError among them
-            self._miss(f"{urlsplit(self._url or '').hostname}: {getattr(error, 'reason', error)}")
+            self._miss(f"{self._shown}: {getattr(error, 'reason', error)}")
         except HTTPException as error:  # the text of an InvalidURL is the URL
             self._miss(type(error).__name__)
 
     def _post(self, body: bytes) -> None:
         """Up to TRIES times. Raises what the last try met."""
-        if self._url is None:
-            return
-        request = urllib.request.Request(self._url, data=body, headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            read_webhook(self._keys), data=body, headers={"Content-Type": "application/json"}
+        )
         for attempt in range(1, TRIES + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self._timeout_s):
@@ -114,6 +115,6 @@ class IncidentAlerts:
             time.sleep(PAUSE_S)
 
     def _miss(self, why: object) -> None:
-        """Of the URL only the host is logged: the rest may hold a secret."""
+        """Of the URL only what may be shown is logged."""
         self.missed += 1
         log.warning("alert.missed sink=webhook reason=%r", why)

@@ -32,7 +32,7 @@ from launcher.base.messages import TerminalStatus
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
 from launcher.cli.attach import attach
-from launcher.cli.unattended import DRIVER_ACTOR, Unattended, same_command
+from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command
 from launcher.config.schema import RunConfig
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
@@ -69,6 +69,7 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
         if remote_of(config) is None:  # else the actor may have to fetch what there is first
             resume_point(config, paths)
         ServerKeys.make(paths.keys)
+        hide_webhook(config, paths)
         control_requests.forget(paths)
     say = functools.partial(print, flush=True)
     with ray_cluster(config, paths, num_cpus=0, say=say):

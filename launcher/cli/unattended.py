@@ -7,8 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import keep_webhook, shown_webhook
+from launcher.run_files.run_paths import RunPaths
+
 DRIVER_ACTOR = "driver"
 """The name of the actor that a detached run's driver is."""
+WEBHOOK = ("alerts.webhook", "+alerts.webhook", "++alerts.webhook")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,21 @@ class Unattended:
     out: TextIO
     command: str
     is_again: bool
+
+
+def hide_webhook(config: RunConfig, paths: RunPaths) -> None:
+    """Keep the URL of the alerts with the run's keys. From here on nothing else of this process has it.
+
+    Raises UsageError, StorageError.
+    """
+    if config.alerts.webhook is not None:
+        config.alerts.webhook = keep_webhook(config.alerts.webhook, paths.keys)
+        given = [word.partition("=") for word in sys.argv]
+        sys.argv[:] = [f"{key}{sep}{_shown(value) if key in WEBHOOK else value}" for key, sep, value in given]
+
+
+def _shown(value: str) -> str:
+    return shown_webhook(value.strip("'\""))
 
 
 def same_command(unattended: Unattended | None = None) -> str:

@@ -93,7 +93,11 @@ class GateConfig:
 class AlertsConfig:
     """One message when an incident begins, one when it ends."""
 
-    webhook: str | None = setting(None, "URL that gets each as JSON; null: none", Matching(r"https?://\S+", "a URL"))
+    webhook: str | None = setting(
+        None,
+        "URL that gets each as JSON, recorded nowhere; null: none",
+        Matching(r"https?://\S+|env:[A-Za-z_]\w*", "a URL, or env:NAME, the environment variable that holds it"),
+    )
     wandb: bool = setting(True, "as a WandB alert too, where WandB is on")
     timeout: float = setting(10.0, "of one message", DEADLINE)
 

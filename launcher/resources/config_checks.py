@@ -79,7 +79,8 @@ def _out_of_range(config: RunConfig) -> Iterator[ConfigProblem]:
     for setting in settings_of(RunConfig):
         value = value_of(config, setting.key)
         if setting.allowed is not None and value is not None and not setting.allowed.allows(value):
-            yield ConfigProblem(key=setting.key, given=value, allowed=f"allowed: {setting.allowed} ({setting.meaning})")
+            given = "(not shown)" if setting.key == "alerts.webhook" else value
+            yield ConfigProblem(key=setting.key, given=given, allowed=f"allowed: {setting.allowed} ({setting.meaning})")
 
 
 def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:

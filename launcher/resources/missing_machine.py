@@ -18,6 +18,8 @@ from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB, MIB
 from launcher.resources.run_plan import RunPlan, lacks, smallest_gpu_gib
+from launcher.run_files.run_keys import webhook_url
+from launcher.run_files.run_paths import RunPaths
 
 CHECKPOINTS_ROOM = 2
 """The newest one, and the one being written before an older one may go."""
@@ -135,6 +137,15 @@ def why_not_bound(host: str, port: int) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def missing_webhook(config: RunConfig) -> Iterator[UsageError]:
+    """The URL that `alerts.webhook` means, where that is a variable's name or what was recorded of it."""
+    try:
+        if config.alerts.webhook is not None:
+            webhook_url(config.alerts.webhook, RunPaths.of(config).keys)
+    except UsageError as error:
+        yield error
 
 
 def missing_login(config: RunConfig) -> Iterator[UsageError]:

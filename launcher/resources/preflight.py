@@ -19,7 +19,14 @@ from launcher.checkpoints.uploads import remote_of
 from launcher.config.schema import RunConfig
 from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import missing_data, missing_models
-from launcher.resources.missing_machine import missing_gpus, missing_login, missing_memory, missing_ports, missing_room
+from launcher.resources.missing_machine import (
+    missing_gpus,
+    missing_login,
+    missing_memory,
+    missing_ports,
+    missing_room,
+    missing_webhook,
+)
 from launcher.resources.run_plan import RunPlan
 
 IMPORT_WITHIN_S = 120.0
@@ -64,6 +71,7 @@ def find_missing(config: RunConfig, hardware: Hardware, plan: RunPlan) -> list[U
         *missing_room(config, plan),
         *(missing_ports(config) if here else ()),
         *missing_login(config),
+        *missing_webhook(config),
         *_missing_protocol(config),
     ]
 

@@ -3,6 +3,7 @@
     {fileroot}/keys/{user}/{experiment_name}/{trial_name}/     0700
         servers.json     the API key and the admin key     0600
         ray_token        of a cluster that the run starts     0600
+        webhook          the URL that gets the alerts     0600
 
 In files, since an environment is inherited by every child and a command line is read by everybody; beside `logs/`, not
 in it, since logs are shown to people and copied. They are made once for a run: each attempt finds them, and so does a
@@ -20,12 +21,16 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from launcher.base.durable import make_folder
-from launcher.base.errors import StorageError
+from launcher.base.errors import StorageError, UsageError
 from launcher.base.private_folders import OTHERS, make_private
 
-SERVERS, RAY_TOKEN = "servers.json", "ray_token"
+SERVERS, RAY_TOKEN, WEBHOOK = "servers.json", "ray_token", "webhook"
+ENVIRONMENT = "env:"
+HIDDEN = "__hidden__"
+"""In place of all that a URL has after its host, which may be a password."""
 BYTES = 32
 
 
@@ -63,6 +68,45 @@ class ServerKeys:
 def make_ray_token(folder: Path) -> Path:
     """The file of the token of the run's own cluster. Raises StorageError."""
     return _make(folder, RAY_TOKEN, secrets.token_hex(BYTES))
+
+
+def shown_webhook(given: str) -> str:
+    """What of `alerts.webhook` may be printed and recorded: `env:NAME` as it is, of a URL its host."""
+    url = urlsplit(given)
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}/{HIDDEN}" if url.scheme.startswith("http") else given
+
+
+def webhook_url(given: str, folder: Path) -> str:
+    """The URL that `alerts.webhook` means: itself, a variable's value, or what an earlier attempt kept.
+
+    Raises UsageError: there is none of them.
+    """
+    name = given.removeprefix(ENVIRONMENT)
+    is_variable = name != given
+    url = os.environ.get(name, "") if is_variable else given
+    if url.startswith("http") and url != shown_webhook(url):
+        return url
+    if not (is_variable and url) and (folder / WEBHOOK).exists():
+        return read_webhook(folder)
+    what = f"the environment variable {name} {'holds no URL' if url else 'is not set'}"
+    raise UsageError(
+        f"alerts.webhook={given}: {what if is_variable else 'only this of the URL was recorded, and its file is gone'}",
+        f"export {name}=https://…, or give another alerts.webhook" if is_variable else "give the URL again",
+    )
+
+
+def keep_webhook(given: str, folder: Path) -> str:
+    """Keep the URL with the run's keys; returns what may be shown. Raises UsageError, StorageError."""
+    url = webhook_url(given, folder)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / WEBHOOK).unlink()
+    _make(folder, WEBHOOK, url)
+    return shown_webhook(given)
+
+
+def read_webhook(folder: Path) -> str:
+    """Raises StorageError."""
+    return _read(folder / WEBHOOK)
 
 
 ANEW = "end the run, remove the folder, and start the run again: new keys are made"

@@ -11,6 +11,7 @@ from actors.monitoring import alerts
 from actors.monitoring.alerts import IncidentAlerts
 from launcher.config.supervision import AlertsConfig
 from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_keys import keep_webhook
 from launcher.run_files.run_paths import RunPaths
 from tests.support.machine import scaled
 
@@ -60,7 +61,8 @@ def happen(paths, state, number=1, attempt=1):
 
 
 def follow(paths, url, attempt=1):
-    return IncidentAlerts(AlertsConfig(webhook=url, timeout=5.0), paths, Journal(paths.events, attempt), attempt)
+    shown = keep_webhook(url, paths.keys)
+    return IncidentAlerts(AlertsConfig(webhook=shown, timeout=5.0), paths, Journal(paths.events, attempt), attempt)
 
 
 def test_each_is_reported_once_also_by_a_successor(paths, webhook):
