@@ -131,7 +131,7 @@ def read_hub(path: str, *, name: str | None, split: str, key: str) -> Iterator[S
     what = f"{key}: the data set {path} ({name or 'default'}, {split}) can't be loaded"
     try:
         with _one_attempt(path):
-            rows = datasets.load_dataset(path, name, split=split)
+            rows = datasets.load_dataset(path, name, split=split, trust_remote_code=False)
     except ConnectionError as error:
         raise DataError(
             f"{what}: the hub can't be reached, and the local cache does not have it",

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.initialization import no_init_weights
 
 from launcher.base.errors import ConfigError, ModelError
+from launcher.checkpoints.model_files import refuse_own_code
 
 WEIGHTS_FILE = "model.safetensors"
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
@@ -59,6 +60,7 @@ def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, ke
     hint = f"set {key} to a complete {', '.join(ARCHITECTURES)} model folder with safetensors weights"
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json", hint)
+    refuse_own_code(folder)
     try:
         model, missing = _load(folder, dtype, attn_implementation)
     except ImportError as error:
@@ -80,7 +82,10 @@ def empty_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -
     """The model of `folder` without its weights, in memory that is not touched until they are set."""
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.from_pretrained(folder), dtype=dtype, attn_implementation=attn_implementation
+            AutoConfig.from_pretrained(folder, trust_remote_code=False),
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            trust_remote_code=False,
         )
     model.tie_weights()
     return model
@@ -88,11 +93,16 @@ def empty_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -
 
 def _load(folder: Path, dtype: torch.dtype, attn_implementation: str) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of weights that transformers made up."""
-    kind = AutoConfig.from_pretrained(folder).model_type
+    kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
     if kind not in ARCHITECTURES:
         raise ValueError(f"a {kind} model is not supported")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attn_implementation, use_safetensors=True, output_loading_info=True
+        folder,
+        dtype=dtype,
+        attn_implementation=attn_implementation,
+        use_safetensors=True,
+        output_loading_info=True,
+        trust_remote_code=False,
     )
     model, report = loaded
     return model, sorted(report["missing_keys"])
@@ -101,8 +111,9 @@ def _load(folder: Path, dtype: torch.dtype, attn_implementation: str) -> tuple[P
 def load_tokenizer(folder: Path, *, key: str) -> PreTrainedTokenizerBase:
     """The tokenizer in `folder`. Raises ModelError."""
     hint = f"set {key} to a model folder with its tokenizer (tokenizer.json, tokenizer_config.json)"
+    refuse_own_code(folder)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         raise ModelError(f"the tokenizer in {folder} could not be loaded: {_first_line(error)}", hint) from error
     wanted = tokenizer.vocab_files_names.values()

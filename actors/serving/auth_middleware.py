@@ -40,9 +40,10 @@ BYPASSES: Mapping[str, tuple[object, str]] = {
     "enable_http2": (False, "that server has not been tried with keys"),
     "enable_dp_attention": (False, "its processes unpickle what anybody sends to a TCP port"),
     "enable_custom_logit_processor": (False, "it unpickles code from requests"),
+    "trust_remote_code": (False, "it runs code from the model's folder"),
     "disaggregation_mode": ("null", "its bootstrap server knows no keys"),
 }
-"""SGLang's arguments that would bypass this middleware, the value they must have, and why."""
+"""SGLang's arguments that would bypass this middleware or run a stranger's code, the value they must have, and why."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -34,6 +34,16 @@ def read_shape(folder: Path) -> ModelShape:
         ) from error
 
 
+def refuse_own_code(folder: Path) -> None:
+    """Raises ModelError where a model or a tokenizer asks for code from its own folder, or from the hub, to be run."""
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).is_file() and read_json(folder / name).get("auto_map"):
+            raise ModelError(
+                f"{folder / name} names code to be run (auto_map)",
+                "no code of a model is run here: take a model that transformers knows by itself",
+            )
+
+
 def check_weights(folder: Path, shape: ModelShape) -> None:
     """Every shard complete, and every tensor of the architecture in one of them. Raises ModelError."""
     found = {name for shard in find_shards(folder) for name in read_entries(shard)}

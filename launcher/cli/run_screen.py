@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 import time
 from types import TracebackType
@@ -71,6 +72,7 @@ class Screen:
         config = self._config
         self._progress = RunProgress(self._paths.title, attempt, started=self._started)
         settings = dataclasses.asdict(config)
+        log_to_file(self._paths)
         write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
         self._report = ReportWriter(self._paths)
@@ -113,6 +115,12 @@ class Screen:
         if self._wandb is not None:
             step = report.policy_version - 1
             self._wandb.log({"global_step": step, "eval/sampled": report.sampled, "eval/greedy": report.greedy})
+
+
+def log_to_file(paths: RunPaths) -> None:
+    """What libraries of this process log or warn of is for driver.log, not for the screen."""
+    logging.captureWarnings(True)
+    logging.basicConfig(handlers=[logging.FileHandler(paths.logs / "driver.log", delay=True)], level=logging.WARNING)
 
 
 def write_config(settings: dict[str, object], paths: RunPaths, attempt: int) -> None:

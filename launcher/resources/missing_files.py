@@ -76,6 +76,7 @@ def _missing_model(path: str, keys: str, check: Callable[[Path], None]) -> Itera
 
 def _problems(check: Callable[[Path], None], folder: Path) -> Iterator[UsageError]:
     try:
+        model_files.refuse_own_code(folder)
         check(folder)
     except ModelError as error:
         yield error

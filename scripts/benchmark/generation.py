@@ -143,7 +143,7 @@ class OurClient:
     def __init__(self, config: RunConfig, prompts: Sequence[Prompt], scorer: RewardPool, keys: ServerKeys) -> None:
         self._config = config
         self._scorer = scorer
-        self._tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path)
+        self._tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path, trust_remote_code=False)
         self.by_id = {prompt.id: prompt for prompt in prompts}
         self.thread = LoopThread("rollouts")
         self.client = self.thread.call(self._connect(keys))
@@ -198,7 +198,7 @@ def queue_of(prompts: Sequence[Prompt]) -> PromptQueue:
 def prompts_of(config: RunConfig) -> list[Prompt]:
     """The training prompts, tokenised as in a run."""
     records = load_records(config.train_dataset, key="train_dataset")
-    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path)
+    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path, trust_remote_code=False)
     return build_prompts(records, tokenizer, max_prompt_tokens=None, max_length=None, key="train_dataset")[0]
 
 

@@ -1,6 +1,7 @@
 """What could run code when it reads a file or a message is called nowhere, but on a line between parent and child."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ LOADERS = {
     *("tarfile.open", "zipfile.ZipFile", "shutil.unpack_archive"),
 }
 """Archives too: a name in one may lead anywhere."""
+HUGGING_FACE = re.compile(r"(from_pretrained|\bload_dataset|Auto\w+\.from_config)$")
 ALLOWED = {("actors/reward/reward_worker.py", "pickle.load")}
 """Inherited from the parent as an open socket pair: nobody else can write to it."""
 
@@ -31,7 +33,9 @@ def written(node):
 
 
 def loaders_in(source):
-    """Those named in a file by their own names, however they were imported; with trust in a model's own code."""
+    """Those named in a file by their own names, however they were imported; with trust in a model's own code, which is
+    refused explicitly: not to say it makes transformers ask.
+    """
     tree = ast.parse(source)
     real = {}
     for node in ast.walk(tree):
@@ -44,8 +48,10 @@ def loaders_in(source):
             head, dot, rest = written(node).partition(".")
             if (name := real.get(head, head) + dot + rest) in LOADERS:
                 yield name
-        elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            yield "trust_remote_code"
+        elif isinstance(node, ast.Call):
+            said = [ast.unparse(word.value) for word in node.keywords if word.arg == "trust_remote_code"]
+            if said != ["False"] and (said or HUGGING_FACE.search(ast.unparse(node.func))):
+                yield "trust_remote_code"
 
 
 @pytest.mark.slow
@@ -66,6 +72,8 @@ def test_no_file_of_ours_unpickles():
         ("import numpy as np\nread = np.load", "numpy.load"),
         ("eval('1')", "eval"),
         ("AutoModel.from_pretrained('x', trust_remote_code=True)", "trust_remote_code"),
+        ("AutoModel.from_pretrained('x')", "trust_remote_code"),
+        ("datasets.load_dataset('x', trust_remote_code=told)", "trust_remote_code"),
     ],
 )
 def test_the_search_finds(source, name):
@@ -73,7 +81,13 @@ def test_the_search_finds(source, name):
 
 
 @pytest.mark.parametrize(
-    "source", ["model.eval()", "import json\njson.load(f)", "from safetensors.torch import load_file"]
+    "source",
+    [
+        "model.eval()",
+        "A.from_pretrained(x, trust_remote_code=False)",
+        "import json\njson.load(f)",
+        "from safetensors.torch import load_file",
+    ],
 )
 def test_the_search_finds_nothing_else(source):
     assert list(loaders_in(source)) == []
