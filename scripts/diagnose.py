@@ -26,7 +26,7 @@ from launcher.diagnosis.output.as_page import to_page
 from launcher.diagnosis.output.as_text import render
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from launcher.diagnosis.reading.run_folders import look_around
-from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width
+from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, console_of_width
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, add_names
 from scripts.ending import ended, print_json
