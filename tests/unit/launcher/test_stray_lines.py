@@ -67,6 +67,7 @@ def test_a_wrong_value_is_one_message(empty_home):
     assert err.startswith("error: actor.optimizer.lr=-1.0") and len(err.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_what_libraries_log_in_the_driver_is_in_its_log(empty_home, tmp_path):
     code, out, err = command(empty_home, f"cluster.fileroot={tmp_path}", begin=("-c", DRIVER))
     assert (code, err) == (0, "")

@@ -93,6 +93,7 @@ TYPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_nothing_of_a_file_commands_the_terminal(name, request):
     fixture, words = READ[name]
@@ -143,6 +144,7 @@ def on_a_terminal(*words):
     return printed.decode()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_colours_are_the_tools_own(ended):
     """As a table is laid out that holds it."""
     printed = on_a_terminal("scripts.check_health", *names_of(ended))
@@ -201,6 +203,7 @@ def test_the_lines_of_a_run(console):
     assert not obeyed(printed)
 
 
+@pytest.mark.slow
 def test_the_panel_of_a_run(console):
     printed = on_a_terminal(console)
     assert "╭" in printed and printed.count(r"\u001b]0;owned") >= 4, printed
