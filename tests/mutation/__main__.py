@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants whose name contains this; nothing is written then")
     parser.add_argument("--results", type=Path, default=Path("mutation-results"), help="a folder (%(default)s)")
     parser.add_argument("--again", action="store_true", help="only new mutants and those that lived: tests were added")
-    parser.add_argument("--page", action="store_true", help="write docs/testing-mutants.md from the results")
+    parser.add_argument("--page", action="store_true", help="write docs/testing_mutants.md from the results")
     given = parser.parse_args()
     for path in given.files:
         child = os.fork()  # so that one module's imports are not the next one's
@@ -191,7 +191,7 @@ def main() -> int:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
             return 1
     if given.page:
-        Path("docs/testing-mutants.md").write_text(page(given.results))
+        Path("docs/testing_mutants.md").write_text(page(given.results))
     unlisted = [] if given.only else [line for path in given.files for line in without_reason(path, given.results)]
     print("\n".join(unlisted))
     return 1 if unlisted else 0

@@ -100,7 +100,9 @@ does: no test could kill it. `tests/mutation/survivors.toml` lists equivalents a
     {command} launcher/policy/routing.py actors/data/prompt_queue.py --page
 
 runs the named modules and writes this page from all results that are there. The tests of each module are in
-`tests/mutation/targets.py`. Servers and other processes that a test starts run the code without the change.
+`tests/mutation/targets.py`; those that were not run have tests that judge long series, train a model or start servers,
+and single mutants of theirs can be tried with `--only`. `--again` tries only new mutants and those that lived.
+Servers and other processes that a test starts run the code without the change.
 
 | file | mutants | killed | equivalent | survivors | killed of those that are not equivalent |
 |---|---|---|---|---|---|
