@@ -14,7 +14,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ class RunLaunch:
             if heartbeat.has_stopped():
                 self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
                 ray.kill(coordinator, no_restart=False)
-            self._show()
+            self._show(unwritten=heartbeat.answer or ())
             if self._interrupts.asked:
                 if not has_told:
                     self._screen.line("stopping: the step under way is finished and saved")
@@ -236,9 +236,12 @@ class RunLaunch:
         self._show(wait=True)
         return outcome
 
-    def _show(self, *, wait: bool = False) -> None:
-        """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view."""
-        for event in self._events.new_events():
+    def _show(self, *, wait: bool = False, unwritten: Sequence[Mapping[str, object]] = ()) -> None:
+        """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view.
+
+        `unwritten`: events that the disk has not taken, as the Coordinator last had them.
+        """
+        for event in self._events.new_events(unwritten):
             if event.get("event") == "node.lost":
                 self._nodes_told.add(str(event.get("node")))
             self._made().follow(event)

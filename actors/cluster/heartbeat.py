@@ -41,7 +41,7 @@ class CrashLoop:
 
 
 class Heartbeat:
-    """`ask` sends one question and returns its reference; `has_stopped` is called once a turn."""
+    """`ask` sends one question and returns its reference; `has_stopped` is called once a turn. `answer`: the last one."""
 
     def __init__(self, ask: Any, *, most_turns: int) -> None:
         self._ask = ask
@@ -49,6 +49,7 @@ class Heartbeat:
         self._waiting: Any = None
         self._turns = 0
         self._rests = 0
+        self.answer: Any = None
 
     def has_stopped(self) -> bool:
         """True once when an answer is overdue; the count then starts again."""
@@ -60,7 +61,7 @@ class Heartbeat:
         if ray.wait([self._waiting], timeout=0)[0]:
             answered, self._waiting, self._rests = self._waiting, None, EVERY_TURNS
             with contextlib.suppress(RayError):  # it is being restarted: Ray knows
-                ray.get(answered)
+                self.answer = ray.get(answered)
             return False
         self._turns += 1
         if self._turns < self._most_turns:

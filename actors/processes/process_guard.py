@@ -18,6 +18,8 @@ are killed in the same instant, the server dies by its parent-death signal, and 
 The launcher forks and ends, since Ray kills a worker's direct children and its process group. The guard writes lines of
 JSON to the descriptor `--report`: `started`, `ended` (exit code, cause, time), `swept`; end of file means that nothing
 is left. A process in uninterruptible sleep, which no signal ends, is reported as `left`.
+
+What the server prints goes through a pipe that the guard, which lives as long as the server, empties (log_drain.py).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from actors.processes.exit_notifier import VARIABLE, ExitNotifier
+from actors.processes.log_drain import LogDrain, write_to
 from actors.processes.process_tree import (
     Process,
     abandoned,
@@ -200,6 +203,7 @@ class Guard:
         self._locks = None if options.scratch is None else ExitNotifier.make(options.scratch / LOCKS)
         self._locked: set[int] = set()
         self._exit_code: int | None = None
+        self._output = LogDrain(options.log)
         self._wait_for_sigterm()
         self._owners_alive = all(
             [self._wait_for(owner, "the process that it belongs to") for owner in options.watch]
@@ -259,16 +263,18 @@ class Guard:
 
         name, _, value = self._options.mark.partition("=")
         locks = {} if self._locks is None else {VARIABLE: str(self._locks.path)}
-        with self._options.log.open("ab", buffering=0) as log:
-            return subprocess.Popen(
+        with self._output.entrance() as output:
+            server = subprocess.Popen(
                 self._options.command,
                 env={**os.environ, **locks, name: value},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 preexec_fn=die_with_guard,  # this process has a single thread as yet
             ).pid
+        self._output.begin()
+        return server
 
     def _first_cause(self) -> EndReason:
         """Wait. Among several causes, that the server ended by itself comes first."""
@@ -296,15 +302,18 @@ class Guard:
             cause = SERVER_ENDED if self._exit_code is None else cause
         elif cause.dying is not None:
             self._exit_code = dying_with(cause.dying)
+        self._output.settle()  # whoever hears of the end reads the log for its reason
         if not cause.may_end_itself:  # the kernel takes 0.1 s to free its memory: nobody need wait for that
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         elif self._options.grace_s > 0:
             self._end_server(signal.SIGTERM, self._options.grace_s)
         self._end_server(signal.SIGKILL, GIVE_UP_S)
         self._collect()
+        self._output.settle()
         if cause.may_end_itself:
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         end_all()
+        self._output.settle()
 
     def _end_server(self, number: signal.Signals, timeout_s: float) -> None:
         """Signal it and wait for its end. Harmless where it has ended: it stays a zombie until it is collected."""
@@ -337,15 +346,6 @@ def main() -> None:
     else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Sentinel(options, guard).run()
-
-
-def write_to(log: Path) -> None:
-    """The guard's own output goes to the server's log."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    for standard in (sys.stdout, sys.stderr):
-        os.dup2(descriptor, standard.fileno())
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
 from actors.serving.auth_middleware import VARIABLE
-from actors.serving.server_log_tail import decisive_lines, last_line, tail
+from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
 from actors.serving.sglang_client import Sampling, SGLangClient
 from actors.serving.sglang_command import (
     CPU_ENTRY,
@@ -198,10 +198,12 @@ def exit_words(code: int | None) -> str:
 
 
 def _mark(log: Path, generation: int, words: Sequence[str]) -> int:
-    """Write the line that begins this incarnation's part of the log; returns the byte after it."""
-    with log.open("a") as file:
-        file.write(
-            f"==== generation {generation}, {datetime.now(UTC).isoformat(timespec='seconds')}: {shlex.join(words)}\n"
-        )
-        file.flush()
-        return file.tell()
+    """Write the line that begins this incarnation's part of the log; returns the byte after it. A disk that refuses it
+    refuses nothing else: the log's present end is the beginning then."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        with log.open("ab", buffering=0) as file:
+            file.write(f"==== generation {generation}, {now}: {shlex.join(words)}\n".encode())
+            return file.tell()
+    except OSError:
+        return size_of(log)

@@ -16,6 +16,7 @@ from typing import Any
 from actors.cluster.fencing import lease_of
 from actors.cluster.node_identity import is_here
 from actors.cluster.node_watch import ClusterNode, NodeWatch
+from actors.monitoring.disk_watch import DiskWatch
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
@@ -28,12 +29,13 @@ from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError
-from launcher.base.messages import Incident, ServerExit, ServerInfo, ServerState
+from launcher.base.messages import Health, Incident, ServerExit, ServerInfo, ServerState
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.observed import ServerFacts
+from launcher.policy.reconcile_servers import is_dead
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
 from launcher.run_files.run_paths import RunPaths
@@ -96,6 +98,9 @@ class ClusterObserver:
                 hung=self._monitor_hung,
             )
         )
+        self.disks = DiskWatch.of(paths, config.disk, changed=self._disk_answered)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._known_dead: set[str] | None = None
         self.catalog = CheckpointCatalog.of_run(config, paths)
         self.checkpoints = CheckpointScan(self._read_checkpoints, unreadable=self._checkpoints_unreadable)
 
@@ -112,6 +117,7 @@ class ClusterObserver:
         await asyncio.gather(self.trainer.probe.refresh(), *(slot.probe.refresh() for slot in self.slots.values()))
 
     def begin_looking(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self.trainer.begin_looking()
         if self._has_nodes:
             self.nodes.begin_looking()
@@ -127,7 +133,19 @@ class ClusterObserver:
         if self._hangs.has_unread:
             await self._hangs.read()
             look = self._compose(found, is_stopped=is_stopped)
+        dead = {server.name for server in look.servers if is_dead(server)}
+        dead |= {TRAINER} if look.trainer.verdict.health is Health.DEAD else set()
+        if self._known_dead is None or not dead <= self._known_dead:  # it may have died of its disk
+            await self.disks.probed()
+            look = self._compose(found, is_stopped=is_stopped)
+        self._known_dead = dead
         return look
+
+    def _disk_answered(self) -> None:
+        """On a thread of a probe: the loop may have ended."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.changed.set)
 
     def _compose(self, found: Sequence[CheckpointFacts], *, is_stopped: bool) -> Observation:
         self._tasks.check()
@@ -138,6 +156,8 @@ class ClusterObserver:
         self._note_progress(trainer.next_step, in_pool, now)
         self._note_pace(self.trainer.view.slow)
         self._note_fleet()
+        view = self.trainer.view
+        self.disks.refused(view.refusal)
         damaged = first_damaged(incident) if incident is not None else None
         healthy_until = trainer.next_step - 1 if damaged is None else damaged - 1
         return Observation(
@@ -160,6 +180,7 @@ class ClusterObserver:
             evals=self.trainer.view.evals,
             rejections=self.trainer.view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
+            disk=self.disks.trouble(now, patient=view.phase == "checkpoint" and view.is_running),
         )
 
     def pids(self) -> dict[str, int]:
@@ -196,6 +217,7 @@ class ClusterObserver:
 
     async def close(self) -> None:
         self.checkpoints.close()
+        self.disks.close()
         closing = [
             self._tasks.close(),
             self.trainer.close(),

@@ -23,10 +23,11 @@ from actors.supervision.run_history import RunHistory
 from launcher.base.errors import LauncherError, UsageError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Action
+from launcher.policy.actions import Action, Halt
 from launcher.policy.observed import Observed
 from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
+from launcher.policy.restart_budget import wait_s
 from launcher.policy.run_state import ENDS
 
 TURN_S = 0.25
@@ -54,6 +55,7 @@ class Coordinator:
         self._artifacts = artifacts
         self._incidents = IncidentTracker(history, artifacts)
         self._under_way: dict[asyncio.Task[None], Action] = {}
+        self._failures: dict[tuple[type[Action], str], list[float]] = {}
 
     async def run(self) -> RunOutcome:
         """Until the run has ended. Raises what is a defect of the launcher's own, and StateError."""
@@ -159,6 +161,10 @@ class Coordinator:
             leaving=dict(history.fleet.leaving),
             newcomers=frozenset(history.fleet.newcomers),
             monitor_silent_s=look.monitor_silent_s,
+            disk=look.disk,
+            not_before={
+                key: times[-1] + wait_s(len(times), self._config.restart) for key, times in self._failures.items()
+            },
         )
 
     async def _perform(self, action: Action) -> None:
@@ -174,13 +180,23 @@ class Coordinator:
                 await self._history.flush()
                 facts = await self._cluster.perform(action)
         except TimeoutError:
-            self._history.failed(action, f"not done within {deadline_s:g} s", self._clock() - started)
+            self._failed(action, f"not done within {deadline_s:g} s", started)
         except LauncherError as error:
-            self._history.failed(action, error.message, self._clock() - started)
+            self._failed(action, error.message, started)
+        except OSError as error:  # a disk that refuses a file of the Coordinator's own
+            self._failed(action, f"{type(error).__name__}: {error}", started)
         else:
+            self._failures.pop(_key(action), None)
             self._history.done(action, facts, self._clock() - started)
         finally:
             self._cluster.changed.set()
+
+    def _failed(self, action: Action, reason: str, started: float) -> None:
+        """It is due again after a wait that doubles with each failure; a halt is never waited for."""
+        now = self._clock()
+        if not isinstance(action, Halt):
+            self._failures.setdefault(_key(action), []).append(now)
+        self._history.failed(action, reason, now - started)
 
     def _reap(self) -> None:
         """Forget what has ended. An error that `_perform` did not expect is a defect, and raised here."""
@@ -210,3 +226,7 @@ class Coordinator:
             last_step=last_step if last_step >= 0 else None,
             evals=look.evals,
         )
+
+
+def _key(action: Action) -> tuple[type[Action], str]:
+    return type(action), getattr(action, "name", "")

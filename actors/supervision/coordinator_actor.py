@@ -29,7 +29,7 @@ from launcher.base.messages import RunOutcome
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import ControlRequest, RequestEntry, wanted
-from launcher.run_files.journal import Journal, last_of
+from launcher.run_files.journal import Journal, Record, last_of
 from launcher.run_files.run_paths import RunPaths
 
 REQUESTS_S = 0.5
@@ -75,6 +75,7 @@ class CoordinatorActor:
         self._book = book
         self._coordinator: Coordinator | None = None
         self._running: asyncio.Task[RunOutcome] | None = None
+        self._journal: Journal | None = None
 
     async def run(self) -> RunOutcome:
         """To the run's end. Raises UsageError where it can't begin."""
@@ -82,8 +83,12 @@ class CoordinatorActor:
             self._running = asyncio.create_task(self._begin())
         return await asyncio.shield(self._running)
 
-    async def ping(self) -> None:
-        """Its answer shows that its loop runs."""
+    async def ping(self) -> tuple[Record, ...]:
+        """Its answer shows that its loop runs. The events that the disk has not taken: nobody can read them there."""
+        if self._journal is None:
+            return ()
+        self._journal.write_waiting()
+        return self._journal.unwritten()
 
     async def abort(self, reason: str) -> None:
         if self._coordinator is not None:
@@ -91,7 +96,7 @@ class CoordinatorActor:
 
     async def _begin(self) -> RunOutcome:
         """One that was started on another node waits until the one before it has ended, behind a partition too."""
-        journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
+        journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
         node = this_node()
         placed = await asyncio.to_thread(last_of, self._paths.events, "coordinator.placed", self._attempt)
         if placed.get("node") not in (None, node) and (lease_s := lease_of(self._config)) is not None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from launcher.base.messages import EvalReport, Incident, Rejection
 from launcher.policy.actions import Action
 from launcher.policy.checkpoint_status import CheckpointFacts
+from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.observed import ServerFacts, TrainerFacts
 
@@ -22,7 +23,7 @@ class Observation:
     """What is known now. `evals`: held-out accuracies so far, for the run's outcome.
 
     `rejections`: batches that were rejected since the last step. `monitor_silent_s`: for how long the HealthMonitor
-    has been asked in vain.
+    has been asked in vain. `disk`: what keeps the run from writing.
     """
 
     servers: tuple[ServerFacts, ...]
@@ -36,6 +37,7 @@ class Observation:
     evals: tuple[EvalReport, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     monitor_silent_s: float = 0.0
+    disk: DiskTrouble | None = None
 
 
 Facts = Mapping[str, object]

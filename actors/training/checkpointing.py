@@ -14,6 +14,7 @@ from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.training.run_position import RunPosition
 from actors.training.step_memory import Restored, StepMemory
+from launcher.base.disk_faults import DiskFault, Refusal
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -111,6 +112,12 @@ class Checkpointer:
         if self._uploads is not None:
             self._uploads.committed()
         return committed
+
+    def refusal(self, fault: DiskFault) -> Refusal:
+        """That a save met it. It would have taken about as much as the last one; with nothing to go by, 0."""
+        newest = None if self._base is None else self._base.manifest
+        needed = 0 if newest is None else newest.total_bytes
+        return Refusal(path=str(self._store.root), fault=fault, at=time.monotonic(), needed=needed)
 
     def load(self, folder: Path, model: PolicyModel, queue: PromptQueue) -> RunPosition:
         """Restore model, optimizer, RNG, data position and counters from `folder`.

@@ -17,15 +17,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.update_stats import UpdateStats, batch_metrics
 from actors.rollout.live_rollouts import Stopped
 from actors.training.checkpointing import Checkpointer
+from actors.training.interfaces import Gate, RolloutSource
 from actors.training.rejections import Rejections
 from actors.training.run_position import RunPosition
+from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.errors import CheckpointError, TrainerError
 from launcher.base.messages import Cause, EvalReport, StepReport
 from launcher.base.rollouts import RolloutBatch
@@ -35,25 +36,6 @@ from launcher.run_files.journal import Journal
 
 NONFINITE_IN_A_ROW = 2
 """One poisoned batch is dropped; a second one in a row shows that the weights are at fault."""
-
-
-class RolloutSource(Protocol):
-    """Where batches come from. Raises Stopped when asked to stop while it waits."""
-
-    def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch: ...
-
-    def evaluate(self, weight_version: int) -> EvalReport | None: ...
-
-
-class Gate(Protocol):
-    """May a batch be trained on? `check` before the gradients, `admit` before the weights move (an AdmissionGate).
-
-    `admit` raises Stopped when asked to stop while it waits for the answer.
-    """
-
-    def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission: ...
-
-    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission: ...
 
 
 @dataclass
@@ -81,14 +63,15 @@ class GrpoLoop:
         rollouts: RolloutSource,
         publish: Callable[[int], None],
         checkpointer: Checkpointer,
-        record: Callable[[StepReport], None],
+        record: Callable[[StepReport], Refusal | None],
         journal: Journal,
         attempt: int,
         gate: Gate,
         weights_lock: threading.RLock | None = None,
     ) -> None:
-        """`weights_lock` is held while the weights change: whoever reads them on another thread takes it, for as long
-        as an export lasts. `view_lock` is held while version and phase change: to read them, which takes no time.
+        """`record` returns what refused the step's lines, which it keeps. `weights_lock` is held while the weights
+        change: whoever reads them on another thread takes it, for as long as an export lasts. `view_lock` is held while
+        version and phase change: to read them, which takes no time.
         """
         self._config = config
         self._model = model
@@ -107,6 +90,8 @@ class GrpoLoop:
         self._is_last_step_owed = False
         self._is_half_taken = False
         self._checkpoint_s = self._state_s = 0.0
+        self._is_save_owed = False
+        self.refusal: Refusal | None = None
         self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
         self.phase = Phase()
@@ -144,7 +129,7 @@ class GrpoLoop:
         self._position = position
         self._is_last_step_owed = is_last_step_owed
         self._nonfinite_in_a_row = 0
-        self._is_half_taken = False
+        self._is_half_taken = self._is_save_owed = False
         self.rejections.restored()
         self.evals = list(position.evals)
 
@@ -154,11 +139,11 @@ class GrpoLoop:
         self._stopping = True
 
     def allow(self) -> None:
-        """Cancel a stop: the next `run` steps."""
-        self._stopping, self._saves = False, True
+        """Cancel a stop, and forget what a disk refused: the next `run` steps."""
+        self._stopping, self._saves, self.refusal = False, True, None
 
     def run(self) -> bool:
-        """Step until the end (True) or until a stop was requested (False).
+        """Step until the end (True), or until a stop was requested or a disk refused a write (False): `refusal`.
 
         Raises RunError where the run can't continue; the committed state is saved first where it is sound.
         """
@@ -170,22 +155,26 @@ class GrpoLoop:
         except Exception:
             self._save_what_is_sound()
             raise
-        if finished or self._saves:
+        if finished or (self._saves and self.refusal is None):
             self._save(required=finished)
         self.phase.enter("idle")
-        return finished
+        return finished and self.refusal is None
 
     def _steps(self) -> bool:
         try:
+            if self._is_save_owed:
+                self._save(required=False)
             if self._is_last_step_owed:
                 self._is_last_step_owed = False
                 self._do_what_is_due()
             if self.next_step == 0 and not self.evals:
                 self._evaluate()
             while self.next_step < self.total_steps:
-                if self._stopping:
+                if self._stopping or self.refusal is not None:
                     return False
                 self._step()
+            if self.refusal is not None:
+                return False
             if not self.evals or self.evals[-1].policy_version != self.policy_version:
                 self._evaluate()
         except Stopped:
@@ -286,7 +275,7 @@ class GrpoLoop:
         started = time.monotonic()
         self._checkpointer.remember(self._model, self._queue, self._position, report)
         self._state_s = time.monotonic() - started
-        self._record(report)
+        self.refusal = self._record(report) or self.refusal
         self._is_half_taken = False
 
     def _do_what_is_due(self) -> None:
@@ -319,7 +308,10 @@ class GrpoLoop:
         self._checkpointer.forget(self._position)
 
     def _save(self, *, required: bool) -> None:
-        """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`."""
+        """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`.
+
+        Where the disk refused it, the loop stops, and saves first when it is allowed to step again.
+        """
         self.phase.enter("checkpoint")
         started = time.monotonic()
         try:
@@ -328,8 +320,13 @@ class GrpoLoop:
             self._journal.record(
                 "checkpoint.failed", subject="trainer", reason=error.message, global_step=self.next_step - 1
             )
-            if required:
+            fault = fault_of(error)
+            if fault is not None:
+                self.refusal, self._is_save_owed = self._checkpointer.refusal(fault), True
+            elif required:
                 raise
+        else:
+            self._is_save_owed = False
         self._checkpoint_s += time.monotonic() - started
 
     def _save_what_is_sound(self) -> None:

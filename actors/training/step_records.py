@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 from actors.cluster.fencing import wait_for_lease
+from launcher.base.disk_faults import Refusal
 from launcher.base.messages import StepReport
 from launcher.run_files.journal import LineLog
 from launcher.run_files.line_tail import current_line
@@ -29,11 +31,20 @@ class StepRecords:
         self._ledger = LineLog(paths.ledger, durable=True)
         self._metrics = LineLog(paths.metrics)
 
-    def write(self, report: StepReport) -> None:
+    def write(self, report: StepReport) -> Refusal | None:
+        """What refused a line, if something did; it waits in memory then."""
         wait_for_lease()
         self._ledger.append(report.ledger_line())
         self._metrics.append(report.metrics_line())
         self._tell(report)
+        return self.refusal()
+
+    def refusal(self) -> Refusal | None:
+        """Writes the lines that wait; what refuses one, None where none waits any more."""
+        for lines in (self._ledger, self._metrics):
+            if not lines.flush() and (fault := lines.fault) is not None:
+                return Refusal(path=str(lines.path.parent), fault=fault, at=time.monotonic())
+        return None
 
     def since(self, committed: int) -> tuple[StepReport, ...]:
         """This incarnation's steps after the first `committed`; at most the newest MOST_REPORTS."""

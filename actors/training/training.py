@@ -20,6 +20,7 @@ from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
+from actors.training.patient_log import PatientFileHandler
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
@@ -162,6 +163,7 @@ class Training:
         if self._is_allowed:
             self._is_running = True
             try:
+                self._loop.refusal = self._records.refusal()
                 self._is_finished = self._loop.run()
             except Exception as error:
                 log.exception("the step loop ended with an error")
@@ -180,7 +182,7 @@ class Training:
         self._loop.allow()
         self.servers.rollouts.allow()
         self._gate.allow()
-        self._failure = None
+        self._failure = self.servers.refusal = None
         self._is_allowed = True
 
     def pause(self, *, save: bool) -> None:
@@ -213,6 +215,7 @@ class Training:
                 longest_sequence=self._data.longest_sequence,
                 largest_micro_batch=self._model.largest_micro_batch,
                 failure=self._failure or self._failure_of_ranks(),
+                refusal=loop.refusal or self.servers.refusal,
                 rejections=loop.rejections.since_step,
                 weights=self.servers.publisher.newest,
                 servers=self.servers.pool.servers(),
@@ -255,7 +258,7 @@ class Training:
         self._model.close()
 
     def _log_to_file(self) -> None:
-        handler = logging.FileHandler(self._paths.trainer_log)
+        handler = PatientFileHandler(self._paths.trainer_log)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 

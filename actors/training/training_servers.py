@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import threading
+import time
 from collections.abc import Sequence
 
 from actors.data.training_data import TrainingData
@@ -21,6 +22,7 @@ from actors.serving.sglang_client import RequestFailed, SGLangClient
 from actors.weights.weight_consistency_check import GREEDY, golden_distance
 from actors.weights.weight_folders import WeightFolders
 from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.disk_faults import Refusal, fault_of
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
@@ -55,6 +57,7 @@ class TrainingServers:
         self._data = data
         self._weights_lock = weights_lock
         self._keys = ServerKeys.read(paths.keys)
+        self.refusal: Refusal | None = None
         on_disk = config.actor.weight_update_mode == "disk"
         dtype = torch_dtype(config.sglang.dtype)
         self._folders = (
@@ -113,7 +116,13 @@ class TrainingServers:
         try:
             self._thread.call(self.publisher.publish(version))
         except WeightsRefused as error:
+            self._note_refusal(error)
             self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
+
+    def _note_refusal(self, error: WeightsRefused) -> None:
+        """For the Coordinator, where no server is at fault but the folder that they read from."""
+        if self._folders is not None and (fault := fault_of(error)) is not None:
+            self.refusal = Refusal(path=str(self._folders.parent), fault=fault, at=time.monotonic())
 
     def send_weights(self, server: ServerInfo, lineage: int) -> int:
         """Send one server the current weights and return their version, which may be newer than when this was ordered.
@@ -125,7 +134,11 @@ class TrainingServers:
             if lineage != self.publisher.lineage:
                 raise WeightsRefused(f"the trainer was restored {self.publisher.lineage} times by now, not {lineage}")
             version = self._model.policy_version
-            send = self._thread.call(self.publisher.prepare(version))
+            try:
+                send = self._thread.call(self.publisher.prepare(version))
+            except WeightsRefused as error:
+                self._note_refusal(error)
+                raise
         self._thread.call(self.publisher.send_to(server, send, version))
         return version
 

@@ -22,6 +22,11 @@ class WeightFolders:
         shutil.rmtree(root, ignore_errors=True)  # left by an earlier attempt that was killed
         root.mkdir(parents=True, mode=0o700)
 
+    @property
+    def parent(self) -> Path:
+        """What has to have room."""
+        return self._root.parent
+
     def write(self, version: int) -> Path:
         """Raises WeightsRefused where the folder can't be written."""
         folder = self._root / f"v{version}"

@@ -1,4 +1,4 @@
-"""Durable writes: fsync of files and folders, and atomic replacement of a file.
+"""Durable writes: fsync of files and folders, atomic replacement of a file; and how much room a disk has.
 
 A rename is atomic but not durable: until the folder that holds the name is synced, a crash may bring the old name
 back, or leave the new name on an empty file. So the order is always file, its folder, rename, parent folder.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from launcher.base.disk_faults import Room
 
 
 def sync_file(path: Path) -> None:
@@ -55,3 +57,14 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def room(folder: Path) -> Room:
+    """Of the filesystem of `folder`. Raises OSError. What is reserved for root counts for root."""
+    stat = os.statvfs(folder)
+    blocks, inodes = (stat.f_bfree, stat.f_ffree) if os.geteuid() == 0 else (stat.f_bavail, stat.f_favail)
+    return Room(
+        free=blocks * stat.f_frsize,
+        inodes=inodes if stat.f_files else None,
+        is_read_only=bool(stat.f_flag & os.ST_RDONLY),
+    )

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from launcher.base.disk_faults import Refusal
+
 
 class ServerState(enum.StrEnum):
     """State of one SGLang server. READY is reached only through STALE with the weights loaded."""
@@ -174,7 +176,8 @@ class TrainerView:
     perhaps beside a step. `is_at_gate`: it waits for the HealthMonitor. `progress`: any number that changes while it
     gets on. `weights`: the newest that are in a folder. `rejections`: batches that were turned away since the last
     step. `slow`: servers that are alive and slow, with the reason. `node`: that `pid` is of. `largest_micro_batch`:
-    of the batches so far, in tokens, padding included; 0 before the first.
+    of the batches so far, in tokens, padding included; 0 before the first. `refusal`: the write that made the loop
+    stop, because a disk refused it; None once it is allowed to step again.
     """
 
     pid: int
@@ -194,6 +197,7 @@ class TrainerView:
     longest_sequence: int = 0
     largest_micro_batch: int = 0
     failure: LoopFailure | None = None
+    refusal: Refusal | None = None
     rejections: tuple[Rejection, ...] = ()
     weights: PublishedWeights | None = None
     servers: tuple[ServerInfo, ...] = ()
@@ -265,6 +269,7 @@ class Cause(enum.StrEnum):
     VERIFIER_BROKEN = "verifier_broken"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     NODE_LOST = "node_lost"
+    DISK_FULL = "disk_full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

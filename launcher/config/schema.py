@@ -29,6 +29,7 @@ from launcher.config.settings import (
 )
 from launcher.config.supervision import (
     AlertsConfig,
+    DiskConfig,
     GateConfig,
     HealthConfig,
     MemoryConfig,
@@ -335,5 +336,6 @@ class RunConfig:
     alerts: AlertsConfig = part(AlertsConfig)
     restart: RestartConfig = part(RestartConfig)
     restore: RestoreConfig = part(RestoreConfig)
+    disk: DiskConfig = part(DiskConfig)
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)

@@ -127,6 +127,18 @@ class RestoreConfig:
 
 
 @dataclass
+class DiskConfig:
+    """When a disk that is full, read-only, broken or stalled pauses the run, and when the run resumes."""
+
+    probe_interval_s: float = setting(1.0, "between two probes of each disk: a file of 4 KiB, synced", POSITIVE)
+    stall_s: float = setting(30.0, "a probe that does not return for so long: the disk is stalled", DEADLINE)
+    settle_s: float = setting(2.0, "in which a disk must work again before the run resumes", POSITIVE)
+    settle_max_s: float = setting(60.0, "the same doubles with each trouble that follows at once, up to this", POSITIVE)
+    forget_s: float = setting(300.0, "after which the next trouble does not follow at once", POSITIVE)
+    patience_s: float = setting(86_400.0, "that a person may take to repair it; then the run halts", DEADLINE)
+
+
+@dataclass
 class MemoryConfig:
     """Which settings are lowered when memory runs out, rung by rung; kept for the host and for later attempts."""
 

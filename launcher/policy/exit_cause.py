@@ -13,6 +13,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.base.disk_faults import IN_TEXT
 from launcher.base.messages import Cause
 
 
@@ -53,6 +54,7 @@ HOST = re.compile(
     r"|ray\.exceptions\.OutOfMemoryError|node running low on memory|Out of memory: Killed process"
     r"|Memory cgroup out of memory|No space left on device.*(/dev/shm|shm)"
 )
+DISK = IN_TEXT
 HANG = re.compile(r"watchdog timeout")
 DAMAGED_WEIGHTS = re.compile(
     r"SafetensorError|Error while deserializing header|Cannot find any model weights with|PytorchStreamReader failed"
@@ -71,6 +73,7 @@ OF_A_SERVER: Patterns = (
     (POOL, Cause.SERVER_OOM, "the KV cache was too small", RanOut.SERVER_POOL),
     (DEVICE, Cause.SERVER_OOM, "out of device memory", RanOut.SERVER_DEVICE),
     (HOST, Cause.SERVER_OOM, "out of host memory", RanOut.SERVER_HOST),
+    (DISK, Cause.DISK_FULL, "a disk refused it a write", None),
     (HANG, Cause.SERVER_HANG, "its own watchdog ended it", None),
     (DAMAGED_WEIGHTS, Cause.SERVER_CORRUPT, "its weights can't be read", None),
     (SERVER_CRASH, Cause.SERVER_CRASH, "an exception ended it", None),
@@ -78,6 +81,7 @@ OF_A_SERVER: Patterns = (
 OF_THE_TRAINER: Patterns = (
     (DEVICE, Cause.TRAINER_OOM, "out of device memory", RanOut.TRAINER_DEVICE),
     (HOST, Cause.TRAINER_OOM, "out of host memory", RanOut.TRAINER_HOST),
+    (DISK, Cause.DISK_FULL, "a disk refused it a write", None),
     (RANK_HANG, Cause.TRAINER_HANG, "a rank does not answer", None),
     (NONFINITE, Cause.NONFINITE, "numbers that are not finite", None),
 )

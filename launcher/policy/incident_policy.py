@@ -20,7 +20,7 @@ from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 
-REWARD, POLICY, BATCH = "reward", "policy", "batch"
+REWARD, POLICY, BATCH, DISK = "reward", "policy", "batch", "disk"
 OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH})
 """Subjects whose repair is the trainer's, and after which servers get their weights again."""
 
@@ -104,7 +104,10 @@ def _troubles(
     damaged: Collection[int],
     known: Collection[str],
 ) -> list[Trouble]:
-    """The most specific first: of one subject, the first one counts."""
+    """The most specific first: of one subject, the first one counts. While a disk is at fault, that is the incident:
+    what else fails meanwhile may fail for it, and is looked at again afterwards."""
+    if (disk := seen.disk) is not None:
+        return [Trouble(cause=Cause.DISK_FULL, subject=DISK, reason=disk.reason, since=disk.since)]
     found = [*_of_servers(seen), *_of_trainer(seen)]
     if (one := seen.incident) is not None:
         found.append(
@@ -203,4 +206,5 @@ _USUAL = {
     Cause.REWARD_COLLAPSE: "the batch is dropped; where it stays, an earlier checkpoint is restored",
     Cause.VERIFIER_BROKEN: "training waits and checks it again every 2 s",
     Cause.CHECKPOINT_CORRUPT: "an older one is loaded",
+    Cause.DISK_FULL: "the run waits, and resumes when it can write again; nothing is restarted",
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from launcher.base.messages import Incident, ServerState, TerminalStatus, Verdict
 from launcher.policy.actions import Action
 from launcher.policy.checkpoint_status import CheckpointFacts
+from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.restart_budget import RepairAttempt
@@ -74,7 +75,8 @@ class Observed:
     `ending`: the status with which the run is being shut down. `is_stopped`: nothing of it is left running.
     `monitor_silent_s`: for how long the HealthMonitor has been asked in vain. `joining`, `leaving`: servers that were
     asked to join, and those that were asked to leave and have not left, with the reason. `newcomers`: those that joined
-    and have not served yet; that one of them has no weights is no incident.
+    and have not served yet; that one of them has no weights is no incident. `disk`: what keeps the run from writing.
+    `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
 
     state: RunState
@@ -94,6 +96,8 @@ class Observed:
     joining: tuple[str, ...] = ()
     leaving: Mapping[str, str] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
+    disk: DiskTrouble | None = None
+    not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

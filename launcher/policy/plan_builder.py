@@ -33,8 +33,10 @@ class PlanBuilder:
     restore_reason: str = ""
 
     def order(self, action: Action, *, reason: str = "", attempt: RepairAttempt | None = None) -> None:
-        """Once: neither while the same is under way for the same subject, nor twice in a plan."""
-        if self.does(type(action), getattr(action, "name", "")):
+        """Once: neither while the same is under way for the same subject, nor twice in a plan, nor at once after it
+        failed."""
+        name = getattr(action, "name", "")
+        if self.does(type(action), name) or self.rests(type(action), name):
             return
         self.actions.append(action)
         self.reasons.append(reason or getattr(action, "reason", ""))
@@ -47,6 +49,14 @@ class PlanBuilder:
             isinstance(action, kind) and getattr(action, "name", "") == name
             for action in (*self.seen.under_way, *self.actions)
         )
+
+    def rests(self, kind: type[Action], name: str = "") -> bool:
+        """Such an action failed a moment ago; the plan asks to be made again when it may be tried again."""
+        not_before = self.seen.not_before.get((kind, name), self.now)
+        if not_before > self.now:
+            self.wake_at.append(not_before)
+            self.reasons.append(f"{kind.__name__} {name}".strip() + f" failed: again in {not_before - self.now:.1f} s")
+        return not_before > self.now
 
     def halt(self, reason: str) -> None:
         self.halt_reason = self.halt_reason or reason

@@ -42,6 +42,8 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
 def _restart(builder: PlanBuilder) -> None:
     trainer = builder.seen.trainer
     cause = trainer.verdict.cause or Cause.TRAINER_CRASH
+    if builder.rests(RestartTrainer):
+        return
     if builder.must_keep_its_settings(trainer.ran_out):
         builder.halt(f"{cause} ({trainer.ran_out}), {KEPT}; {trainer.verdict.reason}")
         return
@@ -63,7 +65,7 @@ def _restart(builder: PlanBuilder) -> None:
 def _load(builder: PlanBuilder) -> None:
     """A fresh trainer: the newest checkpoint, or where there is damage the one from before it."""
     incident = builder.seen.incident
-    if builder.seen.trainer.verdict.health is not Health.HEALTHY:
+    if builder.seen.trainer.verdict.health is not Health.HEALTHY or builder.rests(RestoreTrainer):
         return
     if incident is not None and first_damaged(incident) is not None:
         restore(builder, incident)
@@ -94,6 +96,8 @@ def _pause_then_restore(builder: PlanBuilder) -> None:
 
 def restore(builder: PlanBuilder, incident: Incident) -> None:
     """Go back to before `incident`, and condemn what came after. Halts where that can't help."""
+    if builder.rests(RestoreTrainer):
+        return
     choice = choose(builder.seen.checkpoints, incident, builder.history, builder.config.restore)
     repair = builder.next_repair(
         incident.cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER

@@ -4,6 +4,7 @@
               damaged ─► pause ─► condemn, restore ─► (paused) ─┤
               verifier broken ─► pause, wait, at last halt      │
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
+    disk      full, read-only, stalled ─► pause, repair nothing, wait
     fleet     asked to join ─► start ─► as a dead one; asked to leave ─► leaves, when another one serves
 
 Each plan holds only what can be done from here; what follows from its success is in the next plan, made from the
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from launcher.base.messages import Cause, Health, ServerState, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
+from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.reconcile_fleet import reconcile_fleet
@@ -37,6 +39,8 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
         status = TerminalStatus.FINISHED if seen.trainer.is_finished else TerminalStatus.ABORTED
         reason = "all steps are done" if seen.trainer.is_finished else seen.abort_reason
         return _end(seen, Halt(reason=reason, word=status))
+    if seen.disk is not None:
+        return _wait_for_disk(seen, seen.disk, config, now)
     if seen.monitor_silent_s > config.health.monitor_silence_s:
         return _end(seen, Halt(reason=_no_monitor(seen.monitor_silent_s)))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
@@ -58,6 +62,24 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
 def _end(seen: Observed, halt: Halt) -> RecoveryPlan:
     state = transition(seen.state, RunState.SHUTTING_DOWN)
     return RecoveryPlan(actions=(halt,), state=state, reason=f"{halt.word}: {halt.reason}")
+
+
+def _wait_for_disk(seen: Observed, disk: DiskTrouble, config: RunConfig, now: float) -> RecoveryPlan:
+    """Nothing is repaired: each repair would meet the same disk. The trainer pauses, and a person makes room."""
+    give_up_at = disk.since + config.disk.patience_s
+    if now >= give_up_at:
+        return _end(seen, Halt(reason=f"{disk.reason}, for more than disk.patience_s={config.disk.patience_s:g}"))
+    builder = PlanBuilder(seen=seen, history=(), config=config, now=now, wake_at=[give_up_at])
+    trainer = seen.trainer
+    if trainer.verdict.health is not Health.DEAD and trainer.is_loaded and not trainer.is_paused:
+        builder.order(PauseTrainer(reason=disk.reason))
+    is_starting = seen.state is RunState.INITIALIZING
+    return RecoveryPlan(
+        actions=tuple(builder.actions),
+        state=seen.state if is_starting else transition(seen.state, RunState.PAUSED),
+        reason=f"the run waits for its disk: {disk.reason}",
+        wake_at=min(builder.wake_at),
+    )
 
 
 def _no_monitor(silent_s: float) -> str:

@@ -51,6 +51,7 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.SERVER_OOM: OF_A_SERVER,
     Cause.SERVER_SLOW: OF_A_SERVER,
     Cause.NODE_LOST: OF_A_SERVER,
+    Cause.DISK_FULL: OF_A_SERVER,
     Cause.SERVER_STALE: OF_WEIGHTS,
     Cause.SERVER_CORRUPT: OF_WEIGHTS,
     Cause.TRAINER_CRASH: OF_THE_TRAINER,
@@ -97,11 +98,9 @@ def next_repair(
     for rung in rungs:
         budget = budget_of(rung, settings)
         if spent[rung] < budget:
-            mine = [attempt for attempt in recent if attempt.cause is cause and attempt.subject == subject]
-            wait_s = _wait_s(len(mine), settings)
             return Repair(
                 rung=rung,
-                not_before=mine[-1].at + wait_s if mine else now,
+                not_before=_not_before(rung, cause, subject, recent, settings, now),
                 reason=f"{cause} of {subject}: {rung}, {spent[rung] + 1} of {budget}",
             )
     tried = ", ".join(f"{rung} {count} times" for rung, count in spent.items()) or "nothing can help here"
@@ -154,8 +153,24 @@ def touches(attempt: RepairAttempt, subject: str) -> bool:
     return attempt.subject == subject or attempt.rung in SHARED_RUNGS
 
 
-def _wait_s(tries: int, settings: RestartConfig) -> float:
-    """Doubling with each try, from none at all before the first."""
+def _not_before(
+    rung: Rung, cause: Cause, subject: str, recent: Sequence[RepairAttempt], settings: RestartConfig, now: float
+) -> float:
+    """After the wait for the same failure; and, of anything larger than a retry, after that for whatever was done to
+    this subject: one that fails in a new way after each restart would else be restarted without a pause."""
+    mine = [attempt for attempt in recent if attempt.cause is cause and attempt.subject == subject]
+    larger = [] if rung is Rung.RETRY else [attempt for attempt in recent if _restarted(attempt, subject)]
+    return max([now, *(tries[-1].at + wait_s(len(tries), settings) for tries in (mine, larger) if tries)])
+
+
+def _restarted(attempt: RepairAttempt, subject: str) -> bool:
+    """A restore of the trainer for its own sake restarts no server."""
+    is_for_all = attempt.rung in SHARED_RUNGS and Rung.FLEET in LADDERS[attempt.cause]
+    return attempt.rung is not Rung.RETRY and (attempt.subject == subject or is_for_all)
+
+
+def wait_s(tries: int, settings: RestartConfig) -> float:
+    """Before the next try. Doubling with each try, from none at all before the first."""
     if tries == 0:
         return 0.0
     doublings = min(tries - 1, 30)  # beyond, a float would overflow before the cap is asked

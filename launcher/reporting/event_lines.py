@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.base.wording import in_one_line
@@ -15,6 +15,8 @@ from launcher.run_files.journal import Record
 from launcher.run_files.line_tail import LineTail
 
 LONGEST_REASON = 160
+MOST_SEEN = 500
+"""More than a writer keeps unwritten, and than is written between two looks."""
 
 INCIDENT_TITLES: Mapping[str, str] = {
     "server_crash": "{subject} crashed",
@@ -30,6 +32,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "reward_collapse": "the rewards fell or jumped",
     "verifier_broken": "the reward function is broken",
     "checkpoint_corrupt": "{subject} is damaged",
+    "disk_full": "a disk can't be written",
     "node_lost": "{subject} was lost with its node",
 }
 
@@ -89,10 +92,19 @@ class EventTail:
         """`attempt` None: those of every attempt."""
         self._tail = LineTail(path, since=path.stat().st_size if path.exists() else 0)
         self._attempt = attempt
+        self._seen: deque[tuple[object, ...]] = deque(maxlen=MOST_SEEN)
 
-    def new_events(self) -> list[Record]:
-        """Those of this attempt since the last call."""
-        return [event for event in self._tail.read() if self._attempt in (None, event.get("attempt"))]
+    def new_events(self, unwritten: Sequence[Record] = ()) -> list[Record]:
+        """Those of this attempt since the last call. `unwritten`: those that a disk has not taken yet; each is returned
+        once, also when it is in the file later."""
+        found = []
+        for event in (*self._tail.read(), *unwritten):
+            key = tuple(event.get(name) for name in ("monotonic", "event", "subject"))
+            if self._attempt not in (None, event.get("attempt")) or (key[0] is not None and key in self._seen):
+                continue
+            self._seen.append(key)
+            found.append(event)
+        return found
 
 
 def tell(event: Record) -> str:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from launcher.base.disk_faults import DiskFault, fault_of
 from launcher.base.errors import JournalError
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ LONGEST_LINE = 16 * 2**20
 TURN_S = 0.5
 MOST_WAITING = 10_000
 """Lines that a LineLog keeps while the disk is full; the oldest go first beyond that."""
+MOST_UNWRITTEN = 100
 
 Record = Mapping[str, object]
 
@@ -215,11 +217,12 @@ class LineLog:
         self._waiting: list[Record] = []
         self._lock = threading.Lock()  # two threads would write the same waiting line twice
         self.lost = 0
+        self.fault: DiskFault | None = None  # of the disk, at the last try
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> tuple[Record, ...]:
         """Records that are not on the disk yet."""
-        return len(self._waiting)
+        return tuple(self._waiting)
 
     def append(self, record: Record) -> bool:
         """Write what waits, then `record`. False where the disk refused; it is tried again at the next append."""
@@ -242,9 +245,11 @@ class LineLog:
                 append_line(self.path, self._waiting[0], durable=self._durable)
                 self._waiting.pop(0)
         except JournalError as error:
+            self.fault = fault_of(error)
             if not was_behind:  # logged when it changes, not at every line
                 log.warning("%s; the lines wait in memory until there is room", error)
             return False
+        self.fault = None
         if was_behind and self.lost:
             log.warning("%s is written again; %d lines were lost", self.path, self.lost)
         elif was_behind:
@@ -262,7 +267,7 @@ class Journal:
         stall the caller's loop; what must be on the disk before something else is done waits for `flush`."""
         self._lines = LineLog(path, durable=True)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal") if in_background else None
-        self._pending: list[Future[bool]] = []
+        self._pending: list[tuple[Future[bool], dict[str, object]]] = []
         self._attempt = attempt
         self._clock = clock
 
@@ -300,11 +305,24 @@ class Journal:
         if self._writer is None:
             self._lines.append(line)
         else:
-            self._pending = [write for write in self._pending if not write.done() or write.exception()]
-            self._pending.append(self._writer.submit(self._lines.append, line))
+            self._pending = [one for one in self._pending if not one[0].done() or one[0].exception()]
+            self._pending.append((self._writer.submit(self._lines.append, line), line))
         return line
+
+    def unwritten(self) -> tuple[Record, ...]:
+        """The newest events that the disk has not taken yet."""
+        queued = [line for write, line in self._pending if not write.done()]
+        waiting = self._lines.waiting
+        return tuple([*waiting, *(line for line in queued if line not in waiting)][-MOST_UNWRITTEN:])
+
+    def write_waiting(self) -> None:
+        """Try again to write what waits: without it, the next event would."""
+        if self._writer is None:
+            self._lines.flush()
+        elif self._lines.waiting and all(write.done() for write, _ in self._pending):
+            self._writer.submit(self._lines.flush)
 
     async def flush(self) -> None:
         """Returns when everything recorded so far is on the disk, or was refused by it."""
-        for write in list(self._pending):
+        for write, _ in list(self._pending):
             await asyncio.shield(asyncio.wrap_future(write))  # a caller that gives up must not take the line with it

@@ -77,12 +77,15 @@ class StandIn(StandInFaults):
         self.running.set()
         self.keys = ServerKeys.read_file(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
         self.truthful = arguments.truthful
+        self.chatty = arguments.chatty
         self.model = TruthfulModel(Path(self.model_path)) if self.truthful else None
 
     # ── SGLang's endpoints ──
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if self.chatty:
+            print("generate", request.path, len(body["input_ids"]), flush=True)
         await self.running.wait()
         if body.get("stream"):
             return await self.stream(request, body)
@@ -309,6 +312,7 @@ def main() -> None:
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--seconds-per-token", type=float, default=0.0)
     parser.add_argument("--truthful", action="store_true")
+    parser.add_argument("--chatty", action="store_true", help="a line for each request, as SGLang prints")
     parser.add_argument("--tree", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
     parser.add_argument("--max-total-tokens", type=int, default=0)

@@ -32,7 +32,15 @@ from scripts.faults import broken_reward
 from tests.support.machine import scaled
 
 ASSETS = Path(__file__).parents[2] / "assets" / "arithmetic"
-STAND_IN = (sys.executable, "-m", "tests.programs.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
+STAND_IN = (
+    sys.executable,
+    "-m",
+    "tests.programs.stand_in_server",
+    "--truthful",
+    "--chatty",
+    "--seconds-per-token",
+    "0.01",
+)
 BATCH = 4
 DEADLINE_S = 400
 MARK = "GRPO_TEST_RUN"
@@ -88,8 +96,9 @@ class SupervisedRun:
         settings: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        console: Path | None = None,
     ) -> None:
-        """`settings`: further ones, as `cluster.address=…`. `environment`: in place of this process's.
+        """`console`: the file for what it prints, where it must not be below `fileroot`. `settings`: further ones, as `cluster.address=…`. `environment`: in place of this process's.
 
         `prefix`: before its command, as `ip netns exec …`.
         """
@@ -97,7 +106,7 @@ class SupervisedRun:
         self._environment = os.environ if environment is None else environment
         self.switch = fileroot / "switch.json"
         self.paths = RunPaths.of(run_config(str(fileroot), steps, servers))
-        self._console = fileroot / "console.log"
+        self._console = console or fileroot / "console.log"
         self._mark = uuid.uuid4().hex
         self._command = [*prefix, sys.executable, "-m", "tests.programs.supervised_run", str(fileroot)]
         self._command += [str(steps), str(servers), webhook, str(ranks), *settings]

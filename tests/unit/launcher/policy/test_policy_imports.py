@@ -15,6 +15,7 @@ OURS = (
     "launcher.config.schema",
     "launcher.config.supervision",
     "launcher.base.messages",
+    "launcher.base.disk_faults",
     "launcher.base.rollouts",
     "launcher.base.errors",
     "launcher.policy.",

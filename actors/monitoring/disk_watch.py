@@ -1,0 +1,167 @@
+"""Probes the disks of a run: each from a thread of its own, so that one that never answers stops nobody.
+
+A probe writes 4 KiB, syncs and removes them: what no figure shows (a quota, a mount that went read-only, a broken disk)
+refuses that too. The threads are daemons: a disk that is stalled must not keep this process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.base.disk_faults import Refusal, fault_of
+from launcher.base.durable import room
+from launcher.checkpoints.in_memory_checkpoints import memory_folder
+from launcher.config.supervision import DiskConfig
+from launcher.policy.disk_health import DiskLook, DiskTrouble, find_trouble, resume_at
+from launcher.run_files.run_paths import RunPaths
+
+PROBE = b"\0" * 4096
+ASK_S = 0.2
+"""A disk that works answers in milliseconds; nothing waits longer for one that does not."""
+SOON_S = 0.005
+MOST_KEPT = 20
+
+log = logging.getLogger("disk")
+
+
+class DiskProbe:
+    """Of one folder. `look` returns at once, whatever the disk does; `ask` has it probed now."""
+
+    def __init__(self, folder: Path, *, interval_s: float, answered: Callable[[], None] = lambda: None) -> None:
+        self.folder = folder
+        self._interval_s = interval_s
+        self._answered = answered
+        self._look = DiskLook(path=str(folder))
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._follow, name=f"disk {folder}", daemon=True)
+        self._thread.start()
+
+    def look(self) -> DiskLook:
+        return self._look
+
+    def ask(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake.set()
+
+    def _follow(self) -> None:
+        while not self._is_closed:
+            began = time.monotonic()
+            self._look = replace(self._look, began_at=began)
+            found = probe(self.folder, began)
+            changed = found.fault is not self._look.fault
+            self._look = found
+            if changed:
+                self._answered()
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+
+
+def probe(folder: Path, began: float) -> DiskLook:
+    """Write to the disk of `folder`; returns when it answers. Never raises."""
+    found = DiskLook(path=str(folder), last_began_at=began)
+    file = folder / f".disk-probe-{os.getpid()}-{threading.get_ident()}"
+    try:
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, PROBE)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        finally:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        found = replace(found, fault=fault_of(error))
+        if found.fault is None:
+            log.warning("disk.unknown folder=%s reason=%r", folder, error)
+            return found
+    try:
+        return replace(found, room=room(folder))
+    except OSError as error:
+        log.warning("disk.unknown folder=%s reason=%r", folder, error)
+        return found
+
+
+class DiskWatch:
+    """The trouble with the run's disks, as the plan needs it. Used on one loop; `changed` may be called on any thread.
+
+    `folders`: what the run writes to; of those on one device the first is probed.
+    """
+
+    def __init__(self, folders: Sequence[Path], settings: DiskConfig, *, changed: Callable[[], None]) -> None:
+        self._settings = settings
+        self._changed = changed
+        self._probes: dict[str, DiskProbe] = {}
+        self._refusals: dict[str, Refusal] = {}
+        self._trouble: DiskTrouble | None = None
+        self._well_since: float | None = None
+        self._past: list[tuple[float, float]] = []
+        devices: set[int] = set()
+        for folder in folders:
+            if folder.is_dir() and (device := folder.stat().st_dev) not in devices:
+                devices.add(device)
+                self._add(folder)
+
+    @classmethod
+    def of(cls, paths: RunPaths, settings: DiskConfig, *, changed: Callable[[], None]) -> DiskWatch:
+        """Logs, checkpoints, weights and states in memory, and the folder of Ray's and the servers' temporary files."""
+        temporary = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+        in_memory = memory_folder(paths, "weights").parent
+        folders = [paths.logs, paths.default_checkpoints, temporary, in_memory]
+        return cls(folders, settings, changed=changed)
+
+    def refused(self, refusal: Refusal | None) -> None:
+        """A writer met it; None: it meets nothing now. A folder that nobody probes is probed from now on."""
+        if refusal is None or self._refusals.get(refusal.path) == refusal:
+            return
+        self._refusals[refusal.path] = refusal
+        if refusal.path not in self._probes:
+            self._add(Path(refusal.path))
+        self._probes[refusal.path].ask()
+
+    async def probed(self, *, within_s: float = ASK_S) -> None:
+        """Have all disks probed now; returns when they have answered, or after `within_s`."""
+        asked_at = time.monotonic()
+        for one in self._probes.values():
+            one.ask()
+        while not all((one.look().last_began_at or 0.0) >= asked_at for one in self._probes.values()):
+            if time.monotonic() > asked_at + within_s:
+                return
+            await asyncio.sleep(SOON_S)
+
+    def trouble(self, now: float, *, patient: bool = False) -> DiskTrouble | None:
+        """What keeps the run from writing, or did a moment ago. `patient`: a checkpoint is being written."""
+        looks = [one.look() for one in self._probes.values()]
+        found = find_trouble(looks, list(self._refusals.values()), settings=self._settings, now=now, patient=patient)
+        if found is not None:
+            self._well_since = None
+            since = found.since if self._trouble is None else min(self._trouble.since, found.since)
+            self._trouble = replace(found, since=since)
+        elif self._trouble is not None:
+            self._well_since = now if self._well_since is None else self._well_since
+            past = [*self._past, (self._trouble.since, self._well_since)]
+            if now >= resume_at(past, self._settings):
+                self._past, self._trouble = past[-MOST_KEPT:], None
+                self._refusals.clear()
+        return self._trouble
+
+    def close(self) -> None:
+        for one in self._probes.values():
+            one.close()
+
+    def _add(self, folder: Path) -> None:
+        self._probes[str(folder)] = DiskProbe(
+            folder, interval_s=self._settings.probe_interval_s, answered=self._changed
+        )

@@ -1,0 +1,137 @@
+"""Takes what a process prints to its log, whatever the disk does: a pipe, a bounded buffer, and two threads.
+
+    server ─► pipe ─► thread `read` ─► buffer ─► thread `write` ─► log
+                      never waits                waits for the disk
+
+So a disk that is full, read-only or stalled neither blocks nor ends who prints. While it refuses, the buffer keeps the
+newest output, and what it had to drop is counted and said in the log when the disk takes lines again. Standard library
+only: the guard of a server runs it. The guard lives as long as the server, whoever else is killed, and a server without
+its guard is ended: no pipe is left without a reader.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+PIPE_BYTES = 2**20
+"""As far as the kernel grants it (fs.pipe-max-size): room for what is printed while this process is not scheduled."""
+BUFFER_BYTES = 4 * 2**20
+CHUNK = 2**16
+SETTLE_S = 0.05
+"""For the last lines to reach the log; on a disk that works that takes less than a millisecond."""
+AGAIN_S = 0.5
+"""Between two tries while the disk refuses."""
+
+
+class LogDrain:
+    """`entrance` for the process that prints, once; then `begin`. `dropped`: bytes that found no room in the buffer."""
+
+    def __init__(self, log: Path, *, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self._log = log
+        self._buffer_bytes = buffer_bytes
+        self._source, self._entrance = os.pipe()
+        with contextlib.suppress(OSError):  # not granted: the kernel's default stays
+            fcntl.fcntl(self._entrance, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._chunks: deque[bytes] = deque()
+        self._held = 0
+        self._is_writing = False
+        self._file: int | None = None
+        self._why = ""
+        self._changed = threading.Condition()
+        self.dropped = 0
+
+    @contextlib.contextmanager
+    def entrance(self) -> Iterator[int]:
+        """The descriptor to print to; closed here after the block, so that the pipe ends with its last writer."""
+        try:
+            yield self._entrance
+        finally:
+            os.close(self._entrance)
+
+    def begin(self) -> None:
+        """From now on the pipe is emptied, until its last writer has ended."""
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+
+    def settle(self, timeout_s: float = SETTLE_S) -> None:
+        """Returns when all that was printed so far is in the log, or after `timeout_s`."""
+        give_up_at = time.monotonic() + timeout_s
+        with self._changed:
+            while self._is_behind() and time.monotonic() < give_up_at:
+                self._changed.wait(0.001)
+
+    def _is_behind(self) -> bool:
+        unread = array.array("i", [0])
+        with contextlib.suppress(OSError):  # closed by the reader: nothing is unread
+            fcntl.ioctl(self._source, termios.FIONREAD, unread)
+        return bool(unread[0] or self._chunks or self._is_writing)
+
+    def _read(self) -> None:
+        while data := os.read(self._source, CHUNK):
+            with self._changed:
+                self._chunks.append(data)
+                self._held += len(data)
+                while self._held > self._buffer_bytes:
+                    gone = self._chunks.popleft()
+                    self._held -= len(gone)
+                    self.dropped += len(gone)
+                self._changed.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._chunks:
+                    self._changed.wait()
+                data = self._chunks.popleft()
+                self._held -= len(data)
+                self._is_writing = True
+            self._put(data)
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+
+    def _put(self, data: bytes) -> None:
+        """Returns when the disk has taken it."""
+        while data:
+            try:
+                if self._file is None:
+                    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                    self._file = os.open(self._log, flags, 0o644)
+                if self._why:
+                    self._say_what_was_dropped(self._file)
+                data = data[os.write(self._file, data) :]
+            except OSError as error:
+                self._why = error.strerror or str(error)
+                time.sleep(AGAIN_S)
+
+    def _say_what_was_dropped(self, file: int) -> None:
+        """Raises OSError; a line of which a part was refused is said again."""
+        with self._changed:
+            dropped = self.dropped
+        lost = f"{dropped} bytes were lost" if dropped else "nothing was lost"
+        os.write(file, f"==== this log could not be written ({self._why}); {lost}\n".encode())
+        with self._changed:
+            self.dropped -= dropped
+        self._why = ""
+
+
+def write_to(log: Path) -> None:
+    """This process's own output goes to the log, or nowhere where a disk refuses the file."""
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for standard in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, standard.fileno())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, sys.stdin.fileno())

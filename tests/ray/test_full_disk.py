@@ -1,0 +1,113 @@
+"""A run whose disk is full, has no inodes left, or is read-only for a while: it waits, and nothing is lost or spent.
+
+The run's files are on a tmpfs of its own. Its servers print a line for each request, so that their logs grow as
+SGLang's do.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.run_files.journal import read_lines
+from tests.programs.supervised_run import SupervisedRun
+
+pytestmark = pytest.mark.timeout(600)
+HELD_S = 15.0
+SIZE = "64m"
+INODES = 2000
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},nr_inodes={INODES}", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a filesystem needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def full(folder: Path):
+    """Not a byte is free, and what somebody removes is taken again until the end of the block."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        fill(file)
+        yield lambda: fill(file)
+    ballast.unlink()
+
+
+def fill(file) -> None:
+    with contextlib.suppress(OSError):
+        for size in (2**20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"\0" * size):
+                    pass
+
+
+@contextlib.contextmanager
+def without_inodes(folder: Path):
+    many = folder / "many"
+    many.mkdir()
+
+    def take() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                (many / f"{time.monotonic_ns()}").touch(exist_ok=False)
+
+    take()
+    yield take
+    for file in many.iterdir():
+        file.unlink()
+    many.rmdir()
+
+
+@contextlib.contextmanager
+def read_only(folder: Path):
+    """A second mount of it on top: what is open stays writable, and would keep the kernel from changing the first."""
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+    try:
+        yield lambda: None
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"), [(full, "no space left"), (without_inodes, "no inodes left"), (read_only, "it is read-only")]
+)
+def test_the_run_waits_for_its_disk_and_loses_and_spends_nothing(small_disk, broken, said):
+    steps = 30
+    with SupervisedRun(small_disk, steps=steps, servers=2, console=small_disk.parent / "console.log") as run:
+        run.wait_steps(6)
+        pids = {process.pid for process in run.family()}
+        with broken(small_disk) as keep:
+            until = time.monotonic() + HELD_S
+            while time.monotonic() < until:
+                assert run.process.poll() is None, run.said()
+                keep()
+                time.sleep(0.2)
+            while "a disk can't be written" not in run.said():  # a person sees it before there is room again
+                assert run.process.poll() is None, run.said()
+                keep()
+                time.sleep(0.2)
+            assert {pid for pid in pids if os.path.exists(f"/proc/{pid}")} == pids, "nobody ended"
+        run.finish()
+        check(run, said)
+
+
+def check(run: SupervisedRun, said: str) -> None:
+    run.check_ledger()
+    assert list(run.incidents().values()) == [("disk_full", "disk", True)]
+    (began,) = run.events("incident.began")
+    assert said in began["reason"] and str(run.paths.logs) in began["reason"]
+    assert [e for e in run.events("repair.begun") if e["at"] >= began["at"]] == [], "no budget was spent"
+    assert run.events("server.died") == run.events("trainer.died") == []
+    console = run.said()
+    assert console.count("a disk can't be written") == 1 and console.count("incident 1 is over") == 1, console
+    assert len(list(read_lines(run.paths.metrics))) == run.steps

@@ -1,0 +1,92 @@
+"""The probes against a real filesystem that is full, and against one that never answers."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from actors.monitoring import disk_watch
+from actors.monitoring.disk_watch import DiskWatch, probe
+from launcher.base.disk_faults import DiskFault, Refusal
+from launcher.config.supervision import DiskConfig
+
+DEADLINE_S = 30.0
+
+
+def settings(**more):
+    return DiskConfig(**{"probe_interval_s": 0.02, "settle_s": 0.1, "settle_max_s": 0.4, **more})
+
+
+@contextlib.contextmanager
+def watching(*folders, **more):
+    watch = DiskWatch(folders, settings(**more), changed=lambda: None)
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def until(holds):
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not (found := holds()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    return found
+
+
+def fill(folder) -> Path:
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+    return ballast
+
+
+def test_a_probe_leaves_nothing_and_finds_room(tmp_path):
+    found = probe(tmp_path, 5.0)
+    assert (found.fault, found.last_began_at, list(tmp_path.iterdir())) == (None, 5.0, [])
+    assert found.room is not None and found.room.free > 0
+
+
+def test_a_folder_that_is_not_there_is_unknown_and_no_trouble(tmp_path):
+    found = probe(tmp_path / "gone", 5.0)
+    assert (found.fault, found.room) == (None, None)
+
+
+def test_a_full_disk_is_trouble_from_the_probe_on_until_it_has_settled(tiny_disk, monkeypatch):
+    monkeypatch.setattr("launcher.base.disk_faults.LEAST_FREE", 4096)  # the filesystem is smaller than what is wanted
+    with watching(tiny_disk.path) as watch:
+        until(lambda: watch._probes[str(tiny_disk.path)].look().last_began_at)
+        assert watch.trouble(time.monotonic()) is None
+        ballast = fill(tiny_disk)
+        trouble = until(lambda: watch.trouble(time.monotonic()))
+        assert (trouble.fault, trouble.path, trouble.free) == (DiskFault.FULL, str(tiny_disk.path), 0)
+        ballast.unlink()
+        until(lambda: watch.trouble(time.monotonic()) is None)
+
+
+def test_a_disk_that_does_not_answer_blocks_nobody_and_is_named(tmp_path, monkeypatch):
+    released, fsync = threading.Event(), disk_watch.os.fsync
+    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(DEADLINE_S) and fsync(fd))
+    with watching(tmp_path, stall_s=0.05) as watch:
+        trouble = until(lambda: watch.trouble(time.monotonic()))
+        assert trouble.fault is DiskFault.STALLED
+        asyncio.run(watch.probed(within_s=0.05))  # returns although nothing answers
+        released.set()
+        until(lambda: watch.trouble(time.monotonic()) is None)
+
+
+def test_what_a_writer_met_is_trouble_until_a_later_probe_finds_the_room(tmp_path):
+    with watching() as watch:
+        watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=time.monotonic(), needed=2**60))
+        trouble = until(lambda: (t := watch.trouble(time.monotonic())) and t.free and t)
+        assert trouble.missing == 2**60 - trouble.free
+        watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=time.monotonic(), needed=1))
+        until(lambda: watch.trouble(time.monotonic()) is None)
+
+
+def test_folders_of_one_device_are_probed_once(tmp_path):
+    (tmp_path / "other").mkdir()
+    with watching(tmp_path, tmp_path / "other", tmp_path / "gone") as watch:
+        assert list(watch._probes) == [str(tmp_path)]

@@ -1,0 +1,84 @@
+"""What a process prints reaches its log; a disk that refuses it neither blocks nor ends the process."""
+
+import contextlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from actors.processes.log_drain import LogDrain
+
+DEADLINE_S = 30.0
+PRINTS = "import sys\nfor n in range({lines}): print(f'line {{n:05}}' + 'x' * 100, flush=True)"
+
+
+def printing(drain: LogDrain, code: str) -> subprocess.Popen:
+    with drain.entrance() as output:
+        started = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=output, stderr=output)
+    drain.begin()
+    return started
+
+
+def until(holds) -> None:
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def test_all_of_it_is_there_when_it_has_settled(tmp_path):
+    drain = LogDrain(tmp_path / "log")
+    printing(drain, PRINTS.format(lines=2000)).wait(DEADLINE_S)
+    drain.settle(DEADLINE_S)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line[:10] for line in lines] == [f"line {n:05}" for n in range(2000)]
+
+
+def test_a_full_disk_stops_nobody_and_the_newest_lines_come_when_there_is_room(tiny_disk):
+    log, ballast = tiny_disk / "log", tiny_disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+    drain = LogDrain(log, buffer_bytes=2**17)
+    process = printing(drain, PRINTS.format(lines=3000))
+    assert process.wait(DEADLINE_S) == 0, "it was neither blocked nor ended"
+    until(lambda: drain.dropped > 0)
+    dropped_before = drain.dropped
+    ballast.unlink()
+    drain.settle(DEADLINE_S)
+    text = log.read_text()
+    assert text.rstrip().endswith("line 02999" + "x" * 100)
+    (said,) = [line for line in text.splitlines() if line.startswith("====")]
+    assert "No space left on device" in said and "bytes were lost" in said
+    lost = int(said.partition("; ")[2].split()[0])
+    assert lost >= dropped_before
+    printed = 3000 * len("line 00000" + "x" * 100 + "\n")
+    assert len(text) - len(said) - 1 + lost == printed, "every byte is there or counted"
+
+
+def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
+    drain = LogDrain(tmp_path / "later" / "log")
+    assert printing(drain, PRINTS.format(lines=10)).wait(DEADLINE_S) == 0
+    drain.settle(0.05)  # returns although nothing could be written
+    (tmp_path / "later").mkdir()
+    drain.settle(DEADLINE_S)
+    text = (tmp_path / "later" / "log").read_text()
+    assert "nothing was lost" in text and text.count("line ") == 10
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_stalled_disk_blocks_nobody(tmp_path, monkeypatch, lines):
+    """A write that does not return until the end of the test."""
+    import threading
+
+    from actors.processes import log_drain
+
+    released, write = threading.Event(), log_drain.os.write
+    monkeypatch.setattr(log_drain.os, "write", lambda *of: released.wait(DEADLINE_S) and write(*of))
+    drain = LogDrain(tmp_path / "log")
+    try:
+        assert printing(drain, PRINTS.format(lines=lines)).wait(DEADLINE_S) == 0
+    finally:
+        released.set()
+        drain.settle(DEADLINE_S)
