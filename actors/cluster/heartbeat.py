@@ -41,7 +41,7 @@ class CrashLoop:
 
 
 class Heartbeat:
-    """`ask` sends one question and returns its reference; `has_stopped` is called once a turn. `answer`: the last one."""
+    """`ask` sends one question and returns its reference; `has_stopped` is called once a turn. `answer`: the last."""
 
     def __init__(self, ask: Any, *, most_turns: int) -> None:
         self._ask = ask

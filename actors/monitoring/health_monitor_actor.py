@@ -54,6 +54,7 @@ class HealthMonitorActor:
         self._attempt = attempt
         self._monitor: HealthMonitor | None = None
         self._alerts: IncidentAlerts | None = None
+        self._journal: Journal | None = None
         self._beginning = asyncio.Lock()
 
     async def _ready(self) -> HealthMonitor:
@@ -66,7 +67,7 @@ class HealthMonitorActor:
     async def _begin(self) -> HealthMonitor:
         config, paths = self._config, self._paths
         keys = await asyncio.to_thread(ServerKeys.read, paths.keys)
-        journal = Journal(paths.events, self._attempt, time.time, in_background=True)
+        journal = self._journal = Journal(paths.events, self._attempt, time.time, in_background=True)
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
         if config.alerts.webhook is not None:
             in_order = Journal(paths.events, self._attempt, time.time)  # each line is on the disk before its message
@@ -88,6 +89,8 @@ class HealthMonitorActor:
     async def watch(self, targets: Sequence[Watched], at: float | None = None) -> MonitorView:
         """Take these servers, and return the view. `at`: now, on the caller's clock."""
         monitor = await self._ready()
+        if self._journal is not None:
+            self._journal.write_waiting()
         shift = 0.0 if at is None else clock_shift(at, time.monotonic())
         monitor.watch([target.shifted(shift) for target in targets])
         return replace(monitor.view(), at=time.monotonic())

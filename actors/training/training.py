@@ -163,6 +163,7 @@ class Training:
         if self._is_allowed:
             self._is_running = True
             try:
+                self._journal.write_waiting()
                 self._loop.refusal = self._records.refusal()
                 self._is_finished = self._loop.run()
             except Exception as error:

@@ -220,9 +220,12 @@ class LineLog:
         self.fault: DiskFault | None = None  # of the disk, at the last try
 
     @property
-    def waiting(self) -> tuple[Record, ...]:
+    def waiting(self) -> int:
         """Records that are not on the disk yet."""
-        return tuple(self._waiting)
+        return len(self._waiting)
+
+    def newest_waiting(self, most: int) -> tuple[Record, ...]:
+        return tuple(self._waiting[-most:])
 
     def append(self, record: Record) -> bool:
         """Write what waits, then `record`. False where the disk refused; it is tried again at the next append."""
@@ -312,7 +315,7 @@ class Journal:
     def unwritten(self) -> tuple[Record, ...]:
         """The newest events that the disk has not taken yet."""
         queued = [line for write, line in self._pending if not write.done()]
-        waiting = self._lines.waiting
+        waiting = self._lines.newest_waiting(MOST_UNWRITTEN)
         return tuple([*waiting, *(line for line in queued if line not in waiting)][-MOST_UNWRITTEN:])
 
     def write_waiting(self) -> None:

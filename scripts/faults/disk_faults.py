@@ -1,11 +1,14 @@
-"""Faults of the disk: a damaged checkpoint (T4), a filesystem without room (T5)."""
+"""Faults of the disk: a damaged checkpoint (T4), a filesystem that refuses writes (T5)."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, UsageError
@@ -19,6 +22,8 @@ from scripts.faults.signals import Missed
 
 SMALL_DISK_BYTES = 2 * 2**30
 CHUNK = 2**20
+AGAIN_S = 0.2
+WHERE = ("checkpoints", "logs")
 
 
 def complete_checkpoints(paths: RunPaths, *, enough: int) -> list[Checkpoint]:
@@ -84,41 +89,102 @@ def large_disk(folder: Path) -> str:
     return ""
 
 
+def folder_of(paths: RunPaths, where: str) -> Path:
+    return paths.logs if where == "logs" else paths.default_checkpoints
+
+
 def check_small_disk(paths: RunPaths, found: RunProcesses) -> None:
-    """Raises UsageError with how to make one."""
-    if why := large_disk(paths.default_checkpoints):
+    """One of the folders that may be chosen lies on a small disk. Raises UsageError with how to make one."""
+    reasons = [large_disk(folder_of(paths, where)) for where in WHERE]
+    if all(reasons):
         raise UsageError(
-            f"T5 fills a disk, and {why}",
+            f"T5 fills a disk, and {reasons[0]}",
             "before the run: mount -t tmpfs -o size=64m tmpfs <fileroot>/checkpoints, or give it a small fileroot",
         )
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path, *, free_bytes: int) -> Iterator[int]:
-    """Within the block no more than `free_bytes` are free; yields the size of the file that takes the rest."""
+def full_disk(folder: Path, *, free_bytes: int) -> Iterator[Callable[[], int]]:
+    """Within the block no more than `free_bytes` are free whenever what it yields was called: that takes what is free,
+    and returns the size of the file that has it."""
     ballast = folder / f".ballast-{os.getpid()}"
     try:
         with ballast.open("wb", buffering=0) as file:
-            with contextlib.suppress(OSError):  # full a little earlier than the filesystem reported: what was wanted
-                while (room := shutil.disk_usage(folder).free - free_bytes) > 0:
-                    file.write(b"\0" * min(room, CHUNK))
-            size = os.fstat(file.fileno()).st_size
-        yield size
+
+            def take() -> int:
+                with contextlib.suppress(OSError):  # full a little earlier than the filesystem reported
+                    while (room := shutil.disk_usage(folder).free - free_bytes) > 0:
+                        file.write(b"\0" * min(room, CHUNK))
+                return os.fstat(file.fileno()).st_size
+
+            yield take
     finally:
         ballast.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def no_inodes(folder: Path) -> Iterator[Callable[[], int]]:
+    """The same with empty files: there is room, but for no further file."""
+    many = folder / f".ballast-{os.getpid()}.d"
+    numbers = itertools.count()
+    try:
+        many.mkdir()
+
+        def take() -> int:
+            with contextlib.suppress(OSError):
+                while True:
+                    (many / str(next(numbers))).touch(exist_ok=False)
+            return next(numbers)
+
+        yield take
+    finally:
+        shutil.rmtree(many, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[Callable[[], int]]:
+    """The folder as a second mount of itself, read-only. What is open stays writable: the kernel refuses to change a
+    mount with open files, and an error of a real disk is not asked."""
+    _mount("--bind", str(folder), str(folder))
+    try:
+        _mount("-o", "remount,bind,ro", str(folder))
+        yield lambda: 0
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _mount(*words: str) -> None:
+    done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Missed(f"mount {' '.join(words)}: {done.stderr.strip()}", "it needs root")
+
+
 @fault(
     "T5",
-    "disk full: a file takes what is free where the checkpoints lie; on a small filesystem alone",
+    "disk full, without inodes or read-only where the checkpoints or the logs lie; on a small filesystem alone",
     role="trainer",
     check=check_small_disk,
+    where=Option("checkpoints", "which of the run's folders", WHERE),
+    how=Option("full", "inodes: room, but for no further file; read_only: mounted so", ("full", "inodes", "read_only")),
     free_kib=Option(64.0, "that stay free"),
-    seconds=seconds(60.0, "then it is removed"),
+    seconds=seconds(60.0, "then it is as before"),
 )
 def fill_disk(context: FaultContext) -> Figures:
-    check_small_disk(context.paths, context.found)  # again: much may have been mounted since the command
-    folder = context.paths.default_checkpoints
-    with full_disk(folder, free_bytes=int(context.number("free_kib") * 1024)) as size:
-        context.sleep(context.number("seconds"))
-    return {"target": str(folder), "ballast_bytes": size}
+    folder, how = folder_of(context.paths, context.word("where")), context.word("how")
+    if why := large_disk(folder):  # chosen just now; and much may have been mounted since the command
+        raise Missed(why, "mount a small filesystem there before the run")
+    broken = {
+        "full": lambda: full_disk(folder, free_bytes=int(context.number("free_kib") * 1024)),
+        "inodes": lambda: no_inodes(folder),
+        "read_only": lambda: read_only(folder),
+    }
+    ends_at, taken = time.monotonic() + context.number("seconds"), 0
+    with broken[how]() as take:
+        while True:  # what the run removes meanwhile is taken too
+            taken = take()
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                break
+            context.sleep(min(left_s, AGAIN_S))
+    figures: Figures = {"target": str(folder), "how": how}
+    return figures | ({"ballast_bytes": taken} if how == "full" else {"files": taken} if how == "inodes" else {})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.base.disk_faults import DiskFault, fault_of_room
+from launcher.base.durable import room
 from launcher.base.errors import LauncherError
+from launcher.base.messages import Cause
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, find_problem
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
@@ -21,6 +23,7 @@ from scripts.health.run_check import Subject
 LAST = 3
 FEW_CHECKPOINTS = 3
 LOGS_NEED = 256 * 2**20
+SAID = {DiskFault.READ_ONLY: "its disk is mounted read-only"}
 
 
 def check_disk(subject: Subject) -> list[Finding]:
@@ -30,9 +33,11 @@ def check_disk(subject: Subject) -> list[Finding]:
     folder, logs = _existing(paths.default_checkpoints), _existing(paths.logs)
     findings = [judge_space(str(folder), shutil.disk_usage(folder).free, sizes)]
     for name, place in (("checkpoints", folder), ("logs", logs)):
-        if os.statvfs(place).f_flag & os.ST_RDONLY:
-            text = f"{place} is on a disk that is mounted read-only: nothing can be saved there"
-            findings.append(Finding("disk", name, BAD if subject.may_be_live else NOTE, text))
+        found = room(place)
+        if (fault := fault_of_room(found)) is not None:
+            facts: dict[str, object] = {"cause": Cause.DISK_FULL, "free_bytes": found.free, "free_inodes": found.inodes}
+            text = f"{Cause.DISK_FULL}: nothing can be saved in {place}: {SAID.get(fault, fault)}"
+            findings.append(Finding("disk", name, BAD if subject.may_be_live else NOTE, text, facts))
     if logs.stat().st_dev != folder.stat().st_dev:
         free = shutil.disk_usage(logs).free
         text = f"{free / GIB:.1f} GiB free in {logs}"

@@ -98,7 +98,9 @@ class SupervisedRun:
         prefix: Sequence[str] = (),
         console: Path | None = None,
     ) -> None:
-        """`console`: the file for what it prints, where it must not be below `fileroot`. `settings`: further ones, as `cluster.address=…`. `environment`: in place of this process's.
+        """`console`: the file for what it prints, where it must not be below `fileroot`.
+
+        `settings`: further ones, as `cluster.address=…`. `environment`: in place of this process's.
 
         `prefix`: before its command, as `ip netns exec …`.
         """

@@ -1,0 +1,62 @@
+"""The step loop where a disk refuses a checkpoint or a line: it stops, and does first what was refused."""
+
+from pathlib import Path
+
+from actors.model.policy_model import PolicyModel
+from launcher.base.disk_faults import DiskFault, Refusal
+from tests.unit.actors.training.test_step_loop import Trial
+
+
+def test_a_full_disk_at_a_save_stops_the_loop_which_saves_when_it_may_go_on(tmp_path, monkeypatch):
+    trial = Trial(tmp_path, steps=9)
+    refused = []
+
+    def refuse(self, folder):
+        if self.policy_version == 4 and len(refused) < 2:
+            refused.append(folder)
+            (Path(folder) / "model.safetensors").write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        return save(self, folder)
+
+    save = PolicyModel.save
+    monkeypatch.setattr(PolicyModel, "save", refuse)
+    assert not trial.run()
+    refusal = trial.loop.refusal
+    assert (refusal.fault, refusal.path) == (DiskFault.FULL, str(trial.store.root))
+    assert trial.loop.next_step == 4 and not trial.store.list()
+    trial.loop.allow()
+    assert not trial.run(), "it is still full"
+    assert trial.loop.next_step == 4, "no step is taken before the save"
+    trial.loop.allow()
+    assert trial.run()
+    assert trial.loop.refusal is None
+    assert [event["global_step"] for event in trial.events("checkpoint.failed")] == [3, 3]
+    assert 3 in {event["global_step"] for event in trial.events("checkpoint.committed")}
+    assert [c.global_step for c in trial.store.list()] == [7, 8]
+    assert not any(trial.store.root.glob(".staging*"))
+
+
+def test_a_full_disk_at_the_last_save_is_waited_for(tmp_path, monkeypatch):
+    trial, full, save = Trial(tmp_path, steps=3), [True], PolicyModel.save
+
+    def refuse(self, folder):
+        if full and full.pop():
+            raise OSError(28, "No space left on device")
+        return save(self, folder)
+
+    monkeypatch.setattr(PolicyModel, "save", refuse)
+    assert not trial.run() and trial.loop.next_step == 3
+    trial.loop.allow()
+    assert trial.run()
+    assert [c.global_step for c in trial.store.list()] == [2]
+
+
+def test_a_disk_that_refuses_a_step_s_lines_stops_the_loop_after_it(tmp_path):
+    trial = Trial(tmp_path, steps=5)
+    taken = trial.loop._record
+    refusal = Refusal(path=str(tmp_path), fault=DiskFault.READ_ONLY, at=1.0)
+    trial.loop._record = lambda report: taken(report) or (refusal if report.global_step == 1 else None)
+    assert not trial.run()
+    assert (trial.loop.refusal, trial.loop.next_step) == (refusal, 2)
+    trial.loop.allow()
+    assert trial.run() and len(trial.reports) == 5
