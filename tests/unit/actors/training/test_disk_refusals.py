@@ -32,7 +32,7 @@ def test_a_full_disk_at_a_save_stops_the_loop_which_saves_when_it_may_go_on(tmp_
     assert trial.loop.refusal is None
     assert [event["global_step"] for event in trial.events("checkpoint.failed")] == [3, 3]
     assert 3 in {event["global_step"] for event in trial.events("checkpoint.committed")}
-    assert [c.global_step for c in trial.store.list()] == [7, 8]
+    assert [c.global_step for c in trial.store.list()][-2:] == [7, 8]
     assert not any(trial.store.root.glob(".staging*"))
 
 
