@@ -17,9 +17,8 @@ are killed in the same instant, the server dies by its parent-death signal, and 
 
 The launcher forks and ends, since Ray kills a worker's direct children and its process group. The guard writes lines of
 JSON to the descriptor `--report`: `started`, `ended` (exit code, cause, time), `swept`; end of file means that nothing
-is left. A process in uninterruptible sleep, which no signal ends, is reported as `left`.
-
-What the server prints goes through a pipe that the guard, which lives as long as the server, empties (log_drain.py).
+is left. A process in uninterruptible sleep, which no signal ends, is reported as `left`. What the server prints goes
+through a pipe that the guard empties (log_drain.py).
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl
 NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """From a terminal, and from SGLang's children to their parent, which is the guard once the server has ended."""
 TICK_MS = 1000
-GIVE_UP_S = 60.0
-STUCK_S = 3.0
+GIVE_UP_S, STUCK_S = 60.0, 3.0
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -121,7 +119,7 @@ def reap() -> dict[int, int]:
 
 
 def become(title: bytes) -> None:
-    """Become the leader of a new session that adopts all orphans below it and ignores a terminal's signals."""
+    """Lead a new session that adopts all orphans below it and ignores a terminal's signals."""
     os.setsid()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(PR_SET_NAME, title, 0, 0, 0)
@@ -302,7 +300,7 @@ class Guard:
             cause = SERVER_ENDED if self._exit_code is None else cause
         elif cause.dying is not None:
             self._exit_code = dying_with(cause.dying)
-        self._output.settle()  # whoever hears of the end reads the log for its reason
+        self._output.settle()  # who hears of the end reads the log
         if not cause.may_end_itself:  # the kernel takes 0.1 s to free its memory: nobody need wait for that
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         elif self._options.grace_s > 0:

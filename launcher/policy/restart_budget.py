@@ -160,7 +160,7 @@ def _not_before(
     this subject: one that fails in a new way after each restart would else be restarted without a pause."""
     mine = [attempt for attempt in recent if attempt.cause is cause and attempt.subject == subject]
     larger = [] if rung is Rung.RETRY else [attempt for attempt in recent if _restarted(attempt, subject)]
-    return max([now, *(tries[-1].at + wait_s(len(tries), settings) for tries in (mine, larger) if tries)])
+    return max((tries[-1].at + wait_s(len(tries), settings) for tries in (mine, larger) if tries), default=now)
 
 
 def _restarted(attempt: RepairAttempt, subject: str) -> bool:
