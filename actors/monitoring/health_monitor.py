@@ -4,6 +4,7 @@
     admitted batches ─► reward health ──────┼─► view (pulled by the Coordinator)
     known answers ─► canaries ──────────────┘
     batch ─► admit ─► Admission (asked by the trainer before each optimizer step)
+                └───► low, or the first after a restore: the trainer asks its own record first, then `admit` again
 
 It waits for nobody: a server that hangs costs its own probe alone, and a disk that hangs only what is written to it.
 What it must know after a restart is in the run's files (actors/monitoring/reward_series.py); the Coordinator's next
@@ -28,8 +29,18 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport, GateRules, UsualValues, admit
-from launcher.policy.canary_policy import CanaryRound, CanaryScore, judge_canaries
-from launcher.policy.reward_health import Level, ServerFault, find_cause, judge_rewards
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, judge_canaries
+from launcher.policy.incident_policy import ENVIRONMENT
+from launcher.policy.reward_health import (
+    Level,
+    RewardVerdict,
+    ServerFault,
+    find_cause,
+    has_learned,
+    judge_rewards,
+    low_since,
+    restore_contradicted,
+)
 from launcher.run_files.journal import Journal
 
 MOST_ROUNDS = 200
@@ -67,6 +78,8 @@ class HealthMonitor:
         self._faults: dict[tuple[str, int], ServerFault] = {}
         self._doubts: dict[str, tuple[str, Cause]] = {}
         self._incident: Incident | None = None
+        self._outside: Incident | None = None
+        self._replayed: CanaryScore | None = None
         self._is_accusing = bool(self._rounds)
         self._is_alerted = False
         self._compared_in_a_row = 0
@@ -152,7 +165,13 @@ class HealthMonitor:
             self._series.restored(report.global_step - 1)  # it is about to repeat them
         if report.canaries:
             self._add_round(CanaryRound(step=report.global_step, scores=report.canaries))
+        self._replayed = report.replayed
         self._judge()
+        before = self._to_check_before(report)
+        if before is not None and report.can_check:
+            return Admission(admitted=False, reason="the run's own record is asked first", check_before=before)
+        if before is not None and self._series.owes_proof:
+            self._check_restore(report)
         decision = admit(
             report,
             self._gate,
@@ -165,6 +184,24 @@ class HealthMonitor:
         else:
             self._doubt(decision)
         return decision
+
+    def _to_check_before(self, report: BatchReport) -> int | None:
+        """The step before which the run's own record is from healthy steps, where it is to be asked."""
+        if self._incident is not None or report.logprob_distance is None:
+            return None
+        if self._series.owes_proof:
+            return self._series.next_step
+        return low_since(report.figures.point, self._series.points, self._config.reward_health)
+
+    def _check_restore(self, report: BatchReport) -> None:
+        """Nothing was trained on since the restore, so that it can be undone."""
+        point, settings = report.figures.point, self._config.reward_health
+        reason = restore_contradicted(point, self._series.points, report.replayed, settings)
+        if reason:
+            self._outside = Incident(
+                cause=Cause.OUTSIDE_WEIGHTS, subject=ENVIRONMENT, reason=reason, since=self._clock()
+            )
+            self._judge()
 
     def _take_in(self, report: BatchReport) -> None:
         """It is trained on. Only servers that made some of its tokens have shown that their weights are right."""
@@ -200,14 +237,35 @@ class HealthMonitor:
         """The trainer holds the weights of this step again; `onset_step`: of the damage that it went back from."""
         self._series.restored(global_step, onset_step)
         self._compared_in_a_row = 0
+        self._outside = self._replayed = None
         self._judge()
+
+    def _judge_rewards(self) -> RewardVerdict:
+        """A fall that old prompts do not show is one of the new prompts: training continues at the new level."""
+        series, settings = self._series, self._config.reward_health
+        verdict = judge_rewards(series.points, settings, restored_step=series.restored_step)
+        if verdict.level is not Level.BREAK or verdict.onset_step is None:
+            return verdict
+        replayed = self._replayed
+        if replayed is None or replayed.got is None or not explains(replayed, verdict.drop):
+            return verdict
+        reason = (
+            f"{verdict.reason}; but {replayed.name} earn {replayed.got:.3g}, and earned {replayed.expected:.3g}: the "
+            "weights, the servers and the reward function are as they were, the new prompts are harder or others"
+        )
+        self._journal.record("reward.rebased", subject="data", reason=reason, global_step=verdict.onset_step)
+        series.base = verdict.onset_step
+        return judge_rewards(series.points, settings, restored_step=series.restored_step)
 
     def _judge(self) -> None:
         """What is wrong with the learning now. Each change is recorded once."""
         settings, known = self._config.reward_health, self._incident
-        rewards = judge_rewards(self._series.points, settings, restored_step=self._series.restored_step)
+        rewards = self._judge_rewards()
         canaries = judge_canaries(self._rounds, settings)
-        found = find_cause(rewards, canaries, tuple(self._faults.values()), since=self._clock())
+        learned = rewards.level is Level.BREAK and has_learned(self._series.points, rewards.onset_step, settings)
+        found = find_cause(rewards, canaries, tuple(self._faults.values()), since=self._clock(), had_learned=learned)
+        if self._outside is not None and (found is None or found.cause is Cause.REWARD_COLLAPSE):
+            found = self._outside
         if found is not None and known is not None and (found.cause, found.subject) == (known.cause, known.subject):
             found = replace(found, since=known.since, onset_step=known.onset_step)
         self._incident = found

@@ -21,41 +21,47 @@ MOST_STEPS = 2000
 
 class RewardSeries:
     """`steps`: oldest first. `restored_step`: where the last restore from an onset went back to; None where there was
-    none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since."""
+    none. `accusation`: the event with which a predecessor accused the verifier, if nothing has cleared it since.
+    `owes_proof`: no step was taken since that restore, or since a finding that the weights were not what changed.
+    `base`: the first step that later ones are compared with."""
 
     def __init__(self) -> None:
         self.steps: list[StepFigures] = []
         self.restored_step: int | None = None
         self.accusation: Record | None = None
+        self.owes_proof = False
+        self.base = 0
 
     @classmethod
     def read(cls, paths: RunPaths) -> RewardSeries:
         """From metrics.jsonl and events.jsonl. Raises JournalError."""
         series = cls()
-        restores: deque[Record] = deque()
+        changes: deque[Record] = deque()
         event: Record
         for event in read_lines(paths.events):
             match event.get("event"):
-                case "trainer.restored":
-                    restores.append(event)
+                case "trainer.restored" | "health.outside_weights" | "reward.rebased":
+                    changes.append(event)
                 case "repair.begun":
+                    changes.append(event)
                     series._take_repair(event)
                 case "canary.wrong":
                     series.accusation = event
                 case "canary.sound":
                     series.accusation = None
         for line in read_lines(paths.metrics):
-            while restores and _time(restores[0]) <= _time(line):
-                series._take_back(restores.popleft())
+            while changes and _time(changes[0]) <= _time(line):
+                series._take_change(changes.popleft())
             series._take_line(line)
-        for event in restores:  # no step since: what they undid must not be found again
-            series._take_back(event)
+        for event in changes:  # no step since: what they undid must not be found again
+            series._take_change(event)
         return series
 
     @property
     def points(self) -> list[RewardPoint]:
-        """Of the steps whose rewards are known."""
-        return [s.point for s in self.steps if not (math.isnan(s.point.low) and math.isnan(s.point.mean))]
+        """Of the steps whose rewards are known, from `base` on."""
+        known = (s.point for s in self.steps if s.point.step >= self.base)
+        return [point for point in known if not (math.isnan(point.low) and math.isnan(point.mean))]
 
     @property
     def next_step(self) -> int:
@@ -64,6 +70,7 @@ class RewardSeries:
     def admitted(self, step: StepFigures) -> None:
         """A batch is trained on. Of a step that is repeated the last result counts, and nothing after it."""
         self.restored(step.point.step - 1)
+        self.owes_proof = False
         self.steps.append(step)
         if len(self.steps) > 2 * MOST_STEPS:
             del self.steps[:-MOST_STEPS]
@@ -73,17 +80,27 @@ class RewardSeries:
         process crashed is no evidence against the policy."""
         while self.steps and self.steps[-1].point.step > global_step:
             self.steps.pop()
+        self.base = self.base if self.base <= global_step else 0
         if onset_step is not None:
             self.restored_step = global_step
+            self.owes_proof = True
 
     def _take_repair(self, event: Record) -> None:
         onset_step, restored_step = event.get("onset_step"), event.get("restored_step")
         if isinstance(onset_step, int) and isinstance(restored_step, int):
             self.restored_step = restored_step
 
-    def _take_back(self, event: Record) -> None:
-        if isinstance(step := event.get("global_step"), int):
-            self.restored(step)
+    def _take_change(self, event: Record) -> None:
+        step = event.get("global_step")
+        match event.get("event"):
+            case "trainer.restored" if isinstance(step, int):
+                self.restored(step)
+            case "reward.rebased" if isinstance(step, int):
+                self.base = step
+            case "health.outside_weights":
+                self.owes_proof = True
+            case "repair.begun" if isinstance(event.get("onset_step"), int):
+                self.owes_proof = True
 
     def _take_line(self, line: Record) -> None:
         if not isinstance(step := line.get("global_step"), int):

@@ -34,6 +34,7 @@ from launcher.policy.actions import (
     LeaveServer,
     LoadWeights,
     PauseTrainer,
+    ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
@@ -148,7 +149,7 @@ class ActionExecutor:
                 return config.actor.weight_update_timeout + MARGIN_S
             case AdmitServer():
                 return config.rollout.request_timeout + MARGIN_S
-            case RestartTrainer() | RestoreTrainer():
+            case RestartTrainer() | RestoreTrainer() | PauseTrainer(save=True):
                 return config.health.trainer_first_s + MARGIN_S
             case PauseTrainer():
                 return config.health.trainer_min_s
@@ -158,7 +159,7 @@ class ActionExecutor:
                 return self._fleet.leave_deadline_s
             case Halt():
                 return config.health.trainer_first_s + 4 * STOP_S
-            case ResumeTrainer() | CondemnCheckpoints() | AbandonServer():
+            case ResumeTrainer() | CondemnCheckpoints() | ReinstateCheckpoints() | AbandonServer():
                 return STOP_S
             case _:
                 assert_never(action)
@@ -171,8 +172,8 @@ class ActionExecutor:
 
     async def _do(self, action: Action) -> Facts:
         match action:
-            case PauseTrainer():
-                await self._trainer.pause(save=False)
+            case PauseTrainer(save=save):
+                await self._trainer.pause(save=save)
             case ResumeTrainer():
                 await self._trainer.resume()
             case RestartTrainer(overrides=rung):
@@ -184,6 +185,8 @@ class ActionExecutor:
                 return await self._restore(step, onset_step)
             case CondemnCheckpoints(after_step=step):
                 return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.condemn_after, step))}
+            case ReinstateCheckpoints(after_step=step):
+                return {"checkpoints": list(await asyncio.to_thread(self._observer.catalog.reinstate_after, step))}
             case RestartServer(name=name, overrides=rung):
                 return await self._restart_server(self._slots[name], rung)
             case AbandonServer(name=name):

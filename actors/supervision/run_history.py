@@ -29,6 +29,7 @@ from launcher.policy.actions import (
     LeaveServer,
     LoadWeights,
     PauseTrainer,
+    ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
@@ -47,6 +48,7 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     RestartTrainer: ("trainer.restarting", "trainer.restarted"),
     RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
     CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
+    ReinstateCheckpoints: ("checkpoint.reinstating", "checkpoint.reinstated"),
     RestartServer: ("server.restarting", "server.restarted"),
     AbandonServer: ("server.abandoning", "server.abandoned"),
     LoadWeights: ("server.loading", "server.loaded"),
@@ -312,9 +314,7 @@ class RunHistory:
                 self.died.add((subject, int(number_of(event, "generation"))))
             case "server.abandoned":
                 self.abandoned.add(subject)
-            case "server.restarting":
-                self._override(event)
-            case "trainer.restarting":
+            case "server.restarting" | "trainer.restarting":
                 self._override(event)
             case "trainer.restoring":
                 self.lineage = int(number_of(event, "lineage"))

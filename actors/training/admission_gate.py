@@ -2,8 +2,9 @@
 
     collected ─► check: rules that need no gradients ─► gradients ─► admit: the monitor decides ─► optimizer step
                  known answers begin to be scored                    with their scores, and the log-prob distances
+                                                                     low rewards: the run's own record is asked first
 
-Waits for: the monitor. Unblocked by: its answer, or `stop`.
+Waits for: the monitor, and the servers where prompts are answered again. Unblocked by: their answers, or `stop`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 from actors.model.update_stats import UpdateStats
 from actors.rollout.live_rollouts import Stopped
@@ -36,9 +38,21 @@ class MonitorAway(Exception):
     """The monitor is restarting, hangs, or is gone: there is no answer, and so no step."""
 
 
+class Record(Protocol):
+    """`RecordedAnswers`."""
+
+    @property
+    def is_enough(self) -> bool: ...
+
+    def note(self, batch: RolloutBatch, step: int) -> None: ...
+
+    def check(self, before_step: int, weight_version: int) -> tuple[CanaryScore | None, CanaryScore | None]: ...
+
+
 class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
-    decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch."""
+    decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
+    `record`: the run's own known answers."""
 
     def __init__(
         self,
@@ -48,6 +62,7 @@ class AdmissionGate:
         ask: Ask | None = None,
         score: Callable[[int], Future[tuple[CanaryScore, ...]]] | None = None,
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
+        record: Record | None = None,
     ) -> None:
         self._rules = GateRules.of(config)
         self._n_samples = config.gconfig.n_samples
@@ -55,6 +70,7 @@ class AdmissionGate:
         self._ask = ask
         self._score = score
         self._servers = servers
+        self._record_of_run = record
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._stop = threading.Event()
         self.is_waiting = False
@@ -77,10 +93,24 @@ class AdmissionGate:
         report = BatchReport.of(
             batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
         )
-        distances = self._distances(batch, stats)
-        return self._decide(
-            dataclasses.replace(report, logprob_distance=stats.logprob_distance.mean, distances=distances)
+        record = self._record_of_run
+        report = dataclasses.replace(
+            report,
+            logprob_distance=stats.logprob_distance.mean,
+            distances=self._distances(batch, stats),
+            can_check=record is not None and record.is_enough,
         )
+        decision = self._decide(report)
+        if record is None:
+            return decision
+        if decision.check_before is not None:
+            rescored, replayed = record.check(decision.check_before, policy_version)
+            self._scoring = None  # the monitor knows them
+            canaries = () if rescored is None else (rescored,)
+            return self._decide(dataclasses.replace(report, canaries=canaries, replayed=replayed, can_check=False))
+        if decision.admitted:
+            record.note(batch, global_step)
+        return decision
 
     def stop(self) -> None:
         self._stop.set()

@@ -16,6 +16,7 @@ from actors.data.training_data import DataLoader
 from actors.model.policy_model import PolicyModel
 from actors.ranks.rank_controller import RankController
 from actors.reward.canaries import CanaryRounds, make_canaries
+from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
 from actors.training.admission_gate import AdmissionGate, Ask
@@ -41,6 +42,7 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 CANARIES_FILE = "canaries.json"
+RECORDED_FILE = "recorded_answers.json"
 
 log = logging.getLogger("trainer")
 
@@ -99,8 +101,21 @@ class Training:
         kept = paths.logs / CANARIES_FILE
         canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
         self._canaries = CanaryRounds(canaries, self._reward, count=config.gate.canaries, submit=self._thread.submit)
+        self._recorded = RecordedAnswers(
+            self._data.prompts,
+            self._reward,
+            count=config.gate.recorded,
+            keep_in=paths.logs / RECORDED_FILE,
+            submit=self._thread.submit,
+            replay=lambda queue, want, version: self.servers.rollouts.collect(queue, want=want, weight_version=version),
+        )
         self._gate = AdmissionGate(
-            config, self._journal, ask=ask, score=self._canaries.begin, servers=self.servers.pool.servers
+            config,
+            self._journal,
+            ask=ask,
+            score=self._canaries.begin,
+            servers=self.servers.pool.servers,
+            record=self._recorded,
         )
         self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
@@ -279,9 +294,10 @@ class Training:
         )
 
     def score_canaries(self) -> CanaryRound:
-        """Score the known answers with the live reward function."""
-        step = self._loop.next_step
-        return CanaryRound(step=step, scores=self._canaries.begin(step).result())
+        """Score the known answers, and the run's own, with the live reward function."""
+        step, rescored = self._loop.next_step, self._recorded.rescore()
+        own = () if rescored is None else (rescored,)
+        return CanaryRound(step=step, scores=(*self._canaries.begin(step).result(), *own))
 
 
 def planned_steps(config: RunConfig, *, prompts: int) -> int:

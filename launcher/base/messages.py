@@ -270,6 +270,7 @@ class Cause(enum.StrEnum):
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     NODE_LOST = "node_lost"
     DISK_FULL = "disk_full"
+    OUTSIDE_WEIGHTS = "outside_weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +287,9 @@ class Incident:
     """Something is wrong with what is learned, not with a process.
 
     `onset_step` is the first step whose own figures show it, as estimated, not the step of the alarm; None where no
-    step was touched. `since` is when it was first seen, on the clock of whoever decides.
+    step was touched. `since` is when it was first seen, on the clock of whoever decides. `had_learned`: the rewards
+    were above those of the run's first steps when it began. `is_sharp`: the steps before the onset are as usual, and
+    the onset itself is far from that.
     """
 
     cause: Cause
@@ -295,6 +298,8 @@ class Incident:
     since: float
     onset_step: int | None = None
     evidence: Mapping[str, object] = field(default_factory=dict)
+    had_learned: bool = False
+    is_sharp: bool = False
 
 
 Overrides = Mapping[str, float | int | bool]

@@ -35,6 +35,7 @@ from launcher.policy.checkpoint_status import (
     newest_first,
 )
 from launcher.policy.retention import worth_keeping
+from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
 
 Damaged = Mapping[int, Set[float]]
@@ -186,6 +187,12 @@ class CheckpointCatalog:
         self.forget_after(global_step)
         return tuple(path.name for path in self._store.condemn_after(global_step))
 
+    def reinstate_after(self, global_step: int) -> tuple[str, ...]:
+        """Undo the last restore from an onset, which was to this step: what it set aside is back; returns the names.
+        Raises CheckpointError and JournalError."""
+        self.forget_after(global_step)
+        return tuple(path.name for path in self._store.reinstate(global_step, set_aside_by_restore(self.trial.paths)))
+
     def forget_after(self, global_step: int) -> None:
         """Drop states in memory that hold damage: no later attempt may resume from them."""
         if self.trial.is_ours:  # also where this launch does not use them: the next one may
@@ -274,6 +281,20 @@ class CheckpointCatalog:
             set_aside_as=entry.set_aside_as,
         )
         return dataclasses.replace(entry, status=found.status, reason=found.reason)
+
+
+def set_aside_by_restore(paths: RunPaths) -> list[str]:
+    """Names below set_aside/ of what the last restore from an onset took out of the list."""
+    names: list[str] = []
+    for event in read_lines(paths.events):
+        match event.get("event"), event.get("checkpoints"):
+            case "trainer.restoring", _ if event.get("onset_step") is not None:
+                names = []
+            case "checkpoint.condemned", list(condemned):
+                names += map(str, condemned)
+            case "checkpoint.set_aside", _:
+                names.append(str(event.get("subject")))
+    return names
 
 
 def _made_at(checkpoint: Checkpoint) -> float | None:

@@ -17,7 +17,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,6 +168,24 @@ class CheckpointStore:
     def condemn_after(self, global_step: int) -> tuple[Path, ...]:
         """The same for checkpoints that hold damage: nothing restores them, nothing prunes them, a person may look."""
         return self._set_aside_after(global_step, "condemned")
+
+    def reinstate(self, global_step: int, names: Sequence[str]) -> tuple[Path, ...]:
+        """Put back those of `names` that are of later steps, in place of what was committed since. Raises
+        CheckpointError where a folder can't be moved; may be begun again."""
+        aside = self.root / SET_ASIDE
+        found = [(aside / name, CheckpointName.parse(name.partition(".")[0])) for name in names]
+        later = [(path, name) for path, name in found if name and name.global_step > global_step and path.is_dir()]
+        put_back = []
+        try:
+            for path, name in later:
+                if (self.root / str(name)).exists():
+                    self._set_aside(self.root / str(name), "superseded")
+                put_back.append(path.rename(self.root / str(name)))
+            if later:
+                sync_folder(self.root)
+        except OSError as error:
+            raise self._not_written(aside, error) from error
+        return tuple(put_back)
 
     def _set_aside_after(self, global_step: int, why: str) -> tuple[Path, ...]:
         later = [checkpoint.path for checkpoint in self.list() if checkpoint.global_step > global_step]

@@ -87,6 +87,9 @@ class GateConfig:
     usual_steps: int = setting(20, "last steps whose medians are usual", COUNT)
     usual_min_steps: int = setting(5, "before which nothing is compared", COUNT)
     canaries: int = setting(6, "known answers scored with each batch; 0: none", NATURAL)
+    recorded: int = setting(
+        48, "completions of healthy steps kept, to be scored and answered again when rewards are low; 0: none", NATURAL
+    )
 
 
 @dataclass
@@ -123,7 +126,9 @@ class RestoreConfig:
     onset_margin_steps: int = setting(2, "before the estimated onset that are not trusted either", NATURAL)
     same_place_steps: int = setting(20, "onsets no further apart are at the same place", NATURAL)
     same_place_collapses: int = setting(3, "this many at the same place halt the run", COUNT)
-    begin_anew: bool = setting(True, "from the first weights, where no checkpoint is from before the onset")
+    begin_anew: bool = setting(
+        True, "from the first weights, where no checkpoint is from before the onset and the run had learned nothing yet"
+    )
 
 
 @dataclass

@@ -12,9 +12,11 @@ from launcher.base.messages import Overrides, TerminalStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseTrainer:
-    """The step loop stops before its next optimizer step, and answers when it has."""
+    """The step loop stops before its next optimizer step, and answers when it has. `save`: a checkpoint is written
+    first, so that what follows can be undone."""
 
     reason: str
+    save: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,14 @@ class RestoreTrainer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondemnCheckpoints:
     """Mark those of steps later than `after_step` as damaged; they stay where a person can inspect them."""
+
+    after_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinstateCheckpoints:
+    """Put back what the last restore set aside, and set aside what came after it: that restore was a mistake."""
 
     after_step: int
     reason: str
@@ -119,6 +129,7 @@ Action = (
     | RestartTrainer
     | RestoreTrainer
     | CondemnCheckpoints
+    | ReinstateCheckpoints
     | RestartServer
     | AbandonServer
     | JoinServer

@@ -37,7 +37,8 @@ class BatchReport:
     `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
     a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
     None before; `distances`: the same of each server's share alone. `canaries`: the known answers, as they were scored
-    with this batch.
+    with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet. `replayed`: what
+    prompts of healthy steps earned when it had.
     """
 
     policy_version: int
@@ -57,6 +58,8 @@ class BatchReport:
     logprob_distance: float | None = None
     distances: Mapping[str, float] = field(default_factory=dict)
     canaries: tuple[CanaryScore, ...] = ()
+    can_check: bool = False
+    replayed: CanaryScore | None = None
 
     @classmethod
     def of(
@@ -175,13 +178,15 @@ class UsualValues:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """`cause`: what the reason points to, where it points to something; `subjects`: whose failure, where that is known.
-    `is_compared`: rejected only for being far from what is usual."""
+    `is_compared`: rejected only for being far from what is usual. `check_before`: no answer yet: the run's own record
+    of the steps before this one is to be asked first."""
 
     admitted: bool
     reason: str
     cause: Cause | None = None
     subjects: tuple[str, ...] = ()
     is_compared: bool = False
+    check_before: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,25 +3,52 @@
 A policy that collapsed and a verifier that answers 0 look the same from the rewards alone; only one of them gives a
 right answer a wrong score. Items with both low and high rewards are needed: a function that always returns 1 is right
 about every right answer.
+
+Beside the known answers are the run's own: completions of healthy steps, scored again when the rewards are low
+(`compare_rescored`), and their prompts, answered again by the weights of now (`compare_replayed`). Both may be noisy,
+so each is one score with a tolerance of its own.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 
+from launcher.base.rollouts import mean_of
 from launcher.config.supervision import RewardHealthConfig
+
+STANDARD_ERRORS = 4.0
+"""A difference of means that is chance once in ten thousand times."""
+LEAST_SPREAD = 0.1
+"""Standard deviation of one score, as a share of the range of rewards, that any reward function is credited with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryScore:
-    """One known answer as scored now; `got` is None where the function raised or did not answer in time."""
+    """One known answer as scored now; `got` is None where the function raised or did not answer in time.
+
+    `tolerance`: a difference that is none, where that is more than reward_health.canary_tolerance.
+    """
 
     name: str
     expected: float
     got: float | None
     error: str = ""
+    tolerance: float = 0.0
+
+    @property
+    def is_low(self) -> bool:
+        return self.got is not None and self.got < self.expected - self.tolerance
+
+    @property
+    def errors_low(self) -> float:
+        """By how many standard errors it is lower than expected; 0 where that is not known."""
+        if self.got is None or not self.tolerance:
+            return 0.0
+        return (self.expected - self.got) / (self.tolerance / STANDARD_ERRORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +113,8 @@ def _still_accusing(rounds: Sequence[CanaryRound], settings: RewardHealthConfig)
 
 def _is_wrong(score: CanaryScore, settings: RewardHealthConfig) -> bool:
     # Written so that NaN is wrong.
-    return score.got is not None and not abs(score.got - score.expected) <= settings.canary_tolerance
+    tolerance = max(settings.canary_tolerance, score.tolerance)
+    return score.got is not None and not abs(score.got - score.expected) <= tolerance
 
 
 def _summary(texts: Sequence[str]) -> str:
@@ -97,4 +125,55 @@ def _summary(texts: Sequence[str]) -> str:
 def _score_text(score: CanaryScore) -> str:
     if score.got is None:
         return f"{score.name} was not scored{f' ({score.error})' if score.error else ''}"
-    return f"{score.name} was scored {score.got:g}, not {score.expected:g}"
+    were = "were" if score.tolerance else "was"
+    return f"{score.name} {were} scored {score.got:.3g}, not {score.expected:.3g}"
+
+
+# ── the run's own ──
+
+
+def compare_rescored(earlier: Sequence[Sequence[float]], now: Sequence[float | None], error: str = "") -> CanaryScore:
+    """Completions that were scored several times each while all was well, and once `now`. `error`: why one was not."""
+    name = f"{len(earlier)} completions of healthy steps"
+    scored = [one for one in now if one is not None]
+    if len(scored) < len(earlier):
+        return CanaryScore(name=name, expected=_mean_of_means(earlier), got=None, error=error)
+    return _compared(name, earlier, [(one,) for one in scored])
+
+
+def compare_replayed(earlier: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> CanaryScore:
+    """The rewards of some prompts' samples in healthy steps, and those of new samples of the same prompts."""
+    return _compared(f"{len(earlier)} prompts of healthy steps", earlier, now)
+
+
+def explains(replayed: CanaryScore | None, drop: float | None) -> bool:
+    """Do old prompts earn what they earned, so that weights, servers and reward function can't explain a `drop`?
+
+    Only where the figures are sharp enough to tell: by two standard errors less than half of it is seen in them.
+    """
+    if replayed is None or replayed.got is None or drop is None:
+        return False
+    error = replayed.tolerance / STANDARD_ERRORS
+    return replayed.expected - replayed.got + 2 * error < drop / 2
+
+
+def _compared(name: str, earlier: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> CanaryScore:
+    """Mean of the items' means, then and now; the spread of one score is pooled over all items."""
+    rewards = [one for scores in (*earlier, *now) for one in scores]
+    floor = LEAST_SPREAD * ((max(rewards) - min(rewards)) or 1.0)
+    try:
+        spreads = [variance(scores) for scores in (*earlier, *now) if len(scores) > 1]
+        pooled = max(fmean(spreads) if spreads else 0.0, floor**2)
+    except OverflowError:  # rewards of 1e308 are no reading of anything
+        return CanaryScore(name=name, expected=_mean_of_means(earlier), got=math.nan)
+    weights = sum(1 / len(a) + 1 / len(b) for a, b in zip(earlier, now, strict=True))
+    return CanaryScore(
+        name=name,
+        expected=_mean_of_means(earlier),
+        got=_mean_of_means(now),
+        tolerance=STANDARD_ERRORS * math.sqrt(pooled * weights) / len(earlier),
+    )
+
+
+def _mean_of_means(items: Sequence[Sequence[float]]) -> float:
+    return mean_of([mean_of(scores) for scores in items])

@@ -20,14 +20,15 @@ from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 
-REWARD, POLICY, BATCH, DISK = "reward", "policy", "batch", "disk"
-OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH})
+REWARD, POLICY, BATCH, DISK, ENVIRONMENT = "reward", "policy", "batch", "disk", "environment"
+OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH, ENVIRONMENT})
 """Subjects whose repair is the trainer's, and after which servers get their weights again."""
 
 SUBJECT_OF = {
     Cause.VERIFIER_BROKEN: REWARD,
     Cause.REWARD_COLLAPSE: POLICY,
     Cause.NONFINITE: TRAINER,
+    Cause.OUTSIDE_WEIGHTS: ENVIRONMENT,
 }
 
 
@@ -207,4 +208,5 @@ _USUAL = {
     Cause.VERIFIER_BROKEN: "training waits and checks it again every 2 s",
     Cause.CHECKPOINT_CORRUPT: "an older one is loaded",
     Cause.DISK_FULL: "the run waits, and resumes when it can write again; nothing is restarted",
+    Cause.OUTSIDE_WEIGHTS: "the restore is undone, and the run ends for a person",
 }

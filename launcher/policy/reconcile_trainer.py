@@ -1,9 +1,17 @@
-"""The trainer's part of a plan: restart it, load or restore a checkpoint, pause it for a broken verifier."""
+"""The trainer's part of a plan: restart it, load or restore a checkpoint, pause it for a broken verifier, undo a
+restore that changed nothing."""
 
 from __future__ import annotations
 
 from launcher.base.messages import Cause, Health, Incident
-from launcher.policy.actions import CondemnCheckpoints, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
+from launcher.policy.actions import (
+    CondemnCheckpoints,
+    PauseTrainer,
+    ReinstateCheckpoints,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+)
 from launcher.policy.checkpoint_status import newest_first
 from launcher.policy.memory_backoff import AT_ITS_START
 from launcher.policy.observed import TrainerFacts
@@ -37,6 +45,8 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
         _pause_then_restore(builder)
     elif seen.incident is not None and seen.incident.cause is Cause.VERIFIER_BROKEN:
         _wait_for_the_verifier(builder, seen.incident)
+    elif seen.incident is not None and seen.incident.cause is Cause.OUTSIDE_WEIGHTS:
+        _undo_restore(builder, seen.incident)
 
 
 def _restart(builder: PlanBuilder) -> None:
@@ -89,7 +99,7 @@ def _pause_then_restore(builder: PlanBuilder) -> None:
     if incident is None:
         return
     if not builder.seen.trainer.is_paused:
-        builder.order(PauseTrainer(reason=incident.reason))
+        builder.order(PauseTrainer(reason=incident.reason, save=incident.cause is Cause.REWARD_COLLAPSE))
     else:
         restore(builder, incident)
 
@@ -139,3 +149,25 @@ def _wait_for_the_verifier(builder: PlanBuilder, incident: Incident) -> None:
         builder.halt(f"the reward function is broken: {incident.reason}")
     else:
         builder.wake_at.append(give_up_at)
+
+
+def _undo_restore(builder: PlanBuilder, incident: Incident) -> None:
+    """The weights were not what changed (P12). Nobody mends data, template or servers while the run waits: what was set
+    aside is put back, and the next command resumes from it."""
+    trainer, cause = builder.seen.trainer, Cause.OUTSIDE_WEIGHTS
+    at = trainer.next_step - 1
+    was_restored = any(one.cause is Cause.REWARD_COLLAPSE and one.restored_step == at for one in builder.history)
+    is_back = any(one.global_step > at for one in newest_first(builder.seen.checkpoints))
+    repair = builder.next_repair(cause, TRAINER, progress_at=builder.seen.progress_at)
+    if not trainer.is_paused:
+        builder.order(PauseTrainer(reason=incident.reason))
+    elif not was_restored or is_back or repair.rung is Rung.HALT:
+        builder.halt(
+            f"{incident.reason}. Look at the reward function (what it answers to new completions), the prompts, the "
+            "chat template and the servers; no checkpoint stays condemned, and the same command resumes from the newest"
+        )
+    elif builder.is_due(repair):
+        builder.order(
+            ReinstateCheckpoints(after_step=at, reason=incident.reason),
+            attempt=builder.attempt(cause, TRAINER, Rung.RETRY),
+        )

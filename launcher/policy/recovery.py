@@ -3,6 +3,7 @@
     trainer   dead ─► restart ─► load a checkpoint ─► (paused) ─┐
               damaged ─► pause ─► condemn, restore ─► (paused) ─┤
               verifier broken ─► pause, wait, at last halt      │
+              not the weights ─► pause, undo the restore, halt  │
     servers   dead ─► restart ─► STALE ─► load weights ─► admit ┴─► resume, when one is READY with the right weights
     disk      full, read-only, stalled ─► pause, repair nothing, wait
     fleet     asked to join ─► start ─► as a dead one; asked to leave ─► leaves, when another one serves
@@ -27,6 +28,8 @@ from launcher.policy.reconcile_servers import is_current, is_dead, is_unschedula
 from launcher.policy.reconcile_trainer import holds_damage, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
+
+NO_STEP_DURING = frozenset({Cause.VERIFIER_BROKEN, Cause.OUTSIDE_WEIGHTS})
 
 
 def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, now: float) -> RecoveryPlan:
@@ -118,9 +121,7 @@ def _why_paused(builder: PlanBuilder) -> str:
     incident = builder.seen.incident
     if builder.seen.hold_reason:
         return builder.seen.hold_reason
-    if incident is not None and (
-        incident.cause is Cause.VERIFIER_BROKEN or holds_damage(incident, builder.seen.trainer)
-    ):
+    if incident is not None and (incident.cause in NO_STEP_DURING or holds_damage(incident, builder.seen.trainer)):
         return incident.reason
     return builder.restore_reason
 

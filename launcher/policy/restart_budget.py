@@ -61,6 +61,7 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.NONFINITE: (Rung.RETRY, *OF_THE_TRAINER),
     Cause.CHECKPOINT_CORRUPT: (Rung.RETRY, *OF_THE_TRAINER),
     Cause.VERIFIER_BROKEN: OF_THE_TRAINER,
+    Cause.OUTSIDE_WEIGHTS: (Rung.RETRY, Rung.HALT),
 }
 """From the smallest repair that can help to the end of the run."""
 

@@ -5,7 +5,8 @@ g + 1, so a step whose *rewards* show damage accuses the checkpoint before it, w
 rewards only accuses its own. `first_damaged` knows the difference.
 
 Where the onset is an estimate, a certificate given before it was known is not believed without asking how old the
-checkpoint is against it, less a margin; and of the old enough ones a certified one comes first.
+checkpoint is against it, less a margin; and of the old enough ones a certified one comes first. The onset of a sharp
+fall is no estimate: the newest from before it is chosen, and if the fall comes back, a certified one.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def choose(
         reason = f"{incident.cause} at about step {incident.onset_step}, {times} times: restoring does not help"
         return RestoreChoice(global_step=None, reason=reason)
     is_suspected = bool(restored_before) and incident.cause in SEEN_IN_THE_NEXT_STEP
-    if incident.cause in ONSET_IS_EXACT and not is_suspected:
-        return _newest(newest_first(complete, before_step=damaged), damaged, settings)
+    if (incident.cause in ONSET_IS_EXACT or incident.is_sharp) and not is_suspected:
+        return _newest(newest_first(complete, before_step=damaged), damaged, incident, settings)
     # What was restored before it collapsed again is suspected itself.
     before = min([damaged - settings.onset_margin_steps, *restored_before])
     good = newest_first(complete, before_step=before, good=True)
-    return _newest(good or newest_first(complete, before_step=before), before, settings)
+    return _newest(good or newest_first(complete, before_step=before), before, incident, settings)
 
 
 def _restored_at_the_same_place(
@@ -91,12 +92,17 @@ def _restored_at_the_same_place(
     ]
 
 
-def _newest(trusted: Sequence[CheckpointFacts], before_step: int, settings: RestoreConfig) -> RestoreChoice:
+def _newest(
+    trusted: Sequence[CheckpointFacts], before_step: int, incident: Incident, settings: RestoreConfig
+) -> RestoreChoice:
     until = before_step - 1
     if trusted:
         reason = f"{_say(trusted[0])} ({trusted[0].status}) is the newest that is trusted, up to step {until}"
         return RestoreChoice(global_step=trusted[0].global_step, reason=reason)
     reason = f"there is no checkpoint to trust up to step {until}"
+    if incident.had_learned:
+        hint = "what the run had learned is not thrown away: choose with scripts.setup_recovery, or another trial_name"
+        return RestoreChoice(global_step=None, reason=f"{reason}; {hint}")
     if settings.begin_anew:
         return RestoreChoice(global_step=FIRST_WEIGHTS, reason=reason)
     return RestoreChoice(global_step=None, reason=f"{reason}, and restore.begin_anew is off")

@@ -4,6 +4,11 @@ Two detectors over the run's valid steps: a streak of steps with nothing but zer
 baseline (launcher/policy/change_point.py). They find *that*; `find_cause` finds *what*, in this order:
 known answers scored wrongly accuse the reward function, a server with a fault of its own since the onset accuses
 that server, and only what neither explains is a collapse of the policy.
+
+Before a fall is believed, and before the first step after a restore, the run's own record is asked
+(launcher/policy/canary_policy.py): `low_since` says when, `restore_contradicted` what the first batch after a restore
+shows. A checkpoint is its own witness (P12): weights that earn far less than they earned when they were saved are not
+what changed.
 """
 
 from __future__ import annotations
@@ -14,12 +19,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Incident
+from launcher.base.rollouts import mean_of
 from launcher.config.supervision import RewardHealthConfig
-from launcher.policy.canary_policy import CanaryVerdict
-from launcher.policy.change_point import find_fall
+from launcher.policy.canary_policy import STANDARD_ERRORS, CanaryScore, CanaryVerdict
+from launcher.policy.change_point import RewardDrop, estimate_noise, find_fall
 
 SAME_TIME_STEPS = 3
 """How far the estimated onset of a fall may be from the fault that made it."""
+LOW = 3.0
+"""Standard deviations of a step below the baseline, from which on a batch is low."""
+EDGE = 0.6
+"""Share of the deepest fall that the first step of an edge shows."""
+WITNESS_STEPS = 20
+"""Steps up to a checkpoint, whose mean reward is what it earned when it was saved."""
+LEAST_STEPS = 5
+"""Fewer say nothing about what is usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +60,14 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardVerdict:
-    """`onset_step`: the first step that shows it, as estimated; None where SOUND."""
+    """`onset_step`: the first step that shows it, as estimated; None where SOUND. `drop`: by how much the mean fell.
+    `is_sharp`: as of an `Incident`."""
 
     level: Level
     reason: str
     onset_step: int | None = None
+    drop: float | None = None
+    is_sharp: bool = False
 
 
 def judge_rewards(
@@ -95,11 +112,10 @@ def _judge_fall(series: Sequence[RewardPoint], settings: RewardHealthConfig, fac
     if settings.fall_threshold is None:
         return RewardVerdict(level=Level.SOUND, reason="")
     recent = series[-(settings.window_steps + settings.baseline_steps) :]
-    spread = max(point.high for point in recent) - min(point.low for point in recent)
     fall = find_fall(
         [point.mean for point in recent],
         settings,
-        reward_range=spread or 1.0,
+        reward_range=_range(recent),
         threshold=settings.fall_threshold * factor,
     )
     if fall is None:
@@ -109,7 +125,81 @@ def _judge_fall(series: Sequence[RewardPoint], settings: RewardHealthConfig, fac
         f"mean reward fell from {fall.before:.3g} to {fall.after:.3g} at about step {onset_step} "
         f"({fall.score:.1f} standard errors, noise {fall.noise:.2g})"
     )
-    return RewardVerdict(level=Level.BREAK, reason=reason, onset_step=onset_step)
+    return RewardVerdict(
+        level=Level.BREAK,
+        reason=reason,
+        onset_step=onset_step,
+        drop=fall.before - fall.after,
+        is_sharp=_is_sharp([point.mean for point in recent], fall),
+    )
+
+
+def _is_sharp(means: Sequence[float], fall: RewardDrop) -> bool:
+    """A slope is dated within some steps; an edge, whose first step has fallen most of the way, exactly."""
+    last = mean_of(means[max(0, fall.onset - SAME_TIME_STEPS) : fall.onset])
+    fallen = fall.before - means[fall.onset]
+    is_edge = fallen > max(LOW * fall.noise, EDGE * (fall.before - min(means[fall.onset :])))
+    return is_edge and last > fall.before - fall.noise
+
+
+def low_since(point: RewardPoint, series: Sequence[RewardPoint], settings: RewardHealthConfig) -> int | None:
+    """Since when the rewards may be low, where this batch is low enough to ask the run's own record before it is
+    trained on; else None."""
+    known = series[-settings.baseline_steps :]
+    if len(known) < LEAST_STEPS or not math.isfinite(point.mean):
+        return None
+    mean, noise = _level(known, settings)
+    if point.mean >= mean:
+        return None
+    verdict = judge_rewards([*series, point], settings)
+    if verdict.level is Level.BREAK:
+        return verdict.onset_step
+    return point.step if point.mean < mean - LOW * noise else None
+
+
+def restore_contradicted(
+    point: RewardPoint, saved: Sequence[RewardPoint], replayed: CanaryScore | None, settings: RewardHealthConfig
+) -> str:
+    """Why the first batch after a restore shows that the weights were not what changed; "" where it does not.
+
+    `saved`: the steps up to the checkpoint. `replayed`: prompts of those steps, answered again by the restored weights;
+    None: none were, and then the batch alone must be far below; else both below, and together as far (the sum of two
+    independent standard errors, Stouffer 1949).
+    """
+    known = saved[-WITNESS_STEPS:]
+    if len(known) < LEAST_STEPS or not math.isfinite(point.mean):
+        return ""
+    mean, noise = _level(known, settings)
+    drop = mean - point.mean
+    least = settings.fall_min_drop * _range([*known, point])
+    evidence = [drop / noise, *([] if replayed is None else [replayed.errors_low])]
+    if drop < least or min(evidence) < 1 or sum(evidence) / math.sqrt(len(evidence)) < STANDARD_ERRORS:
+        return ""
+    again = "" if replayed is None else f", and {replayed.name} {replayed.got:.3g} in place of {replayed.expected:.3g}"
+    return (
+        f"the weights of step {known[-1].step} earn {point.mean:.3g} now, and earned {mean:.3g} when they were saved"
+        f"{again}: what changed is not the weights"
+    )
+
+
+def has_learned(series: Sequence[RewardPoint], onset_step: int | None, settings: RewardHealthConfig) -> bool:
+    """Were the rewards before the onset above those of the first steps?"""
+    healthy = [point for point in series if onset_step is None or point.step < onset_step]
+    first, last = healthy[:LEAST_STEPS], healthy[-LEAST_STEPS:]
+    if len(healthy) < 2 * LEAST_STEPS or first[0].step >= LEAST_STEPS:
+        return len(healthy) >= 2 * LEAST_STEPS  # the first steps are not known any more: a long run
+    rise = _level(last, settings)[0] - _level(first, settings)[0]
+    return rise > settings.fall_min_drop * _range(healthy)
+
+
+def _level(points: Sequence[RewardPoint], settings: RewardHealthConfig) -> tuple[float, float]:
+    """Mean, and standard deviation of one step."""
+    means = [point.mean for point in points]
+    return mean_of(means), estimate_noise(means, settings.noise_floor * _range(points))
+
+
+def _range(points: Sequence[RewardPoint]) -> float:
+    return max(point.high for point in points) - min(point.low for point in points) or 1.0
 
 
 def _recent_text(series: Sequence[RewardPoint]) -> str:
@@ -127,7 +217,12 @@ class ServerFault:
 
 
 def find_cause(
-    rewards: RewardVerdict, canaries: CanaryVerdict, faults: Sequence[ServerFault], *, since: float
+    rewards: RewardVerdict,
+    canaries: CanaryVerdict,
+    faults: Sequence[ServerFault],
+    *,
+    since: float,
+    had_learned: bool = False,
 ) -> Incident | None:
     """What broke, or None. `since`: when it was first seen, on the clock of whoever decides."""
     onsets = [onset for onset in (canaries.onset_step, rewards.onset_step) if onset is not None]
@@ -147,6 +242,8 @@ def find_cause(
         since=since,
         onset_step=min(onsets),
         evidence={"canaries": canaries.reason, "rewards": rewards.reason},
+        had_learned=had_learned,
+        is_sharp=rewards.is_sharp,
     )
 
 

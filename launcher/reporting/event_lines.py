@@ -34,6 +34,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "checkpoint_corrupt": "{subject} is damaged",
     "disk_full": "a disk can't be written",
     "node_lost": "{subject} was lost with its node",
+    "outside_weights": "rewards fell for a reason outside the weights",
 }
 
 
@@ -67,6 +68,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "checkpoint.condemned": lambda e: (
         f"checkpoints condemned: {_names(e['checkpoints'])}" if e.get("checkpoints") else ""
     ),
+    "checkpoint.reinstated": lambda e: f"checkpoints put back: {_names(e.get('checkpoints'))}",
     "checkpoint.upload_failed": "{subject} is not copied yet: {short_reason}",
     "checkpoint.failed": "no checkpoint was saved: {short_reason}",
     "state.no_room": "{short_reason}",
@@ -78,6 +80,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "memory.book_damaged": "the record of this host's memory settings is lost: {reason}",
     "memory.not_kept": "the next attempt will not know this: {reason}",
     "reward.alert": "the rewards: {short_reason}",
+    "reward.rebased": "{reason}",
     "reward.alert_over": "the rewards are no longer only zeros",
     "memory.rising": "{subject}: {reason}",
     "run.halting": "the run is being ended, {word}: {reason}",

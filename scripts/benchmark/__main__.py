@@ -20,6 +20,7 @@ BENCHMARKS = {
     "state": "the state after a step into memory, by its size",
     "start": "from the command to the first optimizer step",
     "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",
+    "restores": "made runs with one cause each: which is named, and what going back costs",
     "onsets": "how well onsets are found in made series: precision, recall, error",
 }
 

@@ -69,7 +69,7 @@ def test_after_its_own_death_the_coordinator_adopts_what_lives():
 def test_the_life_of_a_collapse():
     """S4: paused → what came after the onset condemned, restored to before it → weights → resumed."""
     pausing = decide(observed(incident=COLLAPSE))
-    assert pausing.actions == (PauseTrainer(reason=COLLAPSE.reason),)
+    assert pausing.actions == (PauseTrainer(reason=COLLAPSE.reason, save=True),), "what follows can be undone"
     assert pausing.state is RunState.PAUSED
 
     restoring = decide(observed(incident=COLLAPSE, trainer=PAUSED, state=pausing.state))

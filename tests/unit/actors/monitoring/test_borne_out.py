@@ -1,0 +1,126 @@
+"""The monitor asks the run's own record before it believes a fall, and before the first step after a restore."""
+
+import pytest
+
+from launcher.base.messages import Cause
+from launcher.policy.canary_policy import CanaryRound, compare_replayed, compare_rescored
+from tests.unit.actors.monitoring.test_health_monitor import World, batch, use
+
+KNOWN = [(1.0, 1.0, 1.0)] * 24
+SOUND = compare_rescored(KNOWN, [1.0] * 24)
+BROKEN = compare_rescored(KNOWN, [0.0] * 24)
+
+
+def replayed(then, now):
+    def rewards(rate):
+        return [[1.0] * round(10 * rate) + [0.0] * (10 - round(10 * rate))] * 32
+
+    return compare_replayed(rewards(then), rewards(now))
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    made.config.gate.max_reward_jump = None
+    return made
+
+
+def offered(monitor, step, mean=0.5, **more):
+    high = 1.0 if mean else 0.0
+    return monitor.admit(batch(step, mean_reward=mean, high_reward=high, canaries=(), can_check=True, **more))
+
+
+def checked(monitor, step, mean, rescored=SOUND, again=None):
+    return monitor.admit(batch(step, mean_reward=mean, canaries=(rescored,), replayed=again))
+
+
+def healthy(monitor, steps, first=0):
+    for step in range(first, first + steps):
+        assert offered(monitor, step, 0.5 + 0.04 * (-1) ** step).admitted
+
+
+def test_the_first_batch_of_a_broken_function_is_not_trained_on_and_the_run_continues_when_it_is_repaired(world):
+    def work(monitor):
+        healthy(monitor, 45)
+        asked = offered(monitor, 45, 0.0)
+        assert (asked.admitted, asked.check_before, asked.cause) == (False, 45, None)
+        assert not checked(monitor, 45, 0.0, BROKEN).admitted
+        incident = monitor.view().incident
+        assert (incident.cause, incident.subject, incident.onset_step) == (Cause.VERIFIER_BROKEN, "reward", 45)
+        assert incident.reason == "24 completions of healthy steps were scored 0, not 1"
+        for _ in range(5):
+            monitor.canaries(CanaryRound(step=45, scores=(SOUND,)))
+        assert monitor.view().incident is None
+        assert offered(monitor, 45, 0.5).admitted
+
+    use(world, work)
+
+
+def test_a_fall_that_old_prompts_do_not_show_is_of_the_new_prompts_and_training_continues(world):
+    def work(monitor):
+        healthy(monitor, 45)
+        for step in range(45, 60):
+            decision = offered(monitor, step, 0.2)
+            if decision.check_before is not None:
+                decision = checked(monitor, step, 0.2, again=replayed(0.5, 0.5))
+            assert decision.admitted
+        assert monitor.view().incident is None
+
+    use(world, work)
+    (event,) = world.events("reward.rebased")
+    assert event["global_step"] == 45 and "the new prompts are harder" in event["reason"]
+
+
+def collapse(monitor):
+    healthy(monitor, 45)
+    step = 45
+    while monitor.view().incident is None:
+        assert offered(monitor, step, 0.0).check_before is not None
+        checked(monitor, step, 0.0, again=replayed(0.5, 0.0))
+        step += 1
+    assert monitor.view().incident.cause is Cause.REWARD_COLLAPSE
+    monitor.restored(39, onset_step=45)
+    assert monitor.view().incident is None
+
+
+def test_rewards_after_a_restore_that_contradict_the_checkpoint_clear_the_weights(world):
+    def work(monitor):
+        collapse(monitor)
+        assert offered(monitor, 40, 0.0).check_before == 40, "before its first step"
+        assert not checked(monitor, 40, 0.0, again=replayed(0.5, 0.0)).admitted
+        incident = monitor.view().incident
+        assert (incident.cause, incident.subject, incident.onset_step) == (
+            Cause.OUTSIDE_WEIGHTS,
+            "environment",
+            None,
+        )
+        assert "step 39 earn 0 now, and earned 0.5 when they were saved" in incident.reason
+
+    use(world, work)
+    assert len(world.events("health.outside_weights")) == 1
+
+
+def test_a_restore_that_is_borne_out_continues_and_owes_nothing_more(world):
+    def work(monitor):
+        collapse(monitor)
+        assert offered(monitor, 40, 0.5).check_before == 40
+        assert checked(monitor, 40, 0.5, again=replayed(0.5, 0.5)).admitted
+        assert offered(monitor, 41, 0.5).admitted
+
+    use(world, work)
+
+
+def test_the_next_attempt_asks_before_its_first_step(world):
+    world.steps(45)
+    world.journal.record("health.outside_weights", subject="environment", reason="contradicted")
+    use(world, lambda monitor: asserts_check(monitor, 45))
+    world.step(45)
+    use(world, lambda monitor: asserts_admitted(monitor, 46))
+
+
+def asserts_check(monitor, step):
+    assert offered(monitor, step, 0.5).check_before == step
+
+
+def asserts_admitted(monitor, step):
+    assert offered(monitor, step, 0.5).admitted

@@ -1,0 +1,104 @@
+"""The run's own known answers: kept from healthy steps, scored and answered again, known to the next attempt."""
+
+import asyncio
+from concurrent.futures import Future
+
+import pytest
+
+from actors.reward.recorded_answers import LEAST, RecordedAnswers
+from actors.reward.reward_pool import Score
+from launcher.base.errors import RewardError
+from tests.support.replay import Replay, prompts
+from tests.unit.launcher.policy.test_admission import OneTake
+
+IDS = prompts(4)
+
+
+class Scorer:
+    def __init__(self):
+        self.value = 1.0
+
+    async def score(self, completions, prompt, *, whole_or_none=False):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return [Score(value=self.value) for _ in completions]
+
+
+def at_once(work):
+    done = Future()
+    try:
+        done.set_result(asyncio.run(work))
+    except RewardError as error:
+        done.set_exception(error)
+    return done
+
+
+def batch(version=7):
+    return Replay(prompts(4), 2).collect(OneTake(), want=4, weight_version=version)
+
+
+@pytest.fixture
+def made(tmp_path):
+    scorer, asked = Scorer(), []
+
+    def replay(queue, want, version):
+        asked.append((sorted(queue.take(want)), version))
+        return batch(version)
+
+    def record(count=48):
+        return RecordedAnswers(
+            IDS, scorer, count=count, keep_in=tmp_path / "recorded.json", submit=at_once, replay=replay
+        )
+
+    return record, scorer, asked
+
+
+def noted(record, steps=range(6)):
+    for step in steps:
+        record.note(batch(), step)
+    return record
+
+
+def test_what_was_noted_is_scored_and_answered_again(made):
+    make, scorer, asked = made
+    record = noted(make())
+    assert record.is_enough
+    rescored, replayed = record.check(100, 9)
+    assert (rescored.expected, rescored.got) == (1.0, 1.0)
+    assert asked == [(sorted(IDS), 9)] and replayed.name == "4 prompts of healthy steps"
+    scorer.value = 0.0
+    rescored, replayed = record.check(100, 9)
+    assert rescored.is_low and replayed is None and len(asked) == 1, "what new answers earn shows nothing then"
+    scorer.value = RewardError("no process")
+    assert (record.rescore().got, record.rescore().error) == (None, "no process")
+
+
+def test_only_steps_from_before_the_onset_are_asked_and_too_few_say_nothing(made):
+    make, _, asked = made
+    record = noted(make())
+    assert record.check(1, 9) == (None, None) and asked == []
+    assert record.rescore() is None, "the same as at the last check"
+
+
+def test_the_next_attempt_knows_them_and_a_damaged_file_is_no_error(made, tmp_path):
+    make, _, _ = made
+    noted(make())
+    assert make().is_enough
+    (tmp_path / "recorded.json").write_text('[{"step": 1}]')
+    assert not make().is_enough
+
+
+def test_the_count_is_kept_with_some_old_ones_among_them_and_0_keeps_none(made):
+    make, _, _ = made
+    record = noted(make(count=12), range(0, 400, 5))
+    steps = sorted(one.step for one in record._known)
+    assert len(steps) == 12 and steps[0] < 380 <= steps[-1]
+    assert not noted(make(count=0)).is_enough
+
+
+def test_what_could_not_be_scored_is_not_kept(made):
+    make, scorer, _ = made
+    scorer.value = None
+    assert len(noted(make())._known) == 0
+    scorer.value = RewardError("gone")
+    assert len(noted(make())._known) < LEAST

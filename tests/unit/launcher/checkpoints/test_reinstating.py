@@ -1,0 +1,40 @@
+"""What a mistaken restore set aside is put back, as the events say; what came after the restore makes way."""
+
+from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
+from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.run_files.journal import append_line
+from launcher.run_files.run_paths import RunPaths
+from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
+
+
+def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    store = CheckpointStore(tmp_path / "default")
+
+    def event(name, **facts):
+        append_line(paths.events, {"event": name, **facts})
+
+    for step in (4, 9, 14, 19):
+        save(store, step)
+    (earlier,) = store.condemn_after(14)  # by another collapse: it stays where it is
+    event("trainer.restoring", onset_step=17)
+    event("checkpoint.condemned", checkpoints=[earlier.name])
+    save(store, 19)
+
+    event("trainer.restoring", onset_step=16)
+    event("checkpoint.condemned", checkpoints=[path.name for path in store.condemn_after(14)])
+    for path in store.set_aside_after(4):
+        event("checkpoint.set_aside", subject=path.name)
+    event("trainer.restoring", onset_step=None)  # its process died: nothing is undone by that
+    save(store, 9)
+
+    names = set_aside_by_restore(paths)
+    assert len(names) == 3 and earlier.name not in names
+    assert [path.name.rpartition("step")[2] for path in store.reinstate(4, names)] == ["19", "14", "9"]
+    assert steps_of(store) == [4, 9, 14, 19]
+    assert earlier.exists()
+    for checkpoint in store.list():
+        store.verify(checkpoint)
+    assert store.reinstate(4, names) == ()
+    assert steps_of(store) == [4, 9, 14, 19]

@@ -1,0 +1,196 @@
+"""P12: what the run's own record and the first batch after a restore show, and a restore that is undone."""
+
+import dataclasses
+import random
+
+import pytest
+
+from launcher.base.messages import Cause, Incident, TerminalStatus
+from launcher.config.supervision import RestoreConfig, RewardHealthConfig
+from launcher.policy.actions import Halt, PauseTrainer, ReinstateCheckpoints
+from launcher.policy.canary_policy import CanaryRound, compare_replayed, compare_rescored, explains, judge_canaries
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
+from launcher.policy.restart_budget import RepairAttempt, Rung
+from launcher.policy.restore import FIRST_WEIGHTS, choose
+from launcher.policy.reward_health import (
+    Level,
+    RewardPoint,
+    has_learned,
+    judge_rewards,
+    low_since,
+    restore_contradicted,
+)
+from tests.support.looks import PAUSED, decide, kinds, observed, server, trainer
+from tests.support.reward_runs import HEALTHY, Run, falling, steady
+
+SETTINGS = RewardHealthConfig()
+RIGHT = [(1.0, 1.0, 1.0)] * 18 + [(0.0, 0.0, 0.0)] * 6
+
+
+def point(step, mean):
+    return RewardPoint(step=step, mean=mean, low=0.0, high=1.0)
+
+
+def is_broken(score):
+    return judge_canaries([CanaryRound(step=3, scores=(score,))], SETTINGS).is_broken
+
+
+# ── completions scored again ──
+
+
+@pytest.mark.parametrize(
+    ("now", "broken"),
+    [
+        ([1.0] * 18 + [0.0] * 6, False),
+        ([0.0] * 24, True),
+        ([1.0] * 24, True),
+        ([1.0, 0.0] * 9 + [0.0] * 6, True),  # broken for half
+        ([0.0] + [1.0] * 17 + [0.0] * 6, False),  # one that differs is chance
+    ],
+)
+def test_a_function_that_scores_old_completions_otherwise_is_broken(now, broken):
+    assert is_broken(compare_rescored(RIGHT, now)) is broken
+
+
+def test_a_noisy_function_is_judged_by_its_own_noise():
+    rng = random.Random(1)
+    earlier = [tuple(float(rng.random() < 0.7) for _ in range(3)) for _ in range(24)]
+    for _ in range(50):
+        assert not is_broken(compare_rescored(earlier, [float(rng.random() < 0.7) for _ in earlier]))
+    assert is_broken(compare_rescored(earlier, [0.0] * 24))
+
+
+def test_completions_that_are_not_scored_are_no_score_of_0():
+    score = compare_rescored(RIGHT, [None, *[1.0] * 23], "it raised")
+    assert (score.got, score.error) == (None, "it raised")
+    assert is_broken(compare_rescored(RIGHT, [1e308] * 24)), "no reading of anything is not as it should be"
+
+
+# ── prompts answered again ──
+
+
+@pytest.mark.parametrize(
+    ("now", "drop", "excused"), [(0.8, 0.4, True), (0.4, 0.4, False), (0.65, 0.4, False), (0.8, 0.05, False)]
+)
+def test_old_prompts_that_earn_as_before_excuse_the_weights_where_they_can_tell(now, drop, excused):
+    def rewards(rate):
+        return [[1.0] * round(8 * rate) + [0.0] * (8 - round(8 * rate))] * 32
+
+    assert explains(compare_replayed(rewards(0.8), rewards(now)), drop) is excused
+    assert not explains(None, drop)
+
+
+# ── low batches ──
+
+
+def test_a_fall_is_asked_about_at_its_first_batch_and_healthy_batches_seldom_are():
+    points = Run(falling(0.8, 0.4, 60)).points(61, 0)
+    assert low_since(points[60], points[:60], SETTINGS) == 60
+    asked = total = 0
+    for name, run in HEALTHY.items():
+        points = run.points(300, name)
+        asked += sum(low_since(points[n], points[:n], SETTINGS) is not None for n in range(20, 300, 3))
+        total += 94
+    assert asked / total < 0.02
+
+
+# ── the first batch after a restore ──
+
+
+@pytest.mark.parametrize(
+    ("mean", "replayed", "contradicted"),
+    [
+        (0.0, None, True),
+        (0.6, None, False),
+        (0.5, None, False),  # one batch may be hard
+        (0.0, (0.6, 0.0), True),
+        (0.0, (0.6, 0.6), False),  # the prompts are harder: old ones are answered as before
+        (0.6, (0.8, 0.6), False),  # the record is of later, better weights
+    ],
+)
+def test_the_checkpoint_is_its_own_witness(mean, replayed, contradicted):
+    def rewards(rate):
+        return [[1.0] * round(10 * rate) + [0.0] * (10 - round(10 * rate))] * 24
+
+    saved = Run(steady(0.6), hard_share=0.0).points(40, 4)
+    score = None if replayed is None else compare_replayed(rewards(replayed[0]), rewards(replayed[1]))
+    reason = restore_contradicted(point(40, mean), saved, score, SETTINGS)
+    assert bool(reason) is contradicted
+    assert not contradicted or "what changed is not the weights" in reason
+    assert restore_contradicted(point(40, mean), saved[:4], score, SETTINGS) == "", "too few steps are known"
+
+
+# ── an edge is no estimate ──
+
+
+def saved(step):
+    return CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
+
+
+def fell(**more):
+    return Incident(cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=1.0, onset_step=62, **more)
+
+
+def test_before_a_sharp_fall_the_newest_is_chosen_and_a_certified_one_if_it_comes_back():
+    shelf = [dataclasses.replace(saved(39), status=CheckpointStatus.GOOD), saved(49), saved(60), saved(61)]
+    assert choose(shelf, fell(), [], RestoreConfig()).global_step == 39
+    assert choose(shelf, fell(is_sharp=True), [], RestoreConfig()).global_step == 60
+    before = RepairAttempt(
+        at=0.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=62, restored_step=60
+    )
+    assert choose(shelf, fell(is_sharp=True), [before], RestoreConfig()).global_step == 39
+
+
+def test_an_edge_is_sharp_and_a_slope_is_not():
+    edges = [judge_rewards(Run(falling(0.8, 0.1, 60)).points(63, seed), SETTINGS) for seed in range(8)]
+    slopes = [judge_rewards(Run(falling(0.8, 0.0, 60, over=40)).points(80, seed), SETTINGS) for seed in range(8)]
+    assert all(one.level is Level.BREAK and one.is_sharp and one.onset_step == 60 for one in edges)
+    assert not any(one.is_sharp for one in slopes)
+
+
+# ── nothing is begun anew ──
+
+
+def test_a_run_that_had_learned_is_never_begun_anew():
+    assert choose([saved(61)], fell(), [], RestoreConfig()).global_step == FIRST_WEIGHTS
+    halts = choose([saved(61)], fell(had_learned=True), [], RestoreConfig())
+    assert halts.global_step is None and "not thrown away" in halts.reason
+
+
+def test_what_was_learned_is_seen_in_the_rewards():
+    rose = [point(step, 0.3 + 0.01 * step) for step in range(50)]
+    flat = [point(step, 0.5 + 0.01 * (-1) ** step) for step in range(50)]
+    assert has_learned(rose, 45, SETTINGS)
+    assert not has_learned(flat, 45, SETTINGS)
+    assert not has_learned(rose, 4, SETTINGS)
+    assert has_learned(flat[20:], None, SETTINGS), "how it began is not known: it ran long"
+
+
+# ── the plan ──
+
+OUTSIDE = Incident(cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason="0.01, and earned 0.86", since=990.0)
+RESTORED = RepairAttempt(
+    at=900.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RESTORE, onset_step=45, restored_step=19
+)
+
+
+def test_a_restore_that_changed_nothing_is_undone_and_the_run_ends_for_a_person():
+    there = {"next_step": 20, "policy_version": 20}
+    current = server(weight_version=20)
+    running = observed(current, trainer=trainer(**there), incident=OUTSIDE)
+    assert kinds(decide(running, [RESTORED])) == [PauseTrainer]
+
+    paused = dataclasses.replace(running, trainer=dataclasses.replace(PAUSED, **there), checkpoints=(saved(19),))
+    undoing = decide(paused, [RESTORED])
+    assert undoing.actions == (ReinstateCheckpoints(after_step=19, reason=OUTSIDE.reason),)
+    assert decide(paused, [RESTORED, *undoing.attempts]).actions == (), "it failed: not again at once"
+
+    put_back = dataclasses.replace(paused, checkpoints=(saved(19), saved(39), saved(46)))
+    (halt,) = decide(put_back, [RESTORED, *undoing.attempts]).actions
+    assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED
+    assert "the same command resumes from the newest" in halt.reason
+
+
+def test_an_attempt_that_restored_nothing_has_nothing_to_undo():
+    paused = observed(trainer=PAUSED, incident=OUTSIDE)
+    assert kinds(decide(paused)) == [Halt]
