@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+import numpy as np
+
 from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.reward_series import RewardSeries
 from actors.reward.recorded_answers import RecordedAnswers
@@ -44,7 +46,6 @@ from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import FIRST_WEIGHTS, first_damaged
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal
-from scripts.benchmark.ratios import quantile
 from scripts.benchmark.restore_world import CAUSES, PROMPTS, SAMPLES, Fault, MadeRun, Scorer, at_once
 
 SAVE_EVERY = 5
@@ -358,7 +359,7 @@ def _row(cause: str, found: Sequence[Outcome]) -> str:
     named = ", ".join(f"{name} {count}" for name, count in Counter(one.named for one in found).most_common())
     thrown = [float(outcome.thrown_away) for outcome in found]
     choices = [float(outcome.choice) for outcome in found if outcome.choice is not None]
-    chosen = f"{median(choices):.0f} (95 %: {quantile(choices, 0.95):.0f})" if choices else "-"
+    chosen = f"{median(choices):.0f} (95 %: {np.quantile(choices, 0.95):.0f})" if choices else "-"
     contaminated = f"{sum(o.ends_contaminated for o in found)} ({sum(o.contaminated for o in found)})"
     return (
         f"{cause:46} {named:42} {contaminated:>12} {sum(o.condemned for o in found):9} "
