@@ -133,8 +133,8 @@ def ray_cluster(
 
 
 def start_patiently(
-    connect: Callable[[], None], say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-) -> None:
+    connect: Callable[[], Any], say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Any:
     """`connect`, and again where it fails, as long as the machine may be too busy. Raises what it raised last."""
     began, is_first = clock(), True
     while True:

@@ -4,7 +4,9 @@
 them, prints one line of JSON with the pids once all servers are READY, and waits. `Driven` is the test's side of it.
 """
 
+import functools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -18,7 +20,7 @@ from pathlib import Path
 import ray
 
 from actors.cluster.fencing import raylet_pid
-from actors.cluster.ray_cluster import RAY_ENVIRONMENT
+from actors.cluster.ray_cluster import RAY_ENVIRONMENT, start_patiently
 from actors.processes.process_tree import Process, descendants, identify, open_files, send, wait_ended
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_server import SGLangServer
@@ -30,6 +32,8 @@ PROMISE_S = 10.0
 """P8 (docs/design.md): within this time no process of the server is left."""
 STAND_IN = [sys.executable, "-m", "tests.programs.stand_in_server", "--tree"]
 
+log = logging.getLogger("server driver")
+
 
 def start_ray(folder: Path, ray_folder: Path) -> None:
     """A local cluster with a secret of its own in `folder`.
@@ -40,13 +44,15 @@ def start_ray(folder: Path, ray_folder: Path) -> None:
     token = folder / "token"
     token.write_text("0" * 64)
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-    ray.init(
+    start = functools.partial(
+        ray.init,
         address="local",
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
         _temp_dir=str(ray_folder),
     )
+    start_patiently(start, log.warning)
 
 
 def run_config(folder: Path) -> tuple[RunConfig, RunPaths]:
