@@ -35,7 +35,7 @@ def edit_config(folder, **changes):
 
 BROKEN = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "not a valid JSON file"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
     "config without a type": (lambda f: (f / "config.json").write_text("{}"), "model_type"),
     "another architecture": (lambda f: edit_config(f, model_type="gpt2"), "a gpt2 model is not supported"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
