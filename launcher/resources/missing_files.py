@@ -39,11 +39,14 @@ def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[Usag
     models = {"actor.path": config.actor.path, "sglang.model_path": config.sglang.model_path}
     if config.actor.kl_ctl > 0:
         models["ref.path"] = config.ref.path
+    problems: dict[str, UsageError] = {}  # a tokenizer in a model's folder has some of that model's: each is told once
     for path, keys in _keys_by_path(models).items():
-        yield from _missing_model(path, keys, _check_model)
+        problems |= {str(problem): problem for problem in _missing_model(path, keys, _check_model)}
     is_reported = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
     if not is_reported:
-        yield from _missing_model(config.tokenizer_path, "tokenizer_path", model_files.check_tokenizer)
+        found = _missing_model(config.tokenizer_path, "tokenizer_path", model_files.check_tokenizer)
+        problems |= {str(problem): problem for problem in found}
+    yield from problems.values()
     if shape is not None:
         yield from _sizes_disagree(config, shape)
         yield from _models_disagree(config, shape)
