@@ -27,6 +27,8 @@ PROBE = b"\0" * 4096
 ASK_S = 0.2
 """A disk that works answers in milliseconds; nothing waits longer for one that does not."""
 SOON_S = 0.005
+PAUSE_S = 5.0
+"""Between two looks: this process was stopped, or not scheduled, and so were its probes."""
 MOST_KEPT = 20
 
 log = logging.getLogger("disk")
@@ -105,9 +107,12 @@ class DiskWatch:
         self._changed = changed
         self._probes: dict[str, DiskProbe] = {}
         self._refusals: dict[str, Refusal] = {}
+        self._told: dict[str, Refusal] = {}
         self._trouble: DiskTrouble | None = None
         self._well_since: float | None = None
         self._past: list[tuple[float, float]] = []
+        self._looked_at = time.monotonic()
+        self._excused_at = float("-inf")
         devices: set[int] = set()
         for folder in folders:
             if folder.is_dir() and (device := folder.stat().st_dev) not in devices:
@@ -123,10 +128,15 @@ class DiskWatch:
         return cls(folders, settings, changed=changed)
 
     def refused(self, refusal: Refusal | None) -> None:
-        """A writer met it; None: it meets nothing now. A folder that nobody probes is probed from now on."""
-        if refusal is None or self._refusals.get(refusal.path) == refusal:
+        """A writer met it; None: it meets nothing now. A folder that nobody probes is probed from now on.
+
+        It counts from when it is first told here: the writer's clock may be that of another machine. Told again, it is
+        the same, also after its trouble: the writer has not tried since.
+        """
+        if refusal is None or self._told.get(refusal.path) == refusal:
             return
-        self._refusals[refusal.path] = refusal
+        self._told[refusal.path] = refusal
+        self._refusals[refusal.path] = replace(refusal, at=time.monotonic())
         if refusal.path not in self._probes:
             self._add(Path(refusal.path))
         self._probes[refusal.path].ask()
@@ -142,9 +152,24 @@ class DiskWatch:
             await asyncio.sleep(SOON_S)
 
     def trouble(self, now: float, *, patient: bool = False) -> DiskTrouble | None:
-        """What keeps the run from writing, or did a moment ago. `patient`: a checkpoint is being written."""
+        """What keeps the run from writing, or did a moment ago. `patient`: a checkpoint is being written.
+
+        After one, or after a pause of this process, a probe has its whole time again: it comes back later than the end
+        of what it waited for.
+        """
         looks = [one.look() for one in self._probes.values()]
-        found = find_trouble(looks, list(self._refusals.values()), settings=self._settings, now=now, patient=patient)
+        patient = patient and self._trouble is None  # a checkpoint that begins on a stalled disk excuses nothing
+        if patient or now - self._looked_at > PAUSE_S:
+            self._excused_at = now
+        self._looked_at = now
+        found = find_trouble(
+            looks,
+            list(self._refusals.values()),
+            settings=self._settings,
+            now=now,
+            patient=patient,
+            excused_at=self._excused_at,
+        )
         if found is not None:
             self._well_since = None
             since = found.since if self._trouble is None else min(self._trouble.since, found.since)
