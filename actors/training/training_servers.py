@@ -122,7 +122,8 @@ class TrainingServers:
     def _note_refusal(self, error: WeightsRefused) -> None:
         """For the Coordinator, where no server is at fault but the folder that they read from. The run waits for as
         much room as the last weights took: with less, loading would fail again and use up the servers' budgets."""
-        if self._folders is not None and (fault := fault_of(error)) is not None:
+        own = error.__cause__  # what a server said has none
+        if self._folders is not None and own is not None and (fault := fault_of(own)) is not None:
             path, needed = str(self._folders.parent), self._folders.newest_bytes
             self.refusal = Refusal(path=path, fault=fault, at=time.monotonic(), needed=needed)
 

@@ -135,6 +135,9 @@ def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them
     is_full = False
     trainer = SimpleNamespace(_folders=WeightFolders(tmp_path / "weights", export), refusal=None)
     trainer._folders.write(1)
+    said = "no server took weight version 2: server-0: POST: 500: [Errno 28] No space left on device"
+    TrainingServers._note_refusal(trainer, WeightsRefused(said))
+    assert trainer.refusal is None, "the disk of a server is not the folder of the weights"
     is_full = True
     with pytest.raises(WeightsRefused) as refused:
         trainer._folders.write(2)
