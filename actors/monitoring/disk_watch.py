@@ -109,6 +109,7 @@ class DiskWatch:
         self._refusals: dict[str, Refusal] = {}
         self._told: dict[str, Refusal] = {}
         self._trouble: DiskTrouble | None = None
+        self._before: DiskTrouble | None = None
         self._well_since: float | None = None
         self._past: list[tuple[float, float]] = []
         self._looked_at = time.monotonic()
@@ -172,15 +173,27 @@ class DiskWatch:
         )
         if found is not None:
             self._well_since = None
-            since = found.since if self._trouble is None else min(self._trouble.since, found.since)
-            self._trouble = replace(found, since=since)
+            if self._trouble is None:
+                self._trouble = replace(found, first=self._first_of(found))
+            else:
+                since = min(self._trouble.since, found.since)
+                self._trouble = replace(found, since=since, first=self._trouble.first)
         elif self._trouble is not None:
             self._well_since = now if self._well_since is None else self._well_since
             past = [*self._past, (self._trouble.since, self._well_since)]
             if now >= resume_at(past, self._settings):
-                self._past, self._trouble = past[-MOST_KEPT:], None
+                self._before, self._past, self._trouble = self._trouble, past[-MOST_KEPT:], None
                 self._refusals.clear()
         return self._trouble
+
+    def _first_of(self, trouble: DiskTrouble) -> float | None:
+        """What no figure shows, as a quota, is met again at each try: to whoever waits, all that is one trouble."""
+        before = self._before
+        if before is None or before.path != trouble.path:
+            return None
+        if trouble.since - self._past[-1][1] > self._settings.forget_s:
+            return None
+        return before.since if before.first is None else before.first
 
     def close(self) -> None:
         for one in self._probes.values():

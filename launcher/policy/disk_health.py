@@ -33,13 +33,17 @@ class DiskLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTrouble:
-    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks. `since`: monotonic."""
+    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks. `since`: monotonic.
+
+    `first`: the same of the first of the troubles of this disk that followed each other at once; None: this one.
+    """
 
     path: str
     fault: DiskFault
     since: float
     free: int | None = None
     missing: int = 0
+    first: float | None = None
 
     @property
     def reason(self) -> str:

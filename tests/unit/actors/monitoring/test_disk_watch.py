@@ -136,3 +136,18 @@ def test_a_disk_that_reports_no_size_is_not_full(tmp_path):
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
     assert find_trouble([found], [], settings=DiskConfig(), now=6.0) is None
+
+
+def test_a_refusal_that_comes_back_at_each_try_counts_from_the_first(tmp_path):
+    """As a quota: each probe finds room, and each checkpoint is refused."""
+    with watching(tmp_path, forget_s=DEADLINE_S) as watch:
+        met = []
+        for number in range(3):
+            watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=float(number)))
+            met.append(watch.trouble(time.monotonic()))
+            until(lambda: watch.trouble(time.monotonic()) is None)
+        assert [trouble.first for trouble in met] == [None, met[0].since, met[0].since]
+        assert met[0].since < met[1].since < met[2].since
+        watch._past[-1] = (watch._past[-1][0], watch._past[-1][1] - 2 * DEADLINE_S)
+        watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=9.0))
+        assert watch.trouble(time.monotonic()).first is None, "long after"
