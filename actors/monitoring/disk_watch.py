@@ -27,6 +27,8 @@ PROBE = b"\0" * 4096
 ASK_S = 0.2
 """A disk that works answers in milliseconds; nothing waits longer for one that does not."""
 SOON_S = 0.005
+PAUSE_S = 5.0
+"""Between two looks: this process was stopped, or not scheduled, and so were its probes."""
 MOST_KEPT = 20
 
 log = logging.getLogger("disk")
@@ -105,9 +107,13 @@ class DiskWatch:
         self._changed = changed
         self._probes: dict[str, DiskProbe] = {}
         self._refusals: dict[str, Refusal] = {}
+        self._told: dict[str, Refusal] = {}
         self._trouble: DiskTrouble | None = None
+        self._before: DiskTrouble | None = None
         self._well_since: float | None = None
         self._past: list[tuple[float, float]] = []
+        self._looked_at = time.monotonic()
+        self._excused_at = float("-inf")
         devices: set[int] = set()
         for folder in folders:
             if folder.is_dir() and (device := folder.stat().st_dev) not in devices:
@@ -123,10 +129,15 @@ class DiskWatch:
         return cls(folders, settings, changed=changed)
 
     def refused(self, refusal: Refusal | None) -> None:
-        """A writer met it; None: it meets nothing now. A folder that nobody probes is probed from now on."""
-        if refusal is None or self._refusals.get(refusal.path) == refusal:
+        """A writer met it; None: it meets nothing now. A folder that nobody probes is probed from now on.
+
+        It counts from when it is first told here: the writer's clock may be that of another machine. Told again, it is
+        the same, also after its trouble: the writer has not tried since.
+        """
+        if refusal is None or self._told.get(refusal.path) == refusal:
             return
-        self._refusals[refusal.path] = refusal
+        self._told[refusal.path] = refusal
+        self._refusals[refusal.path] = replace(refusal, at=time.monotonic())
         if refusal.path not in self._probes:
             self._add(Path(refusal.path))
         self._probes[refusal.path].ask()
@@ -142,20 +153,47 @@ class DiskWatch:
             await asyncio.sleep(SOON_S)
 
     def trouble(self, now: float, *, patient: bool = False) -> DiskTrouble | None:
-        """What keeps the run from writing, or did a moment ago. `patient`: a checkpoint is being written."""
+        """What keeps the run from writing, or did a moment ago. `patient`: a checkpoint is being written.
+
+        After one, or after a pause of this process, a probe has its whole time again: it comes back later than the end
+        of what it waited for.
+        """
         looks = [one.look() for one in self._probes.values()]
-        found = find_trouble(looks, list(self._refusals.values()), settings=self._settings, now=now, patient=patient)
+        patient = patient and self._trouble is None  # a checkpoint that begins on a stalled disk excuses nothing
+        if patient or now - self._looked_at > PAUSE_S:
+            self._excused_at = now
+        self._looked_at = now
+        found = find_trouble(
+            looks,
+            list(self._refusals.values()),
+            settings=self._settings,
+            now=now,
+            patient=patient,
+            excused_at=self._excused_at,
+        )
         if found is not None:
             self._well_since = None
-            since = found.since if self._trouble is None else min(self._trouble.since, found.since)
-            self._trouble = replace(found, since=since)
+            if self._trouble is None:
+                self._trouble = replace(found, first=self._first_of(found))
+            else:
+                since = min(self._trouble.since, found.since)
+                self._trouble = replace(found, since=since, first=self._trouble.first)
         elif self._trouble is not None:
             self._well_since = now if self._well_since is None else self._well_since
             past = [*self._past, (self._trouble.since, self._well_since)]
             if now >= resume_at(past, self._settings):
-                self._past, self._trouble = past[-MOST_KEPT:], None
+                self._before, self._past, self._trouble = self._trouble, past[-MOST_KEPT:], None
                 self._refusals.clear()
         return self._trouble
+
+    def _first_of(self, trouble: DiskTrouble) -> float | None:
+        """What no figure shows, as a quota, is met again at each try: to whoever waits, all that is one trouble."""
+        before = self._before
+        if before is None or before.path != trouble.path:
+            return None
+        if trouble.since - self._past[-1][1] > self._settings.forget_s:
+            return None
+        return before.since if before.first is None else before.first
 
     def close(self) -> None:
         for one in self._probes.values():

@@ -15,6 +15,7 @@ import array
 import contextlib
 import fcntl
 import os
+import select
 import sys
 import termios
 import threading
@@ -29,6 +30,8 @@ BUFFER_BYTES = 4 * 2**20
 CHUNK = 2**16
 SETTLE_S = 0.05
 """For the last lines to reach the log; on a disk that works that takes less than a millisecond."""
+LAST_S = 5.0
+"""For the same where this process ends too and would take them with it: a disk that is merely slow gets them."""
 AGAIN_S = 0.5
 """Between two tries while the disk refuses."""
 
@@ -70,6 +73,14 @@ class LogDrain:
             while self._is_behind() and time.monotonic() < give_up_at:
                 self._changed.wait(0.001)
 
+    def finish(self) -> None:
+        """Before this process ends. A disk that refuses is not waited for, as nobody knows for how long."""
+        self.settle()
+        give_up_at = time.monotonic() + LAST_S
+        with self._changed:
+            while self._is_behind() and not self._why and time.monotonic() < give_up_at:
+                self._changed.wait(0.01)
+
     def _is_behind(self) -> bool:
         unread = array.array("i", [0])
         with contextlib.suppress(OSError):  # closed by the reader: nothing is unread
@@ -77,8 +88,14 @@ class LogDrain:
         return bool(unread[0] or self._chunks or self._is_writing)
 
     def _read(self) -> None:
-        while data := os.read(self._source, CHUNK):
-            with self._changed:
+        something = select.poll()
+        something.register(self._source, select.POLLIN)
+        while True:
+            something.poll()
+            with self._changed:  # what is read is seen by `settle` in the pipe or in the buffer, and never in neither
+                data = os.read(self._source, CHUNK)
+                if not data:
+                    return
                 self._chunks.append(data)
                 self._held += len(data)
                 while self._held > self._buffer_bytes:

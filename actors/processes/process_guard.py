@@ -311,7 +311,7 @@ class Guard:
         if cause.may_end_itself:
             tell(self._options, "ended", exit_code=self._exit_code, cause=cause.words)
         end_all()
-        self._output.settle()
+        self._output.finish()
 
     def _end_server(self, number: signal.Signals, timeout_s: float) -> None:
         """Signal it and wait for its end. Harmless where it has ended: it stays a zombie until it is collected."""

@@ -23,7 +23,7 @@ from actors.supervision.run_history import RunHistory
 from launcher.base.errors import LauncherError, UsageError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Action, Halt
+from launcher.policy.actions import Action, Halt, PauseTrainer
 from launcher.policy.observed import Observed
 from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
@@ -33,7 +33,7 @@ from launcher.policy.run_state import ENDS
 TURN_S = 0.25
 """Between two looks where nothing calls for one."""
 FLUSH_S = 10.0
-"""At the end of the run, for the journal's last lines."""
+"""For the journal's lines before a pause and a halt, and for the last ones at the end of the run."""
 
 
 class Coordinator:
@@ -168,16 +168,13 @@ class Coordinator:
         )
 
     async def _perform(self, action: Action) -> None:
-        """To its end, however it ends; a failed one is due again, and the plan counts how often.
-
-        That it was begun is on the disk first: a Coordinator that takes over must know.
-        """
+        """To its end, however it ends; a failed one is due again, and the plan counts how often."""
         started, deadline_s = self._clock(), self._cluster.deadline_s(action)
         try:
             if self._artifacts is not None:
                 await self._artifacts.evidence_before(action)
             async with asyncio.timeout(deadline_s):
-                await self._history.flush()
+                await self._flush_before(action)
                 facts = await self._cluster.perform(action)
         except TimeoutError:
             self._failed(action, f"not done within {deadline_s:g} s", started)
@@ -190,6 +187,12 @@ class Coordinator:
             self._history.done(action, facts, self._clock() - started)
         finally:
             self._cluster.changed.set()
+
+    async def _flush_before(self, action: Action) -> None:
+        """That it was begun is on the disk first: a Coordinator that takes over must know. A pause and a halt, which it
+        would only order again, do not wait for a disk that stalls: the run could not even be ended."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._history.flush(), FLUSH_S if isinstance(action, Halt | PauseTrainer) else None)
 
     def _failed(self, action: Action, reason: str, started: float) -> None:
         """It is due again after a wait that doubles with each failure; a halt is never waited for."""

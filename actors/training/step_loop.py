@@ -310,8 +310,12 @@ class GrpoLoop:
     def _save(self, *, required: bool) -> None:
         """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`.
 
-        Where the disk refused it, the loop stops, and saves first when it is allowed to step again.
+        Where the disk refused it, the loop stops, and saves first when it is allowed to step again. Where it refused
+        the lines of the step, too: a kill after this checkpoint would leave the step out of the ledger.
         """
+        if self.refusal is not None:
+            self._is_save_owed = True
+            return
         self.phase.enter("checkpoint")
         started = time.monotonic()
         try:

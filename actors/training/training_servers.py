@@ -120,9 +120,12 @@ class TrainingServers:
             self._journal.record("weights.refused", subject="trainer", reason=error.message, policy_version=version)
 
     def _note_refusal(self, error: WeightsRefused) -> None:
-        """For the Coordinator, where no server is at fault but the folder that they read from."""
-        if self._folders is not None and (fault := fault_of(error)) is not None:
-            self.refusal = Refusal(path=str(self._folders.parent), fault=fault, at=time.monotonic())
+        """For the Coordinator, where no server is at fault but the folder that they read from. The run waits for as
+        much room as the last weights took: with less, loading would fail again and use up the servers' budgets."""
+        own = error.__cause__  # what a server said has none
+        if self._folders is not None and own is not None and (fault := fault_of(own)) is not None:
+            path, needed = str(self._folders.parent), self._folders.newest_bytes
+            self.refusal = Refusal(path=path, fault=fault, at=time.monotonic(), needed=needed)
 
     def send_weights(self, server: ServerInfo, lineage: int) -> int:
         """Send one server the current weights and return their version, which may be newer than when this was ordered.

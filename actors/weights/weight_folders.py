@@ -19,6 +19,7 @@ class WeightFolders:
         """`export` writes a model folder into an existing empty one."""
         self._root = root
         self._export = export
+        self.newest_bytes = 0  # of the last folder that was written; 0 before the first
         shutil.rmtree(root, ignore_errors=True)  # left by an earlier attempt that was killed
         root.mkdir(parents=True, mode=0o700)
 
@@ -36,6 +37,7 @@ class WeightFolders:
         try:
             staged.mkdir()
             self._export(staged)
+            self.newest_bytes = sum(file.stat().st_size for file in staged.iterdir())
             return staged.rename(folder)
         except OSError as error:
             shutil.rmtree(staged, ignore_errors=True)

@@ -15,6 +15,8 @@ MIB = 2**20
 LEAST_FREE = MIB
 """Bytes: with less a disk is full, although a short line may still find room."""
 
+UNLIMITED = 2**63
+
 
 class DiskFault(enum.StrEnum):
     FULL = "no space left"
@@ -50,7 +52,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a filesystem reports. `inodes` is None where it has no fixed number of them."""
+    """What a filesystem reports. `free` is UNLIMITED where it reports no size, `inodes` is None where it has no fixed
+    number of them."""
 
     free: int
     inodes: int | None

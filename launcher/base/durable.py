@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from launcher.base.disk_faults import Room
+from launcher.base.disk_faults import UNLIMITED, Room
 
 
 def sync_file(path: Path) -> None:
@@ -60,11 +60,14 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def room(folder: Path) -> Room:
-    """Of the filesystem of `folder`. Raises OSError. What is reserved for root counts for root."""
+    """Of the filesystem of `folder`. Raises OSError. What is reserved for root counts for root.
+
+    One that reports no size has no limit of its own (tmpfs with size=0), or doesn't know it (some FUSE ones).
+    """
     stat = os.statvfs(folder)
     blocks, inodes = (stat.f_bfree, stat.f_ffree) if os.geteuid() == 0 else (stat.f_bavail, stat.f_favail)
     return Room(
-        free=blocks * stat.f_frsize,
+        free=blocks * stat.f_frsize if stat.f_blocks else UNLIMITED,
         inodes=inodes if stat.f_files else None,
         is_read_only=bool(stat.f_flag & os.ST_RDONLY),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.base.disk_faults import LEAST_FREE, MIB, NEED_ROOM, DiskFault, Refusal, Room, fault_of_room
+from launcher.base.disk_faults import LEAST_FREE, MIB, NEED_ROOM, UNLIMITED, DiskFault, Refusal, Room, fault_of_room
 from launcher.config.supervision import DiskConfig
 
 
@@ -33,13 +33,17 @@ class DiskLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskTrouble:
-    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks. `since`: monotonic."""
+    """A disk that the run can't write to. `missing`: bytes, 0 where room is not what it lacks. `since`: monotonic.
+
+    `first`: the same of the first of the troubles of this disk that followed each other at once; None: this one.
+    """
 
     path: str
     fault: DiskFault
     since: float
     free: int | None = None
     missing: int = 0
+    first: float | None = None
 
     @property
     def reason(self) -> str:
@@ -49,11 +53,19 @@ class DiskTrouble:
 
 
 def find_trouble(
-    looks: Sequence[DiskLook], refusals: Sequence[Refusal], *, settings: DiskConfig, now: float, patient: bool = False
+    looks: Sequence[DiskLook],
+    refusals: Sequence[Refusal],
+    *,
+    settings: DiskConfig,
+    now: float,
+    patient: bool = False,
+    excused_at: float = float("-inf"),
 ) -> DiskTrouble | None:
-    """What prevents writing now. `patient`: a checkpoint is being written, and a probe may wait for it for long."""
+    """What prevents writing now. `patient`: a checkpoint is being written, and a probe may wait for it for long.
+    `excused_at`: until then a probe under way had a reason to wait."""
     for look in looks:
-        fault = _fault_now(look, settings, now, patient=patient)
+        fault = None if patient else _stalled(look, settings, now, excused_at)
+        fault = fault or _fault_of(look)
         if fault is not None:
             since = look.began_at if fault is DiskFault.STALLED else look.last_began_at
             return _trouble(look, fault, now if since is None else since, needed=0)
@@ -65,9 +77,13 @@ def find_trouble(
     return None
 
 
-def _fault_now(look: DiskLook, settings: DiskConfig, now: float, *, patient: bool) -> DiskFault | None:
-    if look.began_at is not None and now - look.began_at > settings.stall_s and not patient:
-        return DiskFault.STALLED
+def _stalled(look: DiskLook, settings: DiskConfig, now: float, excused_at: float) -> DiskFault | None:
+    if look.began_at is None or now - max(look.began_at, excused_at) <= settings.stall_s:
+        return None
+    return DiskFault.STALLED
+
+
+def _fault_of(look: DiskLook) -> DiskFault | None:
     if look.fault is DiskFault.FULL and look.room is not None and look.room.inodes == 0:
         return DiskFault.NO_INODES
     if look.fault is not None:
@@ -85,7 +101,8 @@ def _is_cured(refusal: Refusal, look: DiskLook) -> bool:
 def _trouble(look: DiskLook, fault: DiskFault, since: float, *, needed: int) -> DiskTrouble:
     free = None if look.room is None else look.room.free
     missing = max(max(needed, LEAST_FREE) - (free or 0), 0) if fault in NEED_ROOM else 0
-    return DiskTrouble(path=look.path, fault=fault, since=since, free=free, missing=missing)
+    shown = None if free == UNLIMITED else free
+    return DiskTrouble(path=look.path, fault=fault, since=since, free=shown, missing=missing)
 
 
 def resume_at(troubles: Sequence[tuple[float, float]], settings: DiskConfig) -> float:

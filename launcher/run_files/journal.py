@@ -12,6 +12,7 @@ there is room. What still waits when the process dies is lost, and so is only ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import errno
 import fcntl
@@ -44,7 +45,8 @@ Record = Mapping[str, object]
 def append_line(path: Path, record: Record, *, durable: bool = False) -> None:
     """Append one record. With `durable` it is on the disk, not only in the page cache, on return.
 
-    Raises JournalError naming the file. The record is then torn, or, where only its sync failed, perhaps there.
+    Raises JournalError naming the file. What was written of the record is then taken back, so that a second try writes
+    it once; only where others wrote at the same moment may it be there, torn or complete.
     """
     try:
         _append(path, encode(record), durable=durable)
@@ -57,20 +59,35 @@ def append_line(path: Path, record: Record, *, durable: bool = False) -> None:
 def _append(path: Path, data: bytes, *, durable: bool) -> None:
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        _take_turn(fd)
+        is_alone = _take_turn(fd)
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             data = b"\n" + data  # torn by a crash: without this, two records would share a line and both be lost
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, "No space left for the complete line")
-        if durable:
-            os.fsync(fd)
+        written = os.write(fd, data)
+        try:
+            if written != len(data):
+                raise OSError(errno.ENOSPC, "No space left for the complete line")
+            if durable:
+                os.fsync(fd)
+        except OSError:
+            if is_alone:
+                _take_back(fd, size, written)
+            raise
     finally:
         os.close(fd)
 
 
-def _take_turn(fd: int) -> None:
+def _take_back(fd: int, size: int, written: int) -> None:
+    """Else a line whose sync failed, or that lacks its end alone, would be there twice after the next try. Not where
+    somebody wrote after it: theirs would be lost."""
+    with contextlib.suppress(OSError):
+        if os.fstat(fd).st_size == size + written:
+            os.ftruncate(fd, size)
+
+
+def _take_turn(fd: int) -> bool:
     """One writer at a time: on a network file system two machines that append at once may write over each other.
+    Returns whether it was granted.
 
     Not for long, and not at any price: one that was stopped while it wrote must not silence all others.
     """
@@ -78,11 +95,12 @@ def _take_turn(fd: int) -> None:
     while time.monotonic() < give_up_at:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
-            return
+            return True
         except BlockingIOError:
             time.sleep(0.005)
         except OSError:  # a file system without locks
-            return
+            return False
+    return False
 
 
 def encode(record: Record) -> bytes:

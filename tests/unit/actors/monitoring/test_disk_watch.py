@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import subprocess
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from actors.monitoring import disk_watch
 from actors.monitoring.disk_watch import DiskWatch, probe
 from launcher.base.disk_faults import DiskFault, Refusal
 from launcher.config.supervision import DiskConfig
+from launcher.policy.disk_health import find_trouble
 
 DEADLINE_S = 30.0
 
@@ -90,3 +94,60 @@ def test_folders_of_one_device_are_probed_once(tmp_path):
     (tmp_path / "other").mkdir()
     with watching(tmp_path, tmp_path / "other", tmp_path / "gone") as watch:
         assert list(watch._probes) == [str(tmp_path)]
+
+
+def test_the_end_of_a_checkpoint_or_of_a_pause_of_this_process_makes_no_slow_probe_a_stalled_one(tmp_path, monkeypatch):
+    released, fsync = threading.Event(), disk_watch.os.fsync
+    monkeypatch.setattr(disk_watch.os, "fsync", lambda fd: released.wait(DEADLINE_S) and fsync(fd))
+    with watching(tmp_path, stall_s=30.0) as watch:
+        until(lambda: watch._probes[str(tmp_path)].look().began_at)
+        now = time.monotonic()
+        assert [watch.trouble(now + second, patient=True) for second in range(100)] == [None] * 100
+        assert watch.trouble(now + 101) is None, "it has been waiting for the checkpoint"
+        assert watch.trouble(now + 500) is None, "nobody looked for minutes"
+        found = [watch.trouble(now + 500 + second) for second in range(33)]
+        assert found[29] is None and found[-1].fault is DiskFault.STALLED
+        found = [watch.trouble(now + 533 + second, patient=True) for second in range(100)]
+        assert all(found), "a checkpoint that begins on a stalled disk does not end the trouble"
+        released.set()
+
+
+def test_a_refusal_on_the_clock_of_another_machine_neither_waits_for_it_nor_ends_the_run(tmp_path):
+    for theirs in (1e9, -1e9):
+        with watching(tmp_path) as watch:
+            told = Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=theirs)
+            watch.refused(told)
+            began = time.monotonic()
+            trouble = watch.trouble(began)
+            assert trouble is not None and abs(trouble.since - began) < DEADLINE_S
+            until(lambda: watch.trouble(time.monotonic()) is None)
+            watch.refused(told)
+            assert watch.trouble(time.monotonic()) is None, "told again, it is no new one"
+
+
+def test_a_disk_that_reports_no_size_is_not_full(tmp_path):
+    folder = tmp_path / "unlimited"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=0,nr_inodes=0", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a filesystem needs root")
+    try:
+        found = probe(folder, 5.0)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    assert find_trouble([found], [], settings=DiskConfig(), now=6.0) is None
+
+
+def test_a_refusal_that_comes_back_at_each_try_counts_from_the_first(tmp_path):
+    """As a quota: each probe finds room, and each checkpoint is refused."""
+    with watching(tmp_path, forget_s=DEADLINE_S) as watch:
+        met = []
+        for number in range(3):
+            watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=float(number)))
+            met.append(watch.trouble(time.monotonic()))
+            until(lambda: watch.trouble(time.monotonic()) is None)
+        assert [trouble.first for trouble in met] == [None, met[0].since, met[0].since]
+        assert met[0].since < met[1].since < met[2].since
+        watch._past[-1] = (watch._past[-1][0], watch._past[-1][1] - 2 * DEADLINE_S)
+        watch.refused(Refusal(path=str(tmp_path), fault=DiskFault.QUOTA, at=9.0))
+        assert watch.trouble(time.monotonic()).first is None, "long after"

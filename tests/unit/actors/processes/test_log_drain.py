@@ -3,10 +3,12 @@
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from actors.processes import log_drain
 from actors.processes.log_drain import LogDrain
 
 DEADLINE_S = 30.0
@@ -70,10 +72,6 @@ def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_stalled_disk_blocks_nobody(tmp_path, monkeypatch, lines):
     """A write that does not return until the end of the test."""
-    import threading
-
-    from actors.processes import log_drain
-
     released, write = threading.Event(), log_drain.os.write
     monkeypatch.setattr(log_drain.os, "write", lambda *of: released.wait(DEADLINE_S) and write(*of))
     drain = LogDrain(tmp_path / "log")
@@ -82,3 +80,40 @@ def test_a_stalled_disk_blocks_nobody(tmp_path, monkeypatch, lines):
     finally:
         released.set()
         drain.settle(DEADLINE_S)
+
+
+def test_a_reader_that_is_not_scheduled_makes_nobody_believe_that_all_is_written(tmp_path, monkeypatch):
+    """On a busy machine between its read and what follows: the last words say why a server died."""
+    read = log_drain.os.read
+
+    def late(*of):
+        data = read(*of)
+        time.sleep(0.3)
+        return data
+
+    monkeypatch.setattr(log_drain.os, "read", late)
+    drain = LogDrain(tmp_path / "log")
+    assert printing(drain, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    drain.settle(DEADLINE_S)
+    assert (tmp_path / "log").read_text().startswith("line 00000")
+
+
+def test_a_slow_disk_gets_the_last_words_and_one_that_refuses_is_not_waited_for(tmp_path, monkeypatch):
+    write = log_drain.os.write
+
+    def slow(*of):
+        time.sleep(10 * log_drain.SETTLE_S)
+        return write(*of)
+
+    monkeypatch.setattr(log_drain.os, "write", slow)
+    drain = LogDrain(tmp_path / "log")
+    assert printing(drain, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    drain.finish()
+    assert (tmp_path / "log").read_text().startswith("line 00000")
+
+    refused = LogDrain(tmp_path / "not there" / "log")
+    assert printing(refused, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    until(lambda: refused._why)
+    began = time.monotonic()
+    refused.finish()
+    assert time.monotonic() - began < log_drain.LAST_S

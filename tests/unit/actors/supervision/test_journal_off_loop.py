@@ -3,8 +3,10 @@
 import asyncio
 import threading
 
+from actors.supervision import coordinator as coordinator_module
 from actors.supervision.coordinator import Coordinator
 from actors.supervision.run_history import RunHistory
+from launcher.policy.actions import Halt, PauseTrainer, ResumeTrainer
 from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.run_model import CONFIG, ModelHands, RunModel
@@ -48,6 +50,27 @@ def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monkeypatc
     begun, done_while_stalled, on_disk = asyncio.run(scenario())
     assert begun > 0 and done_while_stalled == []
     assert "trainer.restoring" in on_disk, "an action was carried out before it was on the disk"
+
+
+def test_a_run_is_paused_and_ended_although_the_disk_of_its_journal_stalls(tmp_path, monkeypatch):
+    disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
+    monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
+
+    async def scenario():
+        run = RunModel()
+        history = RunHistory(Journal(path, 1, in_background=True))
+        hands = ModelHands(run, history)
+        hands.patience_s = 0.5
+        coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
+        history.begin()
+        await coordinator._perform(PauseTrainer(reason="a write does not return"))
+        await coordinator._perform(ResumeTrainer())
+        await coordinator._perform(Halt(reason="for more than disk.patience_s"))
+        disk.turns.set()
+        return hands.done
+
+    done = asyncio.run(scenario())
+    assert [type(action) for action in done] == [PauseTrainer, Halt], "a resume waits for its line"
 
 
 def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with_it(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import errno
+import os
 import threading
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 from actors.rollout.live_rollouts import LoopThread
 from actors.rollout.server_pool import ServerPool
 from actors.training.training_servers import TrainingServers
+from actors.weights.weight_folders import WeightFolders
 from launcher.base.errors import ServerError, WeightsRefused
 from launcher.base.messages import ServerInfo, ServerState
 from launcher.base.rollouts import Completion
@@ -121,3 +124,22 @@ def test_one_that_died_after_its_answer_is_not_brought_back(trials):
     with pytest.raises(ServerError, match="ended meanwhile"):
         trial.admit()
     assert trial.pool.servers() == (DEAD,)
+
+
+def test_weights_that_a_disk_refuses_are_waited_for_until_there_is_room_for_them(tmp_path):
+    def export(folder):
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        (folder / "model.safetensors").write_bytes(b"w" * 5000)
+
+    is_full = False
+    trainer = SimpleNamespace(_folders=WeightFolders(tmp_path / "weights", export), refusal=None)
+    trainer._folders.write(1)
+    said = "no server took weight version 2: server-0: POST: 500: [Errno 28] No space left on device"
+    TrainingServers._note_refusal(trainer, WeightsRefused(said))
+    assert trainer.refusal is None, "the disk of a server is not the folder of the weights"
+    is_full = True
+    with pytest.raises(WeightsRefused) as refused:
+        trainer._folders.write(2)
+    TrainingServers._note_refusal(trainer, refused.value)
+    assert (trainer.refusal.path, trainer.refusal.needed) == (str(tmp_path), 5000)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from launcher.base.disk_faults import LEAST_FREE, MIB, DiskFault, Refusal, Room, fault_in, fault_of
+from launcher.base.disk_faults import LEAST_FREE, MIB, UNLIMITED, DiskFault, Refusal, Room, fault_in, fault_of
 from launcher.base.errors import CheckpointError
 from launcher.config.supervision import DiskConfig
 from launcher.policy.disk_health import DiskLook, find_trouble, resume_at
@@ -61,6 +61,20 @@ def test_a_probe_that_waits_for_a_checkpoint_is_not_stalled():
     slow = look(began_at=NOW - 500)
     assert find_trouble([slow], [], settings=SETTINGS, now=NOW, patient=True) is None
     assert find_trouble([slow], [], settings=SETTINGS, now=NOW) is not None
+
+
+def test_a_probe_that_waited_for_something_else_has_its_whole_time_afterwards():
+    slow = look(began_at=NOW - 500)
+    assert find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=NOW - 29) is None
+    found = find_trouble([slow], [], settings=SETTINGS, now=NOW, excused_at=NOW - 31)
+    assert found is not None and found.fault is DiskFault.STALLED
+
+
+def test_of_a_disk_without_a_size_nothing_is_said_to_be_free_or_missing():
+    seen = look(DiskFault.IO_ERROR, free=UNLIMITED)
+    found = find_trouble([seen], [], settings=SETTINGS, now=NOW)
+    assert found is not None and found.reason == "/run: input/output errors"
+    assert find_trouble([look(free=UNLIMITED, inodes=None)], [], settings=SETTINGS, now=NOW) is None
 
 
 @pytest.mark.parametrize(

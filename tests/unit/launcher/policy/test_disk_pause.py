@@ -67,6 +67,14 @@ def test_a_person_who_never_comes_is_not_waited_for_without_end():
     assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED and "disk.patience_s" in halt.reason
 
 
+def test_one_who_makes_too_little_room_again_and_again_is_not_waited_for_without_end_either():
+    again = dataclasses.replace(FULL, first=NOW - CONFIG.disk.patience_s)
+    (halt,) = plan(observed(disk=again), [], CONFIG, NOW).actions
+    assert isinstance(halt, Halt) and "disk.patience_s" in halt.reason
+    stepped = observed(disk=again, progress_at=NOW - 60)
+    assert kinds(plan(stepped, [], CONFIG, NOW)) == [PauseTrainer], "between, the run got on"
+
+
 def test_an_abort_needs_no_disk():
     (halt,) = plan(observed(disk=FULL, abort_reason="enough"), [], CONFIG, NOW).actions
     assert isinstance(halt, Halt) and halt.word is TerminalStatus.ABORTED

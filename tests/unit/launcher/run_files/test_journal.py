@@ -70,6 +70,31 @@ def test_a_sync_that_fails_is_a_journal_error_and_its_line_waits(file, monkeypat
         assert not lines.append({"step": 0})
         assert lines.waiting == 1
     assert lines.flush() and lines.waiting == 0
+    assert steps(file) == [0], "once, although its first write was complete"
+
+
+def test_a_line_of_which_the_end_alone_was_refused_is_written_once(file, monkeypatch):
+    lines, write = LineLog(file), os.write
+    assert lines.append({"step": 0})
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda fd, data: write(fd, data[:-1]))
+        assert not lines.append({"step": 1})
+        assert file.read_text() == '{"step": 0}\n'
+    assert lines.append({"step": 2})
+    assert file.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_line_that_another_wrote_after_a_refused_one_is_not_taken_back(file, monkeypatch):
+    def fails(fd):
+        with file.open("ab") as other:
+            other.write(b'{"step": 9}\n')
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    lines = LineLog(file, durable=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fails)
+        assert not lines.append({"step": 0})
+    assert 9 in steps(file)
 
 
 def test_a_missing_file_has_no_lines_and_is_not_created(file):
