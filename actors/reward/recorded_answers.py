@@ -119,8 +119,9 @@ class RecordedAnswers:
         queue = PromptQueue(list(by_prompt), seed=0, shuffle=False)
         batch = self._replay(queue, len(by_prompt), weight_version)
         now = {group.prompt.id: [r.reward for r in group.rollouts if r.reward is not None] for group in batch.groups}
-        pairs = [(by_prompt[name].group, rewards) for name, rewards in now.items() if rewards]
-        return rescored, compare_replayed([then for then, _ in pairs], [after for _, after in pairs])
+        pairs = [(by_prompt[name], rewards) for name, rewards in now.items() if rewards]
+        then, after = [known.group for known, _ in pairs], [rewards for _, rewards in pairs]
+        return rescored, compare_replayed(then, after, [known.step for known, _ in pairs])
 
     def rescore(self) -> CanaryScore | None:
         """The same completions as at the last check, scored once more."""

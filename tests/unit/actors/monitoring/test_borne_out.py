@@ -11,11 +11,11 @@ SOUND = compare_rescored(KNOWN, [1.0] * 24)
 BROKEN = compare_rescored(KNOWN, [0.0] * 24)
 
 
-def replayed(then, now):
+def replayed(then, now, steps=()):
     def rewards(rate):
         return [[1.0] * round(10 * rate) + [0.0] * (10 - round(10 * rate))] * 32
 
-    return compare_replayed(rewards(then), rewards(now))
+    return compare_replayed(rewards(then), rewards(now), steps)
 
 
 @pytest.fixture
@@ -69,6 +69,38 @@ def test_a_fall_that_old_prompts_do_not_show_is_of_the_new_prompts_and_training_
     use(world, work)
     (event,) = world.events("reward.rebased")
     assert event["global_step"] == 45 and "the new prompts are harder" in event["reason"]
+
+
+def test_prompts_of_weaker_weights_do_not_vouch_for_a_policy_that_fell_back_to_what_it_was(world):
+    def work(monitor):
+        for step in range(60):
+            assert offered(monitor, step, 0.1 + 0.01 * step + 0.02 * (-1) ** step).admitted
+        step = 60
+        while monitor.view().incident is None:
+            decision = offered(monitor, step, 0.3)
+            if decision.check_before is not None:
+                checked(monitor, step, 0.3, again=replayed(0.3, 0.3, steps=range(32)))
+            step += 1
+        assert monitor.view().incident.cause is Cause.REWARD_COLLAPSE
+
+    use(world, work)
+    assert world.events("reward.rebased") == []
+
+
+def test_on_probation_too_no_fall_is_believed_that_was_not_asked_about(world):
+    def work(monitor):
+        collapse(monitor)
+        assert checked(monitor, 40, 0.54, again=replayed(0.5, 0.5)).admitted
+        healthy(monitor, 9, first=41)
+        for step in range(50, 80):
+            decision = offered(monitor, step, 0.37 + 0.04 * (-1) ** step)
+            if decision.check_before is not None:
+                assert decision.check_before == 50
+                return
+            assert monitor.view().incident is None, "believed, and not asked about"
+        raise AssertionError("never asked")
+
+    use(world, work)
 
 
 def collapse(monitor):
