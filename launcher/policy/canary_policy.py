@@ -135,12 +135,17 @@ def _score_text(score: CanaryScore) -> str:
 
 
 def compare_rescored(earlier: Sequence[Sequence[float]], now: Sequence[float | None], error: str = "") -> CanaryScore:
-    """Completions that were scored several times each while all was well, and once `now`. `error`: why one was not."""
-    name = f"{len(earlier)} completions of healthy steps"
-    scored = [one for one in now if one is not None]
-    if len(scored) < len(earlier):
+    """Completions that were scored several times each while all was well, and once `now`. `error`: why one was not.
+
+    Those that were not scored say nothing, unless they are half of them: a function that fails now and then is no
+    other than it was.
+    """
+    scored = [(then, (one,)) for then, one in zip(earlier, now, strict=True) if one is not None]
+    if 2 * len(scored) <= len(earlier):
+        name = f"{len(earlier)} completions of healthy steps"
         return CanaryScore(name=name, expected=_mean_of_means(earlier), got=None, error=error)
-    return _compared(name, earlier, [(one,) for one in scored])
+    name = f"{len(scored)} completions of healthy steps"
+    return _compared(name, [then for then, _ in scored], [one for _, one in scored])
 
 
 def compare_replayed(

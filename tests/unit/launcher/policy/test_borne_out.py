@@ -62,8 +62,10 @@ def test_a_noisy_function_is_judged_by_its_own_noise():
 
 
 def test_completions_that_are_not_scored_are_no_score_of_0():
-    score = compare_rescored(RIGHT, [None, *[1.0] * 23], "it raised")
+    score = compare_rescored(RIGHT, [None] * 12 + [1.0] * 12, "it raised")
     assert (score.got, score.error) == (None, "it raised")
+    now_and_then = compare_rescored(RIGHT, [None, *[1.0] * 17, *[0.0] * 6], "it raised")
+    assert now_and_then.got is not None and not is_broken(now_and_then)
     assert is_broken(compare_rescored(RIGHT, [1e308] * 24)), "no reading of anything is not as it should be"
 
 
