@@ -169,22 +169,27 @@ class HealthMonitor:
         self._replayed = report.replayed
         self._judge()
         before = self._to_check_before(report)
-        if before is not None and report.can_check:
-            return Admission(admitted=False, reason="the run's own record is asked first", check_before=before)
-        if before is not None and self._series.owes_proof:
-            self._check_restore(report)
-        decision = admit(
+        decision = self._decide(report)
+        if before is not None and (decision.admitted or decision.is_compared):  # else it is rejected for what it is
+            if report.can_check:
+                return Admission(admitted=False, reason="the run's own record is asked first", check_before=before)
+            if self._series.owes_proof:
+                self._check_restore(report)
+                decision = self._decide(report)
+        if decision.admitted:
+            self._take_in(report)
+        else:
+            self._doubt(decision)
+        return decision
+
+    def _decide(self, report: BatchReport) -> Admission:
+        return admit(
             report,
             self._gate,
             usual=self._usual(),
             compared_in_a_row=self._compared_in_a_row,
             incident=self._incident,
         )
-        if decision.admitted:
-            self._take_in(report)
-        else:
-            self._doubt(decision)
-        return decision
 
     def _to_check_before(self, report: BatchReport) -> int | None:
         """The step before which the run's own record is from healthy steps, where it is to be asked."""

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.base.messages import Cause
-from launcher.policy.canary_policy import CanaryRound, compare_replayed, compare_rescored
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, compare_replayed, compare_rescored
 from tests.unit.actors.monitoring.test_health_monitor import World, batch, use
 
 KNOWN = [(1.0, 1.0, 1.0)] * 24
@@ -52,6 +52,21 @@ def test_the_first_batch_of_a_broken_function_is_not_trained_on_and_the_run_cont
             monitor.canaries(CanaryRound(step=45, scores=(SOUND,)))
         assert monitor.view().incident is None
         assert offered(monitor, 45, 0.5).admitted
+
+    use(world, work)
+
+
+def test_a_low_batch_that_is_rejected_for_what_it_is_is_not_asked_about(world):
+    unscored = CanaryScore(name="right answer of 7", expected=1.0, got=None, error="it raised")
+
+    def work(monitor):
+        healthy(monitor, 45)
+        report = batch(45, mean_reward=0.0, high_reward=0.0, canaries=(unscored,), can_check=True)
+        decision = monitor.admit(report)
+        assert (decision.check_before, decision.cause) == (None, Cause.VERIFIER_BROKEN)
+        assert "1 known answers without a reward" in decision.reason
+        stale = offered(monitor, 45, 0.0, weight_versions=(44,))
+        assert (stale.check_before, stale.cause) == (None, Cause.SERVER_STALE)
 
     use(world, work)
 
