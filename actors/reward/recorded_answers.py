@@ -96,6 +96,7 @@ class RecordedAnswers:
         """Keep some of an admitted batch. Beyond the count, which one makes room is drawn: a few grow old, since a
         function that drifts is seen by those alone."""
         self._take_scored()
+        self._known = [one for one in self._known if one.step < step]  # it is taken again: later ones were undone
         is_full = len(self._known) >= self._count
         if self._count == 0 or self._noted is not None or (is_full and step % NOTED_EVERY):
             return

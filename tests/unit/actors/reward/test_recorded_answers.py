@@ -109,6 +109,16 @@ def test_the_next_attempt_knows_them_and_a_damaged_file_is_no_error(made, tmp_pa
     assert not make().is_enough
 
 
+def test_of_steps_that_were_undone_nothing_is_asked_when_the_run_is_past_them_again(made):
+    make, _, _ = made
+    record = noted(make(), range(10))
+    record.check(8, 9)
+    assert {one.step for one in record._known} == set(range(10)), "a restore may still be undone itself"
+    noted(record, range(6, 9))
+    assert [one.step for one in record._known].count(8) == 0
+    assert {one.step for one in record._known} == set(range(8))
+
+
 def test_the_count_is_kept_with_some_old_ones_among_them_and_0_keeps_none(made):
     make, _, _ = made
     record = noted(make(count=12), range(0, 400, 5))
