@@ -35,6 +35,7 @@ from launcher.policy.reward_health import (
     Level,
     RewardVerdict,
     ServerFault,
+    as_learned,
     find_cause,
     has_learned,
     judge_rewards,
@@ -168,22 +169,27 @@ class HealthMonitor:
         self._replayed = report.replayed
         self._judge()
         before = self._to_check_before(report)
-        if before is not None and report.can_check:
-            return Admission(admitted=False, reason="the run's own record is asked first", check_before=before)
-        if before is not None and self._series.owes_proof:
-            self._check_restore(report)
-        decision = admit(
+        decision = self._decide(report)
+        if before is not None and (decision.admitted or decision.is_compared):  # else it is rejected for what it is
+            if report.can_check:
+                return Admission(admitted=False, reason="the run's own record is asked first", check_before=before)
+            if self._series.owes_proof:
+                self._check_restore(report)
+                decision = self._decide(report)
+        if decision.admitted:
+            self._take_in(report)
+        else:
+            self._doubt(decision)
+        return decision
+
+    def _decide(self, report: BatchReport) -> Admission:
+        return admit(
             report,
             self._gate,
             usual=self._usual(),
             compared_in_a_row=self._compared_in_a_row,
             incident=self._incident,
         )
-        if decision.admitted:
-            self._take_in(report)
-        else:
-            self._doubt(decision)
-        return decision
 
     def _to_check_before(self, report: BatchReport) -> int | None:
         """The step before which the run's own record is from healthy steps, where it is to be asked."""
@@ -191,7 +197,8 @@ class HealthMonitor:
             return None
         if self._series.owes_proof:
             return self._series.next_step
-        return low_since(report.figures.point, self._series.points, self._config.reward_health)
+        series, settings = self._series, self._config.reward_health
+        return low_since(report.figures.point, series.points, settings, restored_step=series.restored_step)
 
     def _check_restore(self, report: BatchReport) -> None:
         """Nothing was trained on since the restore, so that it can be undone."""
@@ -246,12 +253,13 @@ class HealthMonitor:
         verdict = judge_rewards(series.points, settings, restored_step=series.restored_step)
         if verdict.level is not Level.BREAK or verdict.onset_step is None:
             return verdict
-        replayed = self._replayed
+        healthy = [point for point in series.points if point.step < verdict.onset_step]
+        replayed = as_learned(self._replayed, healthy, settings)
         if replayed is None or replayed.got is None or not explains(replayed, verdict.drop):
             return verdict
         reason = (
-            f"{verdict.reason}; but {replayed.name} earn {replayed.got:.3g}, and earned {replayed.expected:.3g}: the "
-            "weights, the servers and the reward function are as they were, the new prompts are harder or others"
+            f"{verdict.reason}; but {replayed.name} earn {replayed.got:.3g}, where {replayed.expected:.3g} is usual: "
+            "the weights, the servers and the reward function are as they were, the new prompts are harder or others"
         )
         self._journal.record("reward.rebased", subject="data", reason=reason, global_step=verdict.onset_step)
         series.base = verdict.onset_step

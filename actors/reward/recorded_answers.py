@@ -39,6 +39,11 @@ LEAST = 8
 REPLAYED = 32
 """Prompts that are answered again, the newest: older ones were answered by a policy that knew less."""
 
+RESCORED_WITHIN_S = 30.0
+"""What is not scored again by then says nothing. Neither a pause nor the repair of a server waits longer for it."""
+NOT_IN_TIME = Score(value=None, error="not in time")
+LATE = f"fewer than {LEAST} were scored within {RESCORED_WITHIN_S:g} s"
+
 log = logging.getLogger("recorded")
 
 Submit = Callable[[Coroutine[Any, Any, list[list[Score]]]], "Future[list[list[Score]]]"]
@@ -91,6 +96,7 @@ class RecordedAnswers:
         """Keep some of an admitted batch. Beyond the count, which one makes room is drawn: a few grow old, since a
         function that drifts is seen by those alone."""
         self._take_scored()
+        self._known = [one for one in self._known if one.step < step]  # it is taken again: later ones were undone
         is_full = len(self._known) >= self._count
         if self._count == 0 or self._noted is not None or (is_full and step % NOTED_EVERY):
             return
@@ -112,6 +118,8 @@ class RecordedAnswers:
         if not asked:
             return None, None
         rescored = self.rescore()
+        if rescored is not None and rescored.error == LATE:
+            rescored = None  # a slow function is not a broken one
         if rescored is not None and (rescored.got is None or rescored.is_low):
             return rescored, None  # what new answers earn shows nothing now
         newest = sorted(asked, key=lambda one: one.step)[-REPLAYED:]
@@ -119,20 +127,25 @@ class RecordedAnswers:
         queue = PromptQueue(list(by_prompt), seed=0, shuffle=False)
         batch = self._replay(queue, len(by_prompt), weight_version)
         now = {group.prompt.id: [r.reward for r in group.rollouts if r.reward is not None] for group in batch.groups}
-        pairs = [(by_prompt[name].group, rewards) for name, rewards in now.items() if rewards]
-        return rescored, compare_replayed([then for then, _ in pairs], [after for _, after in pairs])
+        pairs = [(by_prompt[name], rewards) for name, rewards in now.items() if rewards]
+        then, after = [known.group for known, _ in pairs], [rewards for _, rewards in pairs]
+        return rescored, compare_replayed(then, after, [known.step for known, _ in pairs])
 
     def rescore(self) -> CanaryScore | None:
-        """The same completions as at the last check, scored once more."""
+        """The same completions as at the last check, scored once more: as many of them as are in time."""
         asked = self._asked()
         if not asked:
             return None
         try:
-            scores = [one for (one,) in self._submit(self._score(asked, 1)).result()]
+            scores = self._submit(self._score_in_time(asked)).result()
         except (RewardError, RewardImportError) as error:
             return compare_rescored([one.scores for one in asked], [None] * len(asked), error.message)
-        errors = [score.error for score in scores if score.error]
-        return compare_rescored([a.scores for a in asked], [score.value for score in scores], next(iter(errors), ""))
+        answered = [(one.scores, now) for one, (now,) in zip(asked, scores, strict=True) if now != NOT_IN_TIME]
+        errors = [now.error for _, now in answered if now.error]
+        if len(answered) < LEAST:
+            return compare_rescored([one.scores for one in asked], [None] * len(asked), next(iter(errors), LATE))
+        earlier = [scores for scores, _ in answered]
+        return compare_rescored(earlier, [now.value for _, now in answered], next(iter(errors), ""))
 
     def _asked(self) -> list[RecordedAnswer]:
         known = [one for one in self._known if self._before is None or one.step < self._before]
@@ -141,6 +154,15 @@ class RecordedAnswers:
     async def _score(self, answers: Sequence[RecordedAnswer], times: int) -> list[list[Score]]:
         asked = [self._scorer.score([one.completion] * times, self._prompts[one.prompt_id]) for one in answers]
         return list(await asyncio.gather(*asked))
+
+    async def _score_in_time(self, answers: Sequence[RecordedAnswer]) -> list[list[Score]]:
+        """Each once. What is late is taken out of the scorer's queue."""
+        asked = [asyncio.ensure_future(self._scorer.score([a.completion], self._prompts[a.prompt_id])) for a in answers]
+        done, late = await asyncio.wait(asked, timeout=RESCORED_WITHIN_S)
+        for one in late:
+            one.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        return [one.result() if one in done else [NOT_IN_TIME] for one in asked]
 
     def _take_scored(self) -> None:
         """What was noted, once it is scored. One that could not be is of no use."""

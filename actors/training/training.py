@@ -295,9 +295,10 @@ class Training:
 
     def score_canaries(self) -> CanaryRound:
         """Score the known answers, and the run's own, with the live reward function."""
-        step, rescored = self._loop.next_step, self._recorded.rescore()
+        step = self._loop.next_step
+        known, rescored = self._canaries.begin(step), self._recorded.rescore()
         own = () if rescored is None else (rescored,)
-        return CanaryRound(step=step, scores=(*self._canaries.begin(step).result(), *own))
+        return CanaryRound(step=step, scores=(*known.result(), *own))
 
 
 def planned_steps(config: RunConfig, *, prompts: int) -> int:

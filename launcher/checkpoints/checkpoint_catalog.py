@@ -284,12 +284,17 @@ class CheckpointCatalog:
 
 
 def set_aside_by_restore(paths: RunPaths) -> list[str]:
-    """Names below set_aside/ of what the last restore from an onset took out of the list."""
+    """Names below set_aside/ of what the last restore from an onset took out of the list, with the tries of it that
+    failed: what the first has set aside, the next does not meet again."""
     names: list[str] = []
+    was_done = True
     for event in read_lines(paths.events):
         match event.get("event"), event.get("checkpoints"):
             case "trainer.restoring", _ if event.get("onset_step") is not None:
-                names = []
+                names = [] if was_done else names
+                was_done = False
+            case "trainer.restored", _:
+                was_done = True
             case "checkpoint.condemned", list(condemned):
                 names += map(str, condemned)
             case "checkpoint.set_aside", _:

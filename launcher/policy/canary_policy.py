@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from launcher.base.rollouts import mean_of
@@ -30,7 +30,8 @@ LEAST_SPREAD = 0.1
 class CanaryScore:
     """One known answer as scored now; `got` is None where the function raised or did not answer in time.
 
-    `tolerance`: a difference that is none, where that is more than reward_health.canary_tolerance.
+    `tolerance`: a difference that is none, where that is more than reward_health.canary_tolerance. `steps`: of which
+    steps the prompts are that were answered again, one for each.
     """
 
     name: str
@@ -38,6 +39,7 @@ class CanaryScore:
     got: float | None
     error: str = ""
     tolerance: float = 0.0
+    steps: tuple[int, ...] = ()
 
     @property
     def is_low(self) -> bool:
@@ -133,17 +135,24 @@ def _score_text(score: CanaryScore) -> str:
 
 
 def compare_rescored(earlier: Sequence[Sequence[float]], now: Sequence[float | None], error: str = "") -> CanaryScore:
-    """Completions that were scored several times each while all was well, and once `now`. `error`: why one was not."""
-    name = f"{len(earlier)} completions of healthy steps"
-    scored = [one for one in now if one is not None]
-    if len(scored) < len(earlier):
+    """Completions that were scored several times each while all was well, and once `now`. `error`: why one was not.
+
+    Those that were not scored say nothing, unless they are half of them: a function that fails now and then is no
+    other than it was.
+    """
+    scored = [(then, (one,)) for then, one in zip(earlier, now, strict=True) if one is not None]
+    if 2 * len(scored) <= len(earlier):
+        name = f"{len(earlier)} completions of healthy steps"
         return CanaryScore(name=name, expected=_mean_of_means(earlier), got=None, error=error)
-    return _compared(name, earlier, [(one,) for one in scored])
+    name = f"{len(scored)} completions of healthy steps"
+    return _compared(name, [then for then, _ in scored], [one for _, one in scored])
 
 
-def compare_replayed(earlier: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> CanaryScore:
-    """The rewards of some prompts' samples in healthy steps, and those of new samples of the same prompts."""
-    return _compared(f"{len(earlier)} prompts of healthy steps", earlier, now)
+def compare_replayed(
+    earlier: Sequence[Sequence[float]], now: Sequence[Sequence[float]], steps: Sequence[int] = ()
+) -> CanaryScore:
+    """The rewards of some prompts' samples in healthy `steps`, and those of new samples of the same prompts."""
+    return replace(_compared(f"{len(earlier)} prompts of healthy steps", earlier, now), steps=tuple(steps))
 
 
 def explains(replayed: CanaryScore | None, drop: float | None) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.base.messages import Cause, Incident
 from launcher.base.rollouts import mean_of
@@ -60,8 +60,8 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardVerdict:
-    """`onset_step`: the first step that shows it, as estimated; None where SOUND. `drop`: by how much the mean fell.
-    `is_sharp`: as of an `Incident`."""
+    """`onset_step`: the first step that shows it, as estimated; None where SOUND. `drop`: by how much the mean fell
+    from that of the last steps before it. `is_sharp`: as of an `Incident`."""
 
     level: Level
     reason: str
@@ -129,7 +129,7 @@ def _judge_fall(series: Sequence[RewardPoint], settings: RewardHealthConfig, fac
         level=Level.BREAK,
         reason=reason,
         onset_step=onset_step,
-        drop=fall.before - fall.after,
+        drop=mean_of([point.mean for point in recent[: fall.onset][-WITNESS_STEPS:]]) - fall.after,
         is_sharp=_is_sharp([point.mean for point in recent], fall),
     )
 
@@ -142,19 +142,45 @@ def _is_sharp(means: Sequence[float], fall: RewardDrop) -> bool:
     return is_edge and last > fall.before - fall.noise
 
 
-def low_since(point: RewardPoint, series: Sequence[RewardPoint], settings: RewardHealthConfig) -> int | None:
+def low_since(
+    point: RewardPoint,
+    series: Sequence[RewardPoint],
+    settings: RewardHealthConfig,
+    *,
+    restored_step: int | None = None,
+) -> int | None:
     """Since when the rewards may be low, where this batch is low enough to ask the run's own record before it is
-    trained on; else None."""
+    trained on; else None. `restored_step`: as of `judge_rewards`, so that no fall is believed that was not asked about.
+    """
     known = series[-settings.baseline_steps :]
     if len(known) < LEAST_STEPS or not math.isfinite(point.mean):
         return None
     mean, noise = _level(known, settings)
-    if point.mean >= mean:
-        return None
-    verdict = judge_rewards([*series, point], settings)
+    verdict = judge_rewards([*series, point], settings, restored_step=restored_step)
     if verdict.level is Level.BREAK:
         return verdict.onset_step
     return point.step if point.mean < mean - LOW * noise else None
+
+
+def as_learned(
+    replayed: CanaryScore | None, healthy: Sequence[RewardPoint], settings: RewardHealthConfig
+) -> CanaryScore | None:
+    """`replayed` with what its prompts should earn now: as much more as the run has learned since their steps.
+
+    Else prompts of weaker weights would vouch for a policy that fell back to what it was. Never less: where the run
+    slipped since, what they earned is still what is asked for. A step that is not among the `healthy` counts as it is.
+    """
+    recent = healthy[-WITNESS_STEPS:]
+    if replayed is None or not replayed.steps or len(recent) < LEAST_STEPS:
+        return replayed
+    now, noise = _level(recent, settings)
+    then = {point.step: point.mean for point in healthy}
+    learned = mean_of([now - then.get(step, now) for step in replayed.steps])
+    if learned <= 0:
+        return replayed
+    error = noise * math.sqrt(1 / len(recent) + 1 / len(set(replayed.steps)))
+    tolerance = math.hypot(replayed.tolerance, STANDARD_ERRORS * error)
+    return replace(replayed, expected=replayed.expected + learned, tolerance=tolerance)
 
 
 def restore_contradicted(
@@ -166,7 +192,7 @@ def restore_contradicted(
     None: none were, and then the batch alone must be far below; else both below, and together as far (the sum of two
     independent standard errors, Stouffer 1949).
     """
-    known = saved[-WITNESS_STEPS:]
+    known, replayed = saved[-WITNESS_STEPS:], as_learned(replayed, saved, settings)
     if len(known) < LEAST_STEPS or not math.isfinite(point.mean):
         return ""
     mean, noise = _level(known, settings)

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.base.messages import Cause
-from launcher.policy.canary_policy import CanaryRound, compare_replayed, compare_rescored
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, compare_replayed, compare_rescored
 from tests.unit.actors.monitoring.test_health_monitor import World, batch, use
 
 KNOWN = [(1.0, 1.0, 1.0)] * 24
@@ -11,11 +11,11 @@ SOUND = compare_rescored(KNOWN, [1.0] * 24)
 BROKEN = compare_rescored(KNOWN, [0.0] * 24)
 
 
-def replayed(then, now):
+def replayed(then, now, steps=()):
     def rewards(rate):
         return [[1.0] * round(10 * rate) + [0.0] * (10 - round(10 * rate))] * 32
 
-    return compare_replayed(rewards(then), rewards(now))
+    return compare_replayed(rewards(then), rewards(now), steps)
 
 
 @pytest.fixture
@@ -56,6 +56,21 @@ def test_the_first_batch_of_a_broken_function_is_not_trained_on_and_the_run_cont
     use(world, work)
 
 
+def test_a_low_batch_that_is_rejected_for_what_it_is_is_not_asked_about(world):
+    unscored = CanaryScore(name="right answer of 7", expected=1.0, got=None, error="it raised")
+
+    def work(monitor):
+        healthy(monitor, 45)
+        report = batch(45, mean_reward=0.0, high_reward=0.0, canaries=(unscored,), can_check=True)
+        decision = monitor.admit(report)
+        assert (decision.check_before, decision.cause) == (None, Cause.VERIFIER_BROKEN)
+        assert "1 known answers without a reward" in decision.reason
+        stale = offered(monitor, 45, 0.0, weight_versions=(44,))
+        assert (stale.check_before, stale.cause) == (None, Cause.SERVER_STALE)
+
+    use(world, work)
+
+
 def test_a_fall_that_old_prompts_do_not_show_is_of_the_new_prompts_and_training_continues(world):
     def work(monitor):
         healthy(monitor, 45)
@@ -69,6 +84,38 @@ def test_a_fall_that_old_prompts_do_not_show_is_of_the_new_prompts_and_training_
     use(world, work)
     (event,) = world.events("reward.rebased")
     assert event["global_step"] == 45 and "the new prompts are harder" in event["reason"]
+
+
+def test_prompts_of_weaker_weights_do_not_vouch_for_a_policy_that_fell_back_to_what_it_was(world):
+    def work(monitor):
+        for step in range(60):
+            assert offered(monitor, step, 0.1 + 0.01 * step + 0.02 * (-1) ** step).admitted
+        step = 60
+        while monitor.view().incident is None:
+            decision = offered(monitor, step, 0.3)
+            if decision.check_before is not None:
+                checked(monitor, step, 0.3, again=replayed(0.3, 0.3, steps=range(32)))
+            step += 1
+        assert monitor.view().incident.cause is Cause.REWARD_COLLAPSE
+
+    use(world, work)
+    assert world.events("reward.rebased") == []
+
+
+def test_on_probation_too_no_fall_is_believed_that_was_not_asked_about(world):
+    def work(monitor):
+        collapse(monitor)
+        assert checked(monitor, 40, 0.54, again=replayed(0.5, 0.5)).admitted
+        healthy(monitor, 9, first=41)
+        for step in range(50, 80):
+            decision = offered(monitor, step, 0.37 + 0.04 * (-1) ** step)
+            if decision.check_before is not None:
+                assert decision.check_before == 50
+                return
+            assert monitor.view().incident is None, "believed, and not asked about"
+        raise AssertionError("never asked")
+
+    use(world, work)
 
 
 def collapse(monitor):

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from actors.reward import recorded_answers
 from actors.reward.recorded_answers import LEAST, RecordedAnswers
 from actors.reward.reward_pool import Score
 from launcher.base.errors import RewardError
@@ -17,10 +18,15 @@ IDS = prompts(4)
 class Scorer:
     def __init__(self):
         self.value = 1.0
+        self.quick = None
 
     async def score(self, completions, prompt, *, whole_or_none=False):
         if isinstance(self.value, Exception):
             raise self.value
+        if len(completions) == 1 and self.quick is not None:
+            self.quick -= 1
+            if self.quick < 0:
+                await asyncio.Event().wait()
         return [Score(value=self.value) for _ in completions]
 
 
@@ -80,12 +86,37 @@ def test_only_steps_from_before_the_onset_are_asked_and_too_few_say_nothing(made
     assert record.rescore() is None, "the same as at the last check"
 
 
+def test_nobody_waits_for_a_function_that_hangs_and_a_slow_one_is_not_called_broken(made, monkeypatch):
+    make, scorer, asked = made
+    record = noted(make())
+    monkeypatch.setattr(recorded_answers, "RESCORED_WITHIN_S", 0.05)
+    scorer.quick = LEAST
+    some = record.rescore()
+    assert (some.name, some.got) == ("8 completions of healthy steps", 1.0)
+    scorer.quick = LEAST - 1
+    rescored, replayed = record.check(100, 9)
+    assert rescored is None and replayed is not None and len(asked) == 1
+    scorer.quick = 0
+    none = record.rescore()
+    assert (none.got, none.error) == (None, recorded_answers.LATE)
+
+
 def test_the_next_attempt_knows_them_and_a_damaged_file_is_no_error(made, tmp_path):
     make, _, _ = made
     noted(make())
     assert make().is_enough
     (tmp_path / "recorded.json").write_text('[{"step": 1}]')
     assert not make().is_enough
+
+
+def test_of_steps_that_were_undone_nothing_is_asked_when_the_run_is_past_them_again(made):
+    make, _, _ = made
+    record = noted(make(), range(10))
+    record.check(8, 9)
+    assert {one.step for one in record._known} == set(range(10)), "a restore may still be undone itself"
+    noted(record, range(6, 9))
+    assert [one.step for one in record._known].count(8) == 0
+    assert {one.step for one in record._known} == set(range(8))
 
 
 def test_the_count_is_kept_with_some_old_ones_among_them_and_0_keeps_none(made):

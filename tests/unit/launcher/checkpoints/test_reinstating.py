@@ -20,12 +20,14 @@ def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(tmp_
     (earlier,) = store.condemn_after(14)  # by another collapse: it stays where it is
     event("trainer.restoring", onset_step=17)
     event("checkpoint.condemned", checkpoints=[earlier.name])
+    event("trainer.restored", global_step=14)
     save(store, 19)
 
     event("trainer.restoring", onset_step=16)
     event("checkpoint.condemned", checkpoints=[path.name for path in store.condemn_after(14)])
     for path in store.set_aside_after(4):
         event("checkpoint.set_aside", subject=path.name)
+    event("trainer.restored", global_step=4)
     event("trainer.restoring", onset_step=None)  # its process died: nothing is undone by that
     save(store, 9)
 
@@ -38,3 +40,20 @@ def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(tmp_
         store.verify(checkpoint)
     assert store.reinstate(4, names) == ()
     assert steps_of(store) == [4, 9, 14, 19]
+
+
+def test_what_a_try_that_failed_has_set_aside_belongs_to_the_same_restore(tmp_path):
+    """The checkpoint that was chosen is damaged: an older one is loaded, and nothing is left to condemn then."""
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    for event in (
+        {"event": "trainer.restored", "global_step": -1},
+        {"event": "trainer.restoring", "onset_step": 16},
+        {"event": "checkpoint.condemned", "checkpoints": ["the newest"]},
+        {"event": "trainer.restoring_failed"},
+        {"event": "trainer.restoring", "onset_step": 16},
+        {"event": "checkpoint.set_aside", "subject": "the damaged one"},
+        {"event": "trainer.restored", "global_step": 4},
+    ):
+        append_line(paths.events, event)
+    assert set_aside_by_restore(paths) == ["the newest", "the damaged one"]

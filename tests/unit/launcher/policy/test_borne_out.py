@@ -15,6 +15,7 @@ from launcher.policy.restore import FIRST_WEIGHTS, choose
 from launcher.policy.reward_health import (
     Level,
     RewardPoint,
+    as_learned,
     has_learned,
     judge_rewards,
     low_since,
@@ -61,8 +62,10 @@ def test_a_noisy_function_is_judged_by_its_own_noise():
 
 
 def test_completions_that_are_not_scored_are_no_score_of_0():
-    score = compare_rescored(RIGHT, [None, *[1.0] * 23], "it raised")
+    score = compare_rescored(RIGHT, [None] * 12 + [1.0] * 12, "it raised")
     assert (score.got, score.error) == (None, "it raised")
+    now_and_then = compare_rescored(RIGHT, [None, *[1.0] * 17, *[0.0] * 6], "it raised")
+    assert now_and_then.got is not None and not is_broken(now_and_then)
     assert is_broken(compare_rescored(RIGHT, [1e308] * 24)), "no reading of anything is not as it should be"
 
 
@@ -118,6 +121,19 @@ def test_the_checkpoint_is_its_own_witness(mean, replayed, contradicted):
     assert bool(reason) is contradicted
     assert not contradicted or "what changed is not the weights" in reason
     assert restore_contradicted(point(40, mean), saved[:4], score, SETTINGS) == "", "too few steps are known"
+
+
+def test_prompts_of_earlier_steps_should_earn_as_much_more_as_the_run_has_learned():
+    learned = [point(step, 0.2 + 0.02 * step) for step in range(21)]
+    score = compare_replayed([[1.0] * 2 + [0.0] * 6] * 32, [[1.0] + [0.0] * 7] * 32, [3] * 32)
+    now = as_learned(score, learned, SETTINGS)
+    assert now.expected == pytest.approx(0.25 + 0.41 - 0.26)
+    assert now.tolerance > score.tolerance
+    assert restore_contradicted(point(21, 0.25), learned, score, SETTINGS), "0.125 is far below 0.4, not below 0.25"
+    slipped = [point(step, 0.6 - 0.02 * step) for step in range(21)]
+    assert as_learned(score, slipped, SETTINGS).expected == 0.25, "never less"
+    assert as_learned(score, [], SETTINGS) is score
+    assert as_learned(None, learned, SETTINGS) is None
 
 
 # ── an edge is no estimate ──
