@@ -25,7 +25,7 @@ from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, pres
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
-from launcher.reporting.terminal_text import console_of_width, speak_anywhere
+from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, speak_anywhere
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
@@ -145,7 +145,8 @@ def launch(config: RunConfig) -> int:
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     plan = make_plan(config, hardware, shape)
     preflight(config, hardware, plan)
-    show(config, plan, console_of_width(WIDTH))
+    with as_far_as_it_is_read():
+        show(config, plan, console_of_width(WIDTH))
     from launcher.driver import run  # brings Ray along, which a dry run does without
 
     if config.cluster.detached:
@@ -162,7 +163,8 @@ def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
 
 def _show_plan(config: RunConfig, found: Hardware) -> None:
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
-    show(config, make_plan(config, planned, shape), console_of_width(WIDTH))
+    with as_far_as_it_is_read():
+        show(config, make_plan(config, planned, shape), console_of_width(WIDTH))
     for missing in find_missing(config, judged, make_plan(config, judged, shape)):
         print(f"missing here: {missing}", file=sys.stderr)
 

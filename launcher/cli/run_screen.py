@@ -117,10 +117,28 @@ class Screen:
             self._wandb.log({"global_step": step, "eval/sampled": report.sampled, "eval/greedy": report.greedy})
 
 
+class _DriverLog(logging.FileHandler):
+    """What the disk refuses is printed: a log that can't be written ends nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # the file can't be made
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if logging.lastResort is not None:
+            logging.lastResort.handle(record)
+
+
 def log_to_file(paths: RunPaths) -> None:
     """What libraries of this process log or warn of is for driver.log, not for the screen."""
     logging.captureWarnings(True)
-    logging.basicConfig(handlers=[logging.FileHandler(paths.logs / "driver.log", delay=True)], level=logging.WARNING)
+    logging.basicConfig(
+        handlers=[_DriverLog(paths.logs / "driver.log", encoding="utf-8", delay=True)],
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",  # every attempt appends to it
+    )
 
 
 def write_config(settings: dict[str, object], paths: RunPaths, attempt: int) -> None:

@@ -14,6 +14,7 @@ from launcher.run_files.run_paths import RunPaths
 DRIVER_ACTOR = "driver"
 """The name of the actor that a detached run's driver is."""
 WEBHOOK = ("alerts.webhook", "+alerts.webhook", "++alerts.webhook")
+QUOTES = "'\""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +34,15 @@ def hide_webhook(config: RunConfig, paths: RunPaths) -> None:
 
     Raises UsageError, StorageError.
     """
-    if config.alerts.webhook is not None:
-        config.alerts.webhook = keep_webhook(config.alerts.webhook, paths.keys)
-        given = [word.partition("=") for word in sys.argv]
-        sys.argv[:] = [f"{key}{sep}{_shown(value) if key in WEBHOOK else value}" for key, sep, value in given]
+    if (given := config.alerts.webhook) is not None:
+        config.alerts.webhook = shown = keep_webhook(given, paths.keys)
+        sys.argv[:] = [_without(word, given, shown) for word in sys.argv]
 
 
-def _shown(value: str) -> str:
-    return shown_webhook(value.strip("'\""))
+def _without(word: str, given: str, shown: str) -> str:
+    """The URL may be a setting's value, or in one: `alerts={webhook: …}`."""
+    key, equals, value = word.partition("=")
+    return f"{key}{equals}{shown_webhook(value.strip(QUOTES))}" if key in WEBHOOK else word.replace(given, shown)
 
 
 def same_command(unattended: Unattended | None = None) -> str:

@@ -4,7 +4,8 @@
 
 Nothing that a run or a tool prints commands the terminal: not the text of a reason, a log, a file or an argument.
 Characters that move the cursor, set a title, open a link, turn the reading direction or show nothing are printed as
-JSON writes them (`\\u001b`), so JSON stays JSON. `speak_anywhere` does it for standard output and error, `visible_on`
+JSON writes them (`\\u001b`), so JSON stays JSON. Joiners inside a word of Persian or Hindi, or inside an emoji, stay:
+they show in what they join. `speak_anywhere` does it for standard output and error, `visible_on`
 for another stream; colours come from a SafeConsole alone.
 """
 
@@ -15,6 +16,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -30,6 +32,10 @@ PLAIN = "grpo-plain"
 INSTEAD = {"→": "->", "·": "|", "×": "x", "–": "-", "—": "-", "…": "...", "─": "-", "━": "-", "│": "|", "ℓ": "l"}
 COMMANDS = ("Cc", "Cf", "Zl", "Zp", "Cs", "Cn")
 """Unicode's categories: controls, C1 among them; what has no width or sets a direction; separators; no characters."""
+PICTURES = range(0x1F000, 0x1FB00)
+"""Set aside for emoji, also those that are newer than this Python's Unicode."""
+_LETTER = "[^\x00-\u02ff\u061c\u2000-\u206f\ud800-\udfff\ufeff\U000e0000-\U000e0fff]"
+_JOINED = re.compile(f"(?<={_LETTER})([\u200c\u200d])(?={_LETTER})")
 
 
 class _Visible(dict[int, str]):
@@ -37,8 +43,8 @@ class _Visible(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)
-        shown = letter if unicodedata.category(letter) not in COMMANDS else json.dumps(letter)[1:-1]
-        self[code] = shown if code != 0x7F else "\\u007f"  # which JSON may hold as it is
+        is_shown = code in PICTURES or unicodedata.category(letter) not in COMMANDS
+        self[code] = letter if is_shown else json.dumps(letter)[1:-1] if code != 0x7F else "\\u007f"  # JSON leaves DEL
         return self[code]
 
 
@@ -47,7 +53,17 @@ _VISIBLE = _Visible({ord(letter): letter for letter in "\n\t"})
 
 def visible(text: str) -> str:
     """`text` with each character that a terminal would obey, or not show, as its escape; lines and tabs stay."""
-    return text if text.isprintable() else text.translate(_VISIBLE)
+    if text.isprintable():
+        return text
+    if text.isascii():
+        return text.translate(_VISIBLE)
+    return "\n".join(line if line.isprintable() else _visible_line(line) for line in text.split("\n"))
+
+
+def _visible_line(line: str) -> str:
+    """The joiners are the odd parts."""
+    parts = _JOINED.split(line)
+    return "".join(part if at % 2 else part.translate(_VISIBLE) for at, part in enumerate(parts))
 
 
 class _VisibleStream:
@@ -81,10 +97,16 @@ def _instead(error: UnicodeError) -> tuple[str, int]:
 def speak_anywhere() -> None:
     """From now on no character ends the program that prints it, and none commands the terminal."""
     codecs.register_error(PLAIN, _instead)
+    sys.stdout, sys.stderr = (_nowhere() if stream is None else stream for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
     sys.stdout, sys.stderr = visible_on(sys.stdout), visible_on(sys.stderr)
+
+
+def _nowhere() -> TextIO:
+    """In place of a stream that the caller has closed (`2>&-`)."""
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def takes_all_letters() -> bool:

@@ -14,7 +14,7 @@ def last_start_or_end(paths: RunPaths, *, or_event: str = STARTED) -> Record:
     """The newest event that an attempt began or ended, or an event of that name; empty where there is none."""
     last: Record = {}
     for line in read_lines(paths.events):
-        if (name := line.get("event")) in ENDS or name in (STARTED, or_event):
+        if (name := str(line.get("event"))) in ENDS or name in (STARTED, or_event):
             last = line
     return last
 

@@ -98,10 +98,18 @@ def webhook_url(given: str, folder: Path) -> str:
 def keep_webhook(given: str, folder: Path) -> str:
     """Keep the URL with the run's keys; returns what may be shown. Raises UsageError, StorageError."""
     url = webhook_url(given, folder)
-    with contextlib.suppress(FileNotFoundError):
-        (folder / WEBHOOK).unlink()
-    _make(folder, WEBHOOK, url)
+    if not _holds(folder / WEBHOOK, url):  # else it stays: it may be the only copy, and the disk may be full
+        with contextlib.suppress(FileNotFoundError):
+            (folder / WEBHOOK).unlink()
+        _make(folder, WEBHOOK, url)
     return shown_webhook(given)
+
+
+def _holds(path: Path, content: str) -> bool:
+    try:
+        return _read(path) == content
+    except StorageError:
+        return False
 
 
 def read_webhook(folder: Path) -> str:

@@ -7,6 +7,7 @@ layouts and forks, without the user, or below `recover/`.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +68,8 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
 def _flags(run: RunPaths | None, settings: Mapping[str, object]) -> str:
     if run is not None:
         return names_of(run)
-    experiment, trial = settings.get("experiment_name"), settings.get("trial_name")
-    return f"--experiment-name {experiment or 'EXPERIMENT'} --trial-name {trial or 'TRIAL'}"
+    experiment, trial = settings.get("experiment_name") or "EXPERIMENT", settings.get("trial_name") or "TRIAL"
+    return f"--experiment-name {shlex.quote(str(experiment))} --trial-name {shlex.quote(str(trial))}"
 
 
 def _dotted(prefix: str, tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:

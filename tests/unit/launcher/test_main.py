@@ -109,6 +109,18 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_plan_of_which_nobody_reads_more(tmp_path):
+    """`… dry_run=true | head -1`: the plan was made, so the code is 0, and no line calls it a failed job."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "launcher", "conf=arithmetic_cpu", "dry_run=true", QUICK]
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_run_begins_with_its_plan(command, monkeypatch):
     def run(config):
         print("the driver")

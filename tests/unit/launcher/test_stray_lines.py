@@ -1,12 +1,17 @@
 """An error-free command prints our own lines only, also where no library has run before: in an empty HOME."""
 
+import contextlib
+import logging
 import os
 import re
 import subprocess
 import sys
+import types
+import warnings
 
 import pytest
 
+from launcher.cli.run_screen import log_to_file
 from launcher.config.compose import REPOSITORY
 
 STRAY = re.compile(r"HYDRA|WARNING|INFO|Warning|font|matplotlib|huggingface|ray::|it complains|it will change")
@@ -74,3 +79,33 @@ def test_what_libraries_log_in_the_driver_is_in_its_log(empty_home, tmp_path):
     assert not STRAY.search(out)
     (log,) = tmp_path.rglob("driver.log")
     assert "it complains" in log.read_text() and "it will change" in log.read_text()
+
+
+@pytest.fixture
+def logged(tmp_path, monkeypatch):
+    """Root's logger as in a process of its own; returns the folder of the logs, which is not there."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    log_to_file(types.SimpleNamespace(logs=tmp_path / "logs"))
+    yield tmp_path / "logs"
+    logging.captureWarnings(False)
+    with contextlib.suppress(OSError):  # of a full disk, as logging ignores it at exit
+        logging.root.handlers[0].close()
+
+
+def test_a_disk_that_refuses_the_drivers_log_ends_nothing(logged, capsys):
+    logging.getLogger("a.library").warning("it complains of %s", "this")
+    warnings.warn("it will change", FutureWarning, stacklevel=1)
+    err = capsys.readouterr().err
+    assert "it complains of this\n" in err and "it will change" in err and "Traceback" not in err
+    logged.mkdir()
+    logging.getLogger("a.library").warning("it complains again")
+    assert re.fullmatch(r"\S+ \S+ WARNING a\.library: it complains again\n", (logged / "driver.log").read_text())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_does_not_fill_the_screen(logged, capsys):
+    logged.mkdir()
+    (logged / "driver.log").symlink_to("/dev/full")
+    logging.getLogger("a.library").warning("it complains")
+    assert capsys.readouterr().err == "it complains\n"

@@ -318,3 +318,11 @@ def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path):
     assert found.restore_advice is not None
     (command,) = found.restore_advice.commands
     assert f"--fileroot '{tmp_path / 'my runs'}'" in command
+
+
+def test_names_from_copied_settings_are_quoted_in_the_command(tmp_path):
+    """Logs that lie elsewhere than a run's own: what is known of it is in their config.yaml."""
+    (tmp_path / "config.yaml").write_text("experiment_name: my run; reboot\ntrial_name: 7\n")
+    assert look_around([tmp_path], []).flags == "--experiment-name 'my run; reboot' --trial-name 7"
+    (tmp_path / "config.yaml").unlink()
+    assert look_around([tmp_path], []).flags == "--experiment-name EXPERIMENT --trial-name TRIAL"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import CheckpointError, UsageError
+from launcher.reporting.terminal_text import visible
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended, print_json
 from tests.support.long_run import LongRun
@@ -135,3 +136,46 @@ def test_a_defect_keeps_its_traceback_and_so_does_a_file_of_the_tools_own():
 def test_json_has_null_for_what_is_no_number(capsys):
     print_json({"reward": float("nan"), "rows": [(1.5, float("inf"))], "name": "größe"})
     assert json.loads(capsys.readouterr().out) == {"reward": None, "rows": [[1.5, None]], "name": "größe"}
+
+
+def test_a_stream_that_the_caller_has_closed_changes_no_exit_code():
+    """`2>&-`, as of some services: Python has None there."""
+    program = (
+        "import sys; from scripts.ending import ended; from launcher.base.errors import UsageError\n"
+        "def run():\n    print('printed'); raise UsageError('no such run')\n"
+        "sys.exit(ended(run))"
+    )
+    for closed in ("2>&-", ">&-", ">&- 2>&-"):
+        command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2, (closed, done.stderr)
+        assert done.stdout == ("printed\n" if closed == "2>&-" else "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "می\u200cخواهم",  # Persian, with the joiner's opposite between its two parts
+        "क्\u200dष",
+        "👩\u200d💻 ❤\ufe0f\u200d🔥 👍🏽",
+        "\U0001fa77",  # newer than the Unicode of Python 3.11
+        "שלום مرحبا 한국어",
+        "a\u00a0b\tc\n→",
+    ],
+)
+def test_what_ordinary_text_holds_is_printed_as_it_is(text):
+    assert visible(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\u200db", "a\\u200db"),
+        ("\u200c", "\\u200c"),
+        ("می\u200c", "می\\u200c"),
+        ("می\u200c\u200cخ", "می\\u200c\\u200cخ"),
+        ("→\u202e\u200d\x9b1m\r\n→\x7f", "→\\u202e\\u200d\\u009b1m\\r\n→\\u007f"),
+    ],
+)
+def test_what_joins_nothing_or_commands_is_an_escape(text, shown):
+    assert visible(text) == shown

@@ -1,8 +1,10 @@
 """The URL of the alerts is in one private file; what is printed and recorded of it tells its host at most."""
 
 import dataclasses
+import errno
 import stat
 import sys
+import tempfile
 
 import pytest
 import yaml
@@ -50,6 +52,29 @@ def test_the_recorded_command_still_means_it(tmp_path, monkeypatch):
         assert keep_webhook(recorded, tmp_path / "keys") == recorded
     keep_webhook("http://other.test/x", tmp_path / "keys")
     assert read_webhook(tmp_path / "keys") == "http://other.test/x"
+
+
+@pytest.mark.parametrize(
+    "word", ['alerts={webhook:"%s"}', '+alerts={webhook: "%s", timeout: 5}', '++alerts.webhook="%s"']
+)
+def test_a_command_may_give_it_in_any_form_that_hydra_takes(word, tmp_path, monkeypatch):
+    words = ["conf=arithmetic_cpu", f"cluster.fileroot={tmp_path}", word % URL]
+    config = compose(words)
+    monkeypatch.setattr(sys, "argv", ["launcher", *words])
+    hide_webhook(config, RunPaths.of(config))
+    assert "secret" not in same_command() and "chat.test:8443/__hidden__" in same_command()
+
+
+def test_a_full_disk_does_not_take_the_only_copy(tmp_path, monkeypatch):
+    """As a detached driver meets one that Ray starts again."""
+    recorded = keep_webhook(URL, tmp_path / "keys")
+
+    def refuse(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    assert keep_webhook(recorded, tmp_path / "keys") == recorded
+    assert read_webhook(tmp_path / "keys") == URL
 
 
 def test_what_cant_be_found_is_named(tmp_path, monkeypatch):
