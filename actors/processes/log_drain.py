@@ -129,7 +129,14 @@ class LogDrain:
                 data = data[os.write(self._file, data) :]
             except OSError as error:
                 self._why = error.strerror or str(error)
+                self._close()  # what was mounted anew takes nothing from a descriptor of before
                 time.sleep(AGAIN_S)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
 
     def _say_what_was_dropped(self, file: int) -> None:
         """Raises OSError; a line of which a part was refused is said again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 
@@ -25,7 +26,10 @@ class PatientFileHandler(logging.FileHandler):
             super().emit(logging.LogRecord("log", logging.WARNING, __file__, 0, said, (), None))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Of logging: called where a line could not be written."""
+        """Of logging: called where a line could not be written, or not even be made of its arguments."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+            return
         self.lost += 1
         try:
             self.close()  # opened again by the next line

@@ -1,10 +1,13 @@
 """What a process prints reaches its log; a disk that refuses it neither blocks nor ends the process."""
 
 import contextlib
+import errno
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +120,24 @@ def test_a_slow_disk_gets_the_last_words_and_one_that_refuses_is_not_waited_for(
     began = time.monotonic()
     refused.finish()
     assert time.monotonic() - began < log_drain.LAST_S
+
+
+def test_a_disk_that_was_mounted_anew_gets_the_lines(tmp_path, monkeypatch):
+    """As after the restart of a file server: a descriptor of before is refused for good."""
+    write, stale, log = log_drain.os.write, [], tmp_path / "log"
+
+    def refuses(file, data):
+        if Path(f"/proc/self/fd/{file}").readlink() == log:
+            stale.extend([] if stale else [(file, os.fstat(file).st_ino)])
+            if (file, os.fstat(file).st_ino) in stale:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return write(file, data)
+
+    monkeypatch.setattr(log_drain.os, "write", refuses)
+    drain = LogDrain(log)
+    assert printing(drain, PRINTS.format(lines=1)).wait(DEADLINE_S) == 0
+    until(lambda: drain._why)
+    log.rename(tmp_path / "of before")
+    (tmp_path / "new").touch()
+    (tmp_path / "new").rename(log)
+    until(lambda: "line 00000" in log.read_text())

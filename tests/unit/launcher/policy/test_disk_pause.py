@@ -110,6 +110,11 @@ def test_what_failed_a_moment_ago_waits_and_is_not_counted(look, failed):
     assert failed[0] in kinds(plan(dataclasses.replace(look, not_before={failed: NOW}), [], CONFIG, NOW))
 
 
+def test_a_server_that_died_while_it_was_given_weights_is_restarted_at_once():
+    look = observed(dead(), server(1), not_before={(LoadWeights, "s0"): NOW + 60})
+    assert kinds(plan(look, [], CONFIG, NOW)) == [RestartServer]
+
+
 def test_failures_of_ever_new_causes_are_not_repaired_without_a_wait():
     """As with a full disk once: each cause had its own budget, and its first try waited for nothing."""
     history, times, now = [], [], 0.0
