@@ -55,13 +55,16 @@ def read_health(paths: RunPaths) -> RecordedHealth:
     reward_settings = _section(paths.config, "reward_health", RewardHealthConfig)
     # In the order of time: a restore undoes only the steps that existed by then.
     lines: list[Record] = [*read_lines(paths.events), *read_lines(paths.metrics)]
-    rewards, damages = _replay(sorted(lines, key=lambda line: number_of(line.get("time"), 0.0)))
-    damage = min(damages, key=lambda one: one.first_step, default=None) or damage_now(rewards, reward_settings)
+    rewards, damages, base = _replay(sorted(lines, key=lambda line: number_of(line.get("time"), 0.0)))
+    comparable = [point for point in rewards if point.step >= base]
+    damage = min(damages, key=lambda one: one.first_step, default=None) or damage_now(comparable, reward_settings)
     return RecordedHealth(rewards=tuple(rewards), damage=damage, settings=settings, reward_settings=reward_settings)
 
 
-def _replay(lines: Iterable[Record]) -> tuple[list[RewardPoint], list[Damage]]:
+def _replay(lines: Iterable[Record]) -> tuple[list[RewardPoint], list[Damage], int]:
+    """Rewards and damages that stand, and the step from which on rewards are compared: new prompts may be harder."""
     rewards: list[RewardPoint] = []
+    base = 0
     damages: dict[object, Damage] = {}
     for line in lines:
         step, event, incident = line.get("global_step"), line.get("event"), line.get("incident")
@@ -70,7 +73,10 @@ def _replay(lines: Iterable[Record]) -> tuple[list[RewardPoint], list[Damage]]:
             rewards.append(reward_point(line, step))
         elif event in RESTORED and isinstance(step, int):
             _drop_from(rewards, step + 1)
+            base = base if base <= step else 0
             damages = {number: one for number, one in damages.items() if one.first_step <= step}
+        elif event == "reward.rebased" and isinstance(step, int):
+            base = step
         elif event == "incident.began":
             cause, onset = str(line.get("cause")), line.get("onset_step")
             found = _damage(cause, onset, str(line.get("reason")), f"incident {incident}, {cause}")
@@ -78,7 +84,7 @@ def _replay(lines: Iterable[Record]) -> tuple[list[RewardPoint], list[Damage]]:
                 damages[incident] = found
         elif event == "incident.ended" and line.get("is_mended"):
             damages.pop(incident, None)
-    return rewards, list(damages.values())
+    return rewards, list(damages.values()), base
 
 
 def reward_point(line: Record, step: int) -> RewardPoint:
