@@ -88,6 +88,18 @@ def test_what_no_detector_watched_is_found_in_the_rewards(paths):
     assert damage.source == "the rewards, as read now"
 
 
+def test_a_fall_of_new_prompts_is_no_damage_and_one_after_it_is(paths):
+    rebased = {"event": "reward.rebased", "time": 1045.5, "global_step": 40}
+    harder = [one / 2 for one in HEALTHY]
+    write_rewards(paths, [*HEALTHY, *harder])
+    assert read_health(paths).damage is not None
+    write_rewards(paths, [*HEALTHY, *harder], events=[rebased])
+    past = read_health(paths)
+    assert past.damage is None and past.last_step == 79
+    write_rewards(paths, [*HEALTHY, *harder, *[0.0] * 12], events=[rebased])
+    assert read_health(paths).damage.onset_step == 80
+
+
 def test_the_run_s_own_settings_hold(paths):
     write_rewards(paths, [*HEALTHY, *[0.0] * 12])
     section = (
