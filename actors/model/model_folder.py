@@ -60,7 +60,7 @@ def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, ke
     hint = f"set {key} to a complete {', '.join(ARCHITECTURES)} model folder with safetensors weights"
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json", hint)
-    refuse_own_code(folder)
+    _refuse_own_code(folder, hint)
     try:
         model, missing = _load(folder, dtype, attn_implementation)
     except ImportError as error:
@@ -76,6 +76,13 @@ def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, ke
         if not weight.isfinite().all():
             raise ModelError(f"{folder} is damaged: {name} holds numbers that are not finite", hint)
     return model
+
+
+def _refuse_own_code(folder: Path, hint: str) -> None:
+    try:
+        refuse_own_code(folder)
+    except ModelError as error:
+        raise ModelError(error.message, f"{error.hint}, or {hint}") from error
 
 
 def empty_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:
@@ -111,7 +118,7 @@ def _load(folder: Path, dtype: torch.dtype, attn_implementation: str) -> tuple[P
 def load_tokenizer(folder: Path, *, key: str) -> PreTrainedTokenizerBase:
     """The tokenizer in `folder`. Raises ModelError."""
     hint = f"set {key} to a model folder with its tokenizer (tokenizer.json, tokenizer_config.json)"
-    refuse_own_code(folder)
+    _refuse_own_code(folder, hint)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
