@@ -35,6 +35,7 @@ from launcher.base.messages import (
     TrainerStatus,
     TrainerView,
 )
+from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig
 from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -107,7 +108,7 @@ class Training:
             count=config.gate.recorded,
             keep_in=paths.logs / RECORDED_FILE,
             submit=self._thread.submit,
-            replay=lambda queue, want, version: self.servers.rollouts.collect(queue, want=want, weight_version=version),
+            replay=self._replay,
         )
         self._gate = AdmissionGate(
             config,
@@ -292,6 +293,15 @@ class Training:
             gate=self._gate,
             weights_lock=weights_lock,
         )
+
+    def _replay(self, queue: PromptQueue, want: int, weight_version: int) -> RolloutBatch:
+        """It is a rollout to whoever watches: where no server is ready, the trainer waits for one and doesn't hang."""
+        before = self._loop.phase.name
+        self._loop.phase.enter("rollout")
+        try:
+            return self.servers.rollouts.collect(queue, want=want, weight_version=weight_version)
+        finally:
+            self._loop.phase.enter(before)
 
     def score_canaries(self) -> CanaryRound:
         """Score the known answers, and the run's own, with the live reward function."""

@@ -1,0 +1,28 @@
+"""While prompts of healthy steps are answered again, the trainer may wait for a server as in any rollout."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors.monitoring.trainer_watch import waits_for
+from actors.rollout.live_rollouts import Stopped
+from actors.training.step_loop import Phase
+from actors.training.training import Training
+from launcher.base.messages import TrainerView
+
+
+def test_without_a_server_it_waits_for_one_and_is_not_hung():
+    seen = []
+    training = Training.__new__(Training)
+    training._loop = SimpleNamespace(phase=Phase(name="train"))
+
+    def collect(queue, *, want, weight_version):
+        view = TrainerView(pid=1, is_started=True, is_running=True, is_allowed=True, phase=training._loop.phase.name)
+        seen.append((waits_for(view), want, weight_version))
+        raise Stopped
+
+    training.servers = SimpleNamespace(rollouts=SimpleNamespace(collect=collect))
+    with pytest.raises(Stopped):
+        training._replay(None, 4, 9)
+    assert seen == [("a server", 4, 9)]
+    assert training._loop.phase.name == "train", "the step goes on where it was"
