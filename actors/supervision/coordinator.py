@@ -195,10 +195,14 @@ class Coordinator:
             await asyncio.wait_for(self._history.flush(), FLUSH_S if isinstance(action, Halt | PauseTrainer) else None)
 
     def _failed(self, action: Action, reason: str, started: float) -> None:
-        """It is due again after a wait that doubles with each failure; a halt is never waited for."""
+        """It is due again after a wait that doubles with each failure; a halt is never waited for. After
+        restart.window_s without one the earlier are forgotten: it may never have succeeded, as no one needed it."""
         now = self._clock()
         if not isinstance(action, Halt):
-            self._failures.setdefault(_key(action), []).append(now)
+            times = self._failures.setdefault(_key(action), [])
+            if times and now - times[-1] > self._config.restart.window_s:
+                times.clear()
+            times.append(now)
         self._history.failed(action, reason, now - started)
 
     def _reap(self) -> None:

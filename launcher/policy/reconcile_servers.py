@@ -79,8 +79,10 @@ def _bring_up_to_date(builder: PlanBuilder, server: ServerFacts) -> None:
 
 def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     """One rung for one server. A rung that affects all is left out while another server may do the work."""
-    if builder.rests(RestartServer, server.name) or builder.rests(LoadWeights, server.name):
+    if builder.rests(RestartServer, server.name):
         return  # nothing is counted against a budget for it
+    if not is_dead(server) and builder.rests(LoadWeights, server.name):
+        return  # of a dead one it failed for its death, which is repaired at once
     if builder.must_keep_its_settings(server.ran_out):
         builder.halt(f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}")
         return
