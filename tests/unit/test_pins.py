@@ -25,6 +25,7 @@ def test_the_file_holds_exact_versions_in_order_and_names_no_index(pins):
     assert len(pins.pins("\n".join(lines))) == len(lines), "a package is pinned twice"
 
 
+@pytest.mark.slow
 def test_all_that_is_required_is_pinned_and_installed_so(pins):
     own = pins.project()
     extras = own["optional-dependencies"]

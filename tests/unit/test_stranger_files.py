@@ -142,6 +142,7 @@ def test_a_parquet_file_with_a_type_of_its_own(tmp_path, mark, pickled):
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_settings_and_logs_of_a_run(run, mark, unsafe_yaml, pickled):
     paths, names = run
     paths.config.write_text(unsafe_yaml)

@@ -60,5 +60,6 @@ def test_the_door_and_the_policies_are_light():
     assert {"launcher", "hydra", "omegaconf"} <= loaded  # the probe sees what is there
 
 
+@pytest.mark.slow
 def test_policies_and_words_know_the_standard_library_alone():
     assert brought_along(WORDS) == {"launcher"}

@@ -62,6 +62,7 @@ def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_without_a_preset_it_says_which_there_are(command):
     code, out, err = command()
     assert (code, out) == (2, "")
@@ -121,6 +122,7 @@ def test_a_plan_of_which_nobody_reads_more(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_its_plan(command, monkeypatch):
     def run(config):
         print("the driver")
@@ -146,6 +148,7 @@ def test_several_nodes_are_planned_where_there_is_no_gpu(command):
     assert "missing here: memory: node 0 GPU 8-15 (NVIDIA H100)" in err
 
 
+@pytest.mark.slow
 def test_what_can_not_be_placed_is_refused_with_and_without_a_dry_run(command):
     for more in ([], ["dry_run=true"]):
         code, out, err = command("conf=gsm8k_h200_cluster", "actor.dp_size=9", *more)
@@ -153,6 +156,7 @@ def test_what_can_not_be_placed_is_refused_with_and_without_a_dry_run(command):
         assert "17 GPUs are needed: 8 servers × sglang.gpu_fraction=1 + 9 ranks of the trainer" in err
 
 
+@pytest.mark.slow
 def test_a_dry_run_without_the_machine_says_what_is_missing_and_succeeds(command, monkeypatch, tmp_path):
     code, out, err = command("conf=gsm8k_h200", "dry_run=true", f"actor.path={tmp_path / 'nowhere'}", "reward.fn=no:fn")
     assert code == 0
@@ -166,6 +170,7 @@ def test_a_dry_run_still_refuses_a_contradiction(command):
     assert (code, out) == (2, "")
 
 
+@pytest.mark.slow
 def test_what_the_machine_lacks_is_one_message(command, tmp_path):
     code, out, err = command(
         *(
@@ -181,6 +186,7 @@ def test_what_the_machine_lacks_is_one_message(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_notes_are_said(command):
     _, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, "total_train_steps=3", "recover.freq_steps=4")
     assert "note: recover.freq_steps=4 is never due in total_train_steps=3" in err
@@ -222,6 +228,7 @@ def test_of_several_runs_one_that_can_not_be_composed_keeps_no_other_from_being_
     assert "seed=y" in err
 
 
+@pytest.mark.slow
 def test_a_sweep_of_wrong_values_alone_starts_nothing(command, tmp_path):
     code, _, err = command("conf=arithmetic_cpu", "-m", "seed=x,-1")
     assert code == 2
@@ -245,6 +252,7 @@ def test_completion(command, monkeypatch):
     assert command("-sc", "query=bash")[1].split() == ["actor.optimizer.weight_decay="]
 
 
+@pytest.mark.slow
 def test_a_preset_of_the_users_own(command, tmp_path):
     folder = tmp_path / "mine/conf"
     folder.mkdir(parents=True)

@@ -59,6 +59,7 @@ def files_in(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", presets())
 def test_what_a_preset_takes_from_the_repository_is_installed(wheel, preset):
     installed = files_in(wheel)
@@ -101,22 +102,26 @@ def run(site, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_module_runs_in_an_empty_folder(run, site):
     command = (sys.executable, "-m", "launcher")
     assert run(*command, "--version").startswith(f"grpo-launcher {__version__} installed in {site} (python 3.")
     assert "arithmetic_cpu/trial0" in run(*command, "conf=arithmetic_cpu", "dry_run=true")
 
 
+@pytest.mark.slow
 def test_the_command_finds_its_assets(run, site):
     composed = run(site / "bin" / "grpo-launcher", "conf=arithmetic_cpu", "--cfg", "job", "--resolve")
     assert f"path: {site}/assets/arithmetic/train.jsonl" in composed
 
 
+@pytest.mark.slow
 def test_a_checkout_says_that_it_is_one():
     said = subprocess.check_output([sys.executable, "-m", "launcher", "--version"], cwd=REPOSITORY, text=True)
     assert said.startswith(f"grpo-launcher {__version__} from the checkout {REPOSITORY} (python 3.")
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     extras = project()["optional-dependencies"]
     needed = modules_of(project()["dependencies"])

@@ -60,12 +60,14 @@ def command(environment, *words, begin=("-m", "launcher")):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan(empty_home, tmp_path):
     code, out, err = command(empty_home, "dry_run=true", f"cluster.fileroot={tmp_path}")
     assert (code, err) == (0, "")
     assert out.startswith("plan of arithmetic_cpu/trial0") and not STRAY.search(out)
 
 
+@pytest.mark.slow
 def test_a_wrong_value_is_one_message(empty_home):
     code, out, err = command(empty_home, "actor.optimizer.lr=-1")
     assert (code, out) == (2, "")
@@ -86,6 +88,7 @@ def logged(tmp_path, monkeypatch):
     """Root's logger as in a process of its own; returns the folder of the logs, which is not there."""
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.root.level)
+    logging.captureWarnings(False)  # another test's, which would keep this one's from being captured
     log_to_file(types.SimpleNamespace(logs=tmp_path / "logs"))
     yield tmp_path / "logs"
     logging.captureWarnings(False)

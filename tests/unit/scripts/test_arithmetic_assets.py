@@ -75,6 +75,7 @@ def test_a_prompt_is_a_turn_of_the_user_and_the_opening_of_the_model(tokenizer):
     ]
 
 
+@pytest.mark.slow
 def test_every_solution_fits_the_preset(tokenizer):
     limit = PRESET["gconfig"]["max_new_tokens"]
     for record in records("train") + records("test"):

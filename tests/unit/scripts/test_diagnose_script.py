@@ -299,6 +299,7 @@ def test_it_starts_both_ways_and_brings_neither_ray_nor_torch(command, tmp_path)
     assert "launcher" in loaded
 
 
+@pytest.mark.slow
 def test_the_example_in_the_docs_is_what_it_prints(capsys, tmp_path):
     logs = made_run(tmp_path, Made(fails="crash", onset=188, steps=320, seed=3), steps=range(19, 320, 40))
     (Path(tmp_path) / "checkpoints/me/exp/t0/default/epoch0epochstep179globalstep179/tokenizer_config.json").unlink()

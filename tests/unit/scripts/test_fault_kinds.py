@@ -31,6 +31,7 @@ def test_c1_ends_the_part_that_is_named_and_no_other_server(game, part):
     assert fired["began_monotonic"] <= fired["monotonic"]
 
 
+@pytest.mark.slow
 def test_c7_ends_every_server_and_leaves_the_trainer(game):
     game.step()
     before = find_run(game.paths)
@@ -40,6 +41,7 @@ def test_c7_ends_every_server_and_leaves_the_trainer(game):
     assert find_run(game.paths).trainer == before.trainer
 
 
+@pytest.mark.slow
 def test_c2_stops_for_good_or_for_a_time(game):
     game.step()
     (scheduler,) = find_run(game.paths).servers[1].part("scheduler")
@@ -52,6 +54,7 @@ def test_c2_stops_for_good_or_for_a_time(game):
     assert state(find_run(game.paths).servers[0].http) in "SR"
 
 
+@pytest.mark.slow
 def test_c4_stops_and_goes_and_leaves_it_going(game):
     game.step()
     (scheduler,) = find_run(game.paths).servers[0].part("scheduler")
@@ -60,6 +63,7 @@ def test_c4_stops_and_goes_and_leaves_it_going(game):
     assert state(scheduler) in "SR"
 
 
+@pytest.mark.slow
 def test_t1_needs_a_complete_checkpoint_or_to_be_told(game, capsys):
     game.step()
     trainer = find_run(game.paths).trainer
@@ -71,6 +75,7 @@ def test_t1_needs_a_complete_checkpoint_or_to_be_told(game, capsys):
     assert gone([trainer.pid])
 
 
+@pytest.mark.slow
 def test_t1_at_a_save_kills_while_the_folder_is_staged(game):
     """The folder is there all the time from before the step on: only one that appears meanwhile counts."""
     game.step()
@@ -91,6 +96,7 @@ def test_t1_at_a_save_kills_while_the_folder_is_staged(game):
     assert gone(game.fired()["pids"])
 
 
+@pytest.mark.slow
 def test_a_moment_that_does_not_come_is_missed_and_the_trainer_resumes(game, monkeypatch):
     monkeypatch.setattr(trainer_faults, "DUMP_TIMEOUT_S", 60.0)  # on a busy machine a dump takes longer
     game.step()
@@ -112,6 +118,7 @@ def test_m1_ends_the_supervisor_that_is_named(game, who):
     assert set(find_run(game.paths).supervisors) == {"health_monitor", "coordinator"} - {who}
 
 
+@pytest.mark.slow
 def test_m2_ends_the_driver_and_what_was_to_follow_is_missed(game):
     game.step()
     game.commit_checkpoint(0)
@@ -124,6 +131,7 @@ def test_m2_ends_the_driver_and_what_was_to_follow_is_missed(game):
     assert wait_ended([p for server in servers for p in server.tree], DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_d1_ends_a_server_and_the_trainer(game):
     game.step()
     game.commit_checkpoint(0)
@@ -152,6 +160,7 @@ def test_t4_damages_the_newest_and_keeps_the_last_complete_one(game, damage):
     assert find_run(game.paths).trainer is not None
 
 
+@pytest.mark.slow
 def test_t4_continues_with_t1(game):
     game.step()
     trainer = find_run(game.paths).trainer
@@ -162,6 +171,7 @@ def test_t4_continues_with_t1(game):
     assert gone([trainer.pid])
 
 
+@pytest.mark.slow
 def test_t5_never_fills_the_machine_s_own_disk(game, capsys):
     game.step()
     game.commit_checkpoint(0)

@@ -19,6 +19,7 @@ from tests.support.fault_game import DEADLINE_S, REPOSITORY, gone, wait_for_stat
 # ── finding ──
 
 
+@pytest.mark.slow
 def test_a_run_is_found_with_all_its_processes(game):
     found = find_run(game.paths)
     assert found.driver == game.driver
@@ -36,6 +37,7 @@ def test_a_run_is_found_with_all_its_processes(game):
     assert live_runs(game.folder) == [game.paths]
 
 
+@pytest.mark.slow
 def test_a_stranger_of_the_same_title_is_not_the_run_s(game):
     stranger = subprocess.Popen(["ray::Trainer.run", "-S", "-c", SLEEP], executable=sys.executable)
     try:
@@ -49,6 +51,7 @@ def test_a_stranger_of_the_same_title_is_not_the_run_s(game):
         stranger.wait()
 
 
+@pytest.mark.slow
 def test_a_pid_in_the_lock_that_is_another_process_by_now_is_no_driver(game, tmp_path):
     signed = json.loads(game.paths.lock.read_text())
     game.paths.lock.write_text(json.dumps(signed | {"pid": os.getpid()}))
@@ -64,6 +67,7 @@ def test_a_pid_in_the_lock_that_is_another_process_by_now_is_no_driver(game, tmp
 # ── who is left alone ──
 
 
+@pytest.mark.slow
 def test_nothing_happens_before_the_first_step(game):
     before = find_run(game.paths)
     assert game.inject("C1") == 1
@@ -71,6 +75,7 @@ def test_nothing_happens_before_the_first_step(game):
     assert find_run(game.paths) == before
 
 
+@pytest.mark.slow
 def test_a_role_that_has_not_stepped_since_the_last_fault_is_left_alone(game):
     game.step()
     assert game.inject("C1:server=0", "C1:server=1") == 1
@@ -78,6 +83,7 @@ def test_a_role_that_has_not_stepped_since_the_last_fault_is_left_alone(game):
     assert "no step was committed since the last fault" in game.record()[-1]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", [1], indirect=True)
 def test_a_server_that_is_not_ready_is_left_alone(game):
     game.step()
@@ -87,6 +93,7 @@ def test_a_server_that_is_not_ready_is_left_alone(game):
     assert len(find_run(game.paths).servers) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", [1], indirect=True)
 def test_keep_one_keeps_one(game):
     game.step()
@@ -97,6 +104,7 @@ def test_keep_one_keeps_one(game):
     assert gone([server.http.pid])
 
 
+@pytest.mark.slow
 def test_a_step_is_waited_for(game):
     game.step(3)
     assert game.inject("C1:part=scheduler@2") == 0
@@ -106,6 +114,7 @@ def test_a_step_is_waited_for(game):
 # ── the command ──
 
 
+@pytest.mark.slow
 def test_a_dry_run_does_nothing_and_names_everybody(game, capsys):
     game.step()
     before = find_run(game.paths)

@@ -38,6 +38,7 @@ def hungry(tmp_path):
     game.end()
 
 
+@pytest.mark.slow
 def test_t6_refuses_the_trainer_what_a_step_takes(hungry):
     trainer = find_run(hungry.paths).trainer
     others = find_run(hungry.paths).supervisors
@@ -67,6 +68,7 @@ def test_t7_has_the_kernel_kill_the_trainer_alone_and_leaves_no_cgroup(hungry):
     assert not list(around.glob("grpo-starved-*"))
 
 
+@pytest.mark.slow
 def test_a_trainer_that_finds_room_in_what_it_holds_is_left_alone(game):
     game.step()
     game.commit_checkpoint(0)
@@ -90,6 +92,7 @@ def test_one_that_lives_on_under_its_limit_has_it_no_longer(hungry, kind):
     assert "grpo-starved" not in Path(f"/proc/{trainer.pid}/cgroup").read_text()
 
 
+@pytest.mark.slow
 def test_t6_and_t7_are_refused_where_they_can_not_work(hungry, monkeypatch, capsys):
     monkeypatch.setattr(memory_faults, "memory_folders_v1", lambda pid: iter(()))
     assert hungry.inject("T7") == 2

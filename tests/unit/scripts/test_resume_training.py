@@ -112,6 +112,7 @@ def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, fol
     assert not paths.recover_checkpoint.exists()
 
 
+@pytest.mark.slow
 def test_where_damage_is_known_the_last_good_one_is_set_up(tool, folder, paths):
     tell(paths, began(1, 27))
     became, said = tool("--yes")
@@ -161,6 +162,7 @@ def test_settings_can_be_changed_on_the_way(tool, folder, paths):
     assert "sglang.mem_fraction_static=0.5" in said
 
 
+@pytest.mark.slow
 def test_each_difference_is_told_with_both_values_and_what_it_means(tool, folder, paths):
     changed = ["train_dataset.batch_size=7", "gconfig.n_samples=3", "cluster.n_nodes=2"]
     code, said = tool("--yes", *changed)
@@ -172,6 +174,7 @@ def test_each_difference_is_told_with_both_values_and_what_it_means(tool, folder
     assert "nothing was started" in said
 
 
+@pytest.mark.slow
 def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths):
     store = CheckpointStore(paths.default_checkpoints)
     flip(store.find(38).path / "position.json")
@@ -184,12 +187,14 @@ def test_torn_ones_are_passed_over_and_nothing_left_says_why(tool, folder, paths
     assert code == 1 and "has no complete checkpoint to resume from" in said and "model.safetensors was changed" in said
 
 
+@pytest.mark.slow
 def test_nothing_good_says_why(tool, folder, paths):
     tell(paths, rewards=HEALTHY[:3])
     code, said = tool("--good", "--yes")
     assert code == 1 and "step 38 is candidate (0 healthy steps after it" in said
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_or_running_is_left_alone(tool, folder, paths):
     with RunLock(paths):
         code, said = tool("--yes")
@@ -201,11 +206,13 @@ def test_a_run_that_is_over_or_running_is_left_alone(tool, folder, paths):
     assert code == 0 and "is FINISHED (all steps); nothing to do" in said
 
 
+@pytest.mark.slow
 def test_a_command_with_an_open_quote_is_named(tool, folder, paths):
     code, said = tool("--command", "python -m launcher 'conf=x")
     assert code == 2 and "--command" in said and "no closing quotation" in said
 
 
+@pytest.mark.slow
 def test_a_command_that_nobody_wrote_down_is_asked_for(tool, folder, paths):
     write_rewards(paths, HEALTHY)
     code, said = tool("--yes")

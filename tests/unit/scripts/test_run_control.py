@@ -102,6 +102,7 @@ def control(paths, *words):
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_paused_goes_on_and_is_stopped(paths, journal, capsys):
     with Driver(paths, journal):
         assert control(paths, "pause", "--reason", "lunch") == 0
@@ -117,6 +118,7 @@ def test_a_run_is_paused_goes_on_and_is_stopped(paths, journal, capsys):
     assert last_end(paths)["exit_code"] == 130
 
 
+@pytest.mark.slow
 def test_servers_join_and_leave_and_a_pause_after_that_changes_nothing_of_it(paths, journal, capsys):
     with Driver(paths, journal):
         assert control(paths, "scale", "--servers", "3") == 0
@@ -144,6 +146,7 @@ def test_a_size_that_can_not_be_is_refused_and_nothing_is_asked(paths, journal, 
     assert wanted(paths) is None
 
 
+@pytest.mark.slow
 def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, capsys):
     journal.record("run.finished", reason="all steps are done", exit_code=0)
     assert control(paths, "status") == 1
@@ -163,6 +166,7 @@ def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, 
     assert (said["state"], said["servers"]) == ("FINISHED", []), "none of them serves any more"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys):
     assert control(paths, "stop") == 2
     said = capsys.readouterr().err
@@ -211,6 +215,7 @@ def test_a_wait_ends_with_the_run(paths, journal, capsys, monkeypatch):
     assert "not done: e/t has ended: ABORTED" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_wait_for_a_driver_that_died_says_so(paths, journal, capsys, monkeypatch):
     with Driver(paths, journal) as driver:
         monkeypatch.setattr(run_control, "ask", lambda paths, request: driver.die())
@@ -248,6 +253,7 @@ def test_what_is_not_done_in_time_is_said_and_still_holds(paths, journal, capsys
     assert wanted(paths).wish is ControlRequest.PAUSE
 
 
+@pytest.mark.slow
 def test_attach_shows_the_run_and_ends_with_its_code(paths, journal, capsys):
     with Driver(paths, journal):
         figures = {"rollout/reward": 0.5, "timeperf/step_s": 1.0}

@@ -37,6 +37,7 @@ def inject(paths, *kinds):
     write(FaultPaths.of(paths).record, fired)
 
 
+@pytest.mark.slow
 def test_a_storm_is_drawn_and_another_fault_is_another_picture(paths, tmp_path):
     pictures = []
     for number, kinds in enumerate((["C1"], ["C1", "T1"], ["C1", "N1"])):

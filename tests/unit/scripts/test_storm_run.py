@@ -2,10 +2,13 @@
 
 import shutil
 
+import pytest
+
 from launcher.config.compose import REPOSITORY
 from scripts.storm import _run
 
 
+@pytest.mark.slow
 def test_the_run_reads_paths_from_the_folder_in_which_the_storm_was_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(REPOSITORY / "assets" / "arithmetic" / "test.jsonl", "mine.jsonl")

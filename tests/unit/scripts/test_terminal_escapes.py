@@ -115,6 +115,7 @@ def test_nothing_of_an_argument_commands_the_terminal(name, ended, capfd):
     assert not obeyed(said.out + said.err), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [[f"recover.mode='{SPOKEN}'"], [f"+seed{SPOKEN}=1"], [f"reward.fn='{SPOKEN}'", "--cfg=job"]]
 )
@@ -159,6 +160,7 @@ def test_json_is_json_and_holds_what_was_written(ended, capfd):
     assert BIDI in json.dumps(json.loads(said), ensure_ascii=False)
 
 
+@pytest.mark.slow
 def test_a_reward_module_that_cant_be_imported(tmp_path):
     """Its error reaches the person through a process that the pre-flight starts."""
     (tmp_path / "hostile_reward.py").write_text(MODULE)

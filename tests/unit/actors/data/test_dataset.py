@@ -273,6 +273,7 @@ def cache(folder, tmp_path):
     (target / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "gsm8k", "config_name": "main"}))
 
 
+@pytest.mark.slow
 def test_a_hub_name_that_is_not_cached_without_network(hub):
     from datasets import config
 
@@ -284,6 +285,7 @@ def test_a_hub_name_that_is_not_cached_without_network(hub):
     assert not config.HF_HUB_OFFLINE, "the library was left offline"
 
 
+@pytest.mark.slow
 def test_a_hub_name_from_the_cache_without_network(hub, tmp_path):
     cache(hub.cache, tmp_path)
     records = load("openai/gsm8k", name="main")
@@ -294,6 +296,7 @@ def test_a_hub_name_from_the_cache_without_network(hub, tmp_path):
     assert "train_dataset.split" in message
 
 
+@pytest.mark.slow
 def test_reading_data_imports_neither_torch_nor_ray(tmp_path):
     """The driver does it before anything is started."""
     path = write(tmp_path / "d.parquet")

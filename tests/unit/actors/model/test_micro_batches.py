@@ -12,6 +12,7 @@ from launcher.base.errors import ConfigError, TrainerError
 from tests.support.tiny_models import make_groups
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40)), st.integers(40, 200))
 def test_every_sequence_is_packed_once_and_no_micro_batch_is_too_large(lengths, max_tokens):
     packed = pack(lengths, max_tokens=max_tokens)

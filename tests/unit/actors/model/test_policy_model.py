@@ -128,6 +128,7 @@ def test_each_architecture_equals_plain_autograd(tmp_path, kind):
     close(gradients(model), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_ratio_meets_both_clips_in_these_rollouts(folder):
     stats = policy(folder).compute_gradients(make_groups())
     assert stats.clip_fraction_low > 0.02
@@ -135,6 +136,7 @@ def test_the_ratio_meets_both_clips_in_these_rollouts(folder):
     assert stats.approx_kl > 0
 
 
+@pytest.mark.slow
 def test_the_entropy_of_a_uniform_model_is_the_logarithm_of_its_vocabulary(tmp_path):
     uniform = make_model(tmp_path / "model", initializer_range=1e-9)
     assert policy(uniform).compute_gradients(make_groups()).entropy == pytest.approx(math.log(32), rel=1e-5)

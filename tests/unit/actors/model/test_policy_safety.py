@@ -81,6 +81,7 @@ def test_poison_is_seen_can_not_be_committed_and_leaves_no_trace(folder, poison,
     assert bits(weights(spoilt)) == bits(weights(untouched))
 
 
+@pytest.mark.slow
 def test_discarded_gradients_are_gone(folder):
     model = policy(folder)
     before = bits(weights(model))
@@ -164,6 +165,7 @@ def test_bfloat16_with_checkpointed_layers_agrees_with_itself(folder):
     close(gradients(sparing), gradients(plain), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_update_smaller_than_bfloat16_can_hold_is_not_lost(folder):
     model = policy(folder, dtype="bfloat16", optimizer=OptimizerConfig(lr=1e-6, weight_decay=0.0))
     before = weights(model)

@@ -137,6 +137,7 @@ def fail(error):
     raise error
 
 
+@pytest.mark.slow
 def test_a_webhook_that_hangs_costs_nobody_any_time(paths, webhook, monkeypatch):
     answers, post = threading.Event(), IncidentAlerts._post
     monkeypatch.setattr(IncidentAlerts, "_post", lambda *message: answers.wait(DEADLINE_S) and post(*message))

@@ -27,6 +27,7 @@ def look(monitor, targets):
     return monitor.view()
 
 
+@pytest.mark.slow
 def test_a_hang_is_seen_journaled_once_and_forgotten_with_the_next_life(world, tmp_path):
     async def work(monitor):
         first = [Watched(server=server(one.pid, url))]
@@ -83,6 +84,7 @@ def test_a_server_that_could_not_be_looked_at_once_is_looked_at_again(world, tmp
     assert repr(error) in told["reason"]
 
 
+@pytest.mark.slow
 def test_the_monitor_answers_while_a_server_hangs(world, tmp_path):
     """A blocked server costs its own probe alone: each question is answered within one turn of the loop."""
 

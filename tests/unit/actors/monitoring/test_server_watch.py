@@ -136,6 +136,7 @@ def test_a_later_process_of_the_same_pid_is_not_the_server():
 # ── hangs ──
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["http", "scheduler", "detokenizer"])
 def test_a_stopped_process_whose_server_answers_nothing_is_a_hang(tmp_path, stand_in, role):
     async def work(seen):
@@ -149,6 +150,7 @@ def test_a_stopped_process_whose_server_answers_nothing_is_a_hang(tmp_path, stan
     assert f"{role} stopped" in verdict.reason
 
 
+@pytest.mark.slow
 def test_a_stopped_process_alone_is_only_suspect(tmp_path, stand_in):
     """One witness of three: the stand-in goes on answering."""
 
@@ -163,6 +165,7 @@ def test_a_stopped_process_alone_is_only_suspect(tmp_path, stand_in):
         assert Health.DEAD not in {v.health for v in watch(work, process.pid, stand_in)}
 
 
+@pytest.mark.slow
 def test_an_overdue_answer_while_tokens_are_made_is_a_busy_server(tmp_path, stand_in):
     async def work(seen):
         await fault(stand_in, kind="slow", times=None, seconds=600)
@@ -176,6 +179,7 @@ def test_an_overdue_answer_while_tokens_are_made_is_a_busy_server(tmp_path, stan
         assert {v.health for v in watch(work, process.pid, stand_in)} <= {Health.UNKNOWN, Health.HEALTHY}
 
 
+@pytest.mark.slow
 def test_a_server_at_a_long_task_is_not_asked_for_tokens(tmp_path, stand_in):
     """A load of weights aborts what is generated, and a slow one is no hang."""
 
@@ -191,6 +195,7 @@ def test_a_server_at_a_long_task_is_not_asked_for_tokens(tmp_path, stand_in):
         assert Health.DEAD not in {v.health for v in watch(work, process.pid, stand_in)}
 
 
+@pytest.mark.slow
 def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
     async def inside():
         async with SGLangClient() as client:
@@ -208,6 +213,7 @@ def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
     assert probe.usual_answer_s < QUICK.silence_s  # of the one that was answered
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_is_a_crash_at_once(tmp_path, stand_in):
     async def work(seen):
         process.kill()
@@ -219,6 +225,7 @@ def test_the_end_of_the_process_is_a_crash_at_once(tmp_path, stand_in):
     assert (verdict.health, verdict.cause) == (Health.DEAD, Cause.SERVER_CRASH)
 
 
+@pytest.mark.slow
 def test_without_any_answer_yet_a_server_is_unknown(tmp_path):
     async def inside(pid):
         async with SGLangClient() as client:
@@ -233,6 +240,7 @@ def test_without_any_answer_yet_a_server_is_unknown(tmp_path):
 # ── a part taken away: what it is there for goes wrong ──
 
 
+@pytest.mark.slow
 def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, stand_in, monkeypatch):
     monkeypatch.setattr(server_watch.ServerProcesses, "tokens", lambda self: None)
 

@@ -94,6 +94,7 @@ async def vital_child(world):
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["server", "child"])
 def test_the_guard_says_who_died_and_of_what(world, victim):
     async def work():
@@ -110,6 +111,7 @@ def test_the_guard_says_who_died_and_of_what(world, victim):
     assert (ended.exit_code, ended.cause) == expected
 
 
+@pytest.mark.slow
 def test_the_lock_tells_where_a_pidfd_would_not_yet(world):
     """A process whose first thread has ended is still there, and its pidfd silent: what tells of it is the lock."""
 

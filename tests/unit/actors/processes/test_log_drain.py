@@ -72,6 +72,7 @@ def test_a_log_that_can_not_even_be_opened_stops_nobody(tmp_path):
     assert "nothing was lost" in text and text.count("line ") == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_stalled_disk_blocks_nobody(tmp_path, monkeypatch, lines):
     """A write that does not return until the end of the test."""
@@ -85,6 +86,7 @@ def test_a_stalled_disk_blocks_nobody(tmp_path, monkeypatch, lines):
         drain.settle(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_not_scheduled_makes_nobody_believe_that_all_is_written(tmp_path, monkeypatch):
     """On a busy machine between its read and what follows: the last words say why a server died."""
     read = log_drain.os.read

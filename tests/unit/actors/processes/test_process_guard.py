@@ -112,6 +112,7 @@ def test_whoever_is_killed_nothing_is_left(world, victim):
     assert not world.scratch.exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_guard_is_no_way_out(world):
     """SIGSTOP on the guard, then its owner dies: the sentinel sees to it."""
 
@@ -179,6 +180,7 @@ def test_signals_to_the_servers_parent_are_not_meant_for_the_guard(world, number
     assert asyncio.run(work()).exit_code == 3
 
 
+@pytest.mark.slow
 def test_the_death_of_a_vital_child_ends_the_server(world):
     """SGLang's main process lingers for seconds after its scheduler's death."""
 

@@ -128,6 +128,7 @@ def step(model, seed):
     return stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_equal_one(folder, ref_folder, make_two, tmp_path, variant):
     settings = {"optimizer": CLIPPED, **VARIANTS[variant]}
@@ -160,6 +161,7 @@ def test_two_ranks_equal_one(folder, ref_folder, make_two, tmp_path, variant):
     assert two.logprobs((3, 4), (5, 6)) == pytest.approx(one.logprobs((3, 4), (5, 6)), abs=10 * near)
 
 
+@pytest.mark.slow
 def test_an_untied_model_whose_rows_do_not_divide(untied, make_two):
     one, two = one_rank(untied), make_two(untied)
     assert bits(two) == bits(one)
@@ -167,6 +169,7 @@ def test_an_untied_model_whose_rows_do_not_divide(untied, make_two):
     assert apart(weights(two), weights(one)) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewards", [[[1.0, 0.0]], [[1.0, 1.0]]], ids=["two learn", "none learns"])
 def test_fewer_sequences_than_would_fill_the_ranks(folder, make_two, rewards):
     one, two = one_rank(folder), make_two(folder)
@@ -186,6 +189,7 @@ def lonely(groups, *, logprob):
     return [dataclasses.replace(g, rollouts=tuple(bad if r is longest else r for r in g.rollouts)) for g in groups]
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_on_one_rank_is_vetoed_on_both(folder, make_two):
     one, two = one_rank(folder), make_two(folder)
     step(two, 0), step(one, 0)
@@ -201,6 +205,7 @@ def test_what_is_not_finite_on_one_rank_is_vetoed_on_both(folder, make_two):
     assert apart(weights(two), weights(one)) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_state_of_two_is_one_of_one_and_the_other_way_round(folder, make_two, tmp_path, dtype):
     settings = {"dtype": dtype}
@@ -227,6 +232,7 @@ def test_a_state_of_two_is_one_of_one_and_the_other_way_round(folder, make_two, 
     assert bits(two) == bits(one_rank(folder, **settings))
 
 
+@pytest.mark.slow
 def test_in_bfloat16_two_are_no_farther_from_one_than_one_that_cuts_otherwise(folder, make_two):
     settings = {"dtype": "bfloat16", "optimizer": CLIPPED}
     models = (
@@ -267,6 +273,7 @@ def test_each_holds_half_and_listens_on_one_address(folder, second, make_two):
         assert {address.ip for address in opened} == {ADDRESS}
 
 
+@pytest.mark.slow
 def test_a_rank_of_an_earlier_life_meets_nobody():
     place = MeetingPlace(ADDRESS, size=2, timeout_s=1.0)
     earlier = MeetingPlace(ADDRESS, size=2, timeout_s=1.0)
@@ -301,6 +308,7 @@ def test_deal_is_whole_and_fair(lengths, ranks):
     assert max(tokens) - min(tokens) <= max(lengths, default=0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1), st.integers(1, 4))
 def test_all_ranks_make_the_same_passes(made, ranks):
     sequences = [SampledSequence(prompt=(1,), completion=(2,) * n, logprobs=(0.0,) * n) for n, _ in made]

@@ -89,6 +89,7 @@ def test_a_broken_verifier_is_named_by_one_round_of_a_few_items(world, mode):
     assert verdict.onset_step == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["nan", "raises", "hangs"])
 def test_one_that_gives_no_reward_is_named_by_two_rounds(world, mode):
     canaries = pick(world.make(), 1, step=0)

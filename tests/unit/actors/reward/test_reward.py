@@ -15,6 +15,7 @@ def reward(completion, answer="so 40+2=42\n#### 42"):
     return gsm8k_reward(completion=completion, answer=answer, prompt_id="p", record={})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "completion",
     [

@@ -105,6 +105,7 @@ def test_many_groups_at_once_on_two_processes(rewards):
     assert [[s.value for s in group] for group in groups] == [[10 * i + j for j in range(8)] for i in range(16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stuck", ["loop", "hang"])
 def test_one_that_never_returns_costs_only_its_own_reward(rewards, stuck):
     with RewardPool(config(rewards, timeout=1.0)) as pool:
@@ -113,6 +114,7 @@ def test_one_that_never_returns_costs_only_its_own_reward(rewards, stuck):
     assert late == Score(value=None, error="took longer than reward.timeout=1 s")
 
 
+@pytest.mark.slow
 def test_of_a_group_that_is_scored_whole_or_not_at_all_the_rest_is_not_tried(rewards):
     with RewardPool(config(rewards, timeout=1.0)) as pool:
         asked = pool.score(["number 1", "hang", "number 3"], PROMPT, whole_or_none=True)
@@ -171,6 +173,7 @@ def test_a_process_killed_while_idle_is_replaced(rewards):
     assert after.value not in (None, before.value)
 
 
+@pytest.mark.slow
 def test_a_process_stopped_while_idle_is_replaced(rewards):
     with RewardPool(config(rewards, timeout=1.0)) as pool:
         (before,) = score(pool, ["pid"])
@@ -217,6 +220,7 @@ def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
             score(pool, ["a"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "within_s", "expected"),
     [
@@ -236,6 +240,7 @@ def test_a_module_that_ends_or_never_returns(tmp_path, monkeypatch, text, within
         assert expected in unready(pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "expected"),
     [
@@ -309,6 +314,7 @@ def test_no_process_outlives_its_parent(rewards, tmp_path, parent_is):
         assert gone(child)
 
 
+@pytest.mark.slow
 def test_a_job_that_arrives_while_the_pool_closes_is_answered(rewards):
     pool = RewardPool(config(rewards))
     put, closing = pool._jobs.put, threading.Thread(target=pool.close)

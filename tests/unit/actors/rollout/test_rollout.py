@@ -90,6 +90,7 @@ def servers():
         yield one, two
 
 
+@pytest.mark.slow
 def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(servers):
     items = prompts(1_700)
 
@@ -114,6 +115,7 @@ def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(serv
     assert sum(batch.retried for batch in batches) > 200
 
 
+@pytest.mark.slow
 def test_samples_that_were_whole_when_the_answer_broke_off_are_kept(servers):
     items = prompts(1)
 
@@ -132,6 +134,7 @@ def test_samples_that_were_whole_when_the_answer_broke_off_are_kept(servers):
     assert state is ServerState.READY
 
 
+@pytest.mark.slow
 def test_samples_of_a_seed_are_the_same_after_a_fault_and_differ_among_themselves(servers):
     items = prompts(2)
     seeded = dataclasses.replace(SAMPLING, seed=11)
@@ -182,6 +185,7 @@ def test_requests_of_a_server_that_refuses_move_to_the_other(servers):
     assert batch.failed == 0
 
 
+@pytest.mark.slow
 def test_an_outage_is_waited_for_and_burns_no_retries(servers):
     items = prompts(4)
 
@@ -274,6 +278,7 @@ def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody
     assert (len(batch.groups), batch.failed) == (4, 0)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_always_fails_halts_with_its_name(servers):
     items = prompts(3)
 
@@ -322,6 +327,7 @@ def test_a_reward_function_that_always_fails_halts_and_names_the_setting(servers
         asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requeued(servers):
     items = prompts(8)
 

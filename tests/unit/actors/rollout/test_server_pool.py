@@ -91,6 +91,7 @@ def test_a_suspect_comes_back_when_it_says_its_version():
     assert asyncio.run(scenario()) == "server-0"
 
 
+@pytest.mark.slow
 def test_a_suspect_that_lost_its_weights_gets_no_traffic():
     async def scenario():
         servers = pool(hold_s=1.0, answers=[2])

@@ -168,6 +168,7 @@ def test_a_host_that_is_every_interface_is_refused_by_its_key(host):
     assert problem.startswith(f"sglang.host={host!r}: 127.0.0.1, or this machine's address")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
@@ -182,5 +183,6 @@ def test_extra_arguments_that_open_a_door_are_refused_by_their_key(extra, said):
     assert "SECRET" not in problem
 
 
+@pytest.mark.slow
 def test_other_hosts_and_arguments_stand():
     assert problems(host="10.0.0.1", extra_args={"hos": "127.0.0.2", "watchdog_timeout": 60}) == []

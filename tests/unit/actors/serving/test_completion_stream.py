@@ -44,6 +44,7 @@ def fed(n, *pieces):
 WHOLE = event(answer(0, finish=None, tokens=(4,))) + event(answer(1)) + event(answer(0, tokens=(8, 9))) + DONE
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, len(WHOLE)), max_size=6))
 def test_it_does_not_matter_where_the_pieces_are_cut(cuts):
     edges = [0, *sorted(cuts), len(WHOLE)]
@@ -123,6 +124,7 @@ def samples_of(url, *, fault=None, samplings=(SAMPLING,) * 4, timeout_s=10.0):
     return asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_all_samples_come_in_one_request(server):
     samples = samples_of(server)
     assert samples.failure is None

@@ -58,6 +58,7 @@ def generate(client, url, *, token_ids=(5, 6, 7), sampling=SAMPLING, timeout_s=1
 # ── completions ──
 
 
+@pytest.mark.slow
 def test_a_completion_is_whole(server):
     completion = run(server, lambda client: generate(client, server))
     assert 1 <= len(completion.token_ids) == len(completion.logprobs) <= 6
@@ -87,6 +88,7 @@ def test_the_parameters_are_sglangs():
     }
 
 
+@pytest.mark.slow
 def test_256_requests_are_in_flight_together(server):
     """Each takes as long as the server says; a limit of 100 connections would make it three times that."""
 
@@ -300,6 +302,7 @@ def test_a_server_that_dies_of_an_update_has_not_refused_it(server, tmp_path):
     assert run(server, work) == "reset"
 
 
+@pytest.mark.slow
 def test_a_server_without_a_version_of_ours_says_none():
     with stand_in_server.running() as url:
         assert run(url, lambda client: client.model_info(url, timeout_s=10)).weight_version is None

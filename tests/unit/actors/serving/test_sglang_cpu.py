@@ -114,6 +114,7 @@ def test_a_model_that_is_not_known_changes_nothing(tmp_path, no_setting, config)
     assert no_setting() is None
 
 
+@pytest.mark.slow
 def test_the_fork_is_chosen_only_while_there_is_one_thread():
     for threads, method in ((0, "fork"), (1, "spawn")):
         code, said = python(f"""

@@ -68,6 +68,7 @@ def is_free(url):
         return True
 
 
+@pytest.mark.slow
 def test_a_life_from_start_to_stop(make, tmp_path):
     server = make("--tree")
     assert server.info().state is ServerState.STOPPED
@@ -99,6 +100,7 @@ def test_a_life_from_start_to_stop(make, tmp_path):
     assert "--model-path some/model --weight-version 3" in log.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
     server = make()
 
@@ -124,6 +126,7 @@ def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
     """Its actor went on calling it READY: whoever waited for its end heard of the disk instead."""
     server = make()
@@ -141,6 +144,7 @@ def test_a_death_is_told_also_where_the_log_can_not_be_read(make, tmp_path):
     run(server, work)
 
 
+@pytest.mark.slow
 def test_a_second_life_beside_a_living_one_is_refused(make):
     server = make()
 
@@ -154,6 +158,7 @@ def test_a_second_life_beside_a_living_one_is_refused(make):
     run(server, work)
 
 
+@pytest.mark.slow
 def test_an_early_end_says_the_exit_code_and_the_logs_decisive_line(make):
     server = make("--die-at-start")
 
@@ -169,6 +174,7 @@ def test_an_early_end_says_the_exit_code_and_the_logs_decisive_line(make):
     assert "llm_server-0.log" in error.hint
 
 
+@pytest.mark.slow
 def test_a_failed_start_is_told_to_whoever_asks_and_stays_told(make):
     server = make("--die-at-start")
 
@@ -183,6 +189,7 @@ def test_a_failed_start_is_told_to_whoever_asks_and_stays_told(make):
     run(server, work)
 
 
+@pytest.mark.slow
 def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
     """Its HTTP side answers, as SGLang's does with a stopped scheduler."""
     server = make("--seconds-per-token", "1000", setup_timeout_s=3.0)
@@ -198,6 +205,7 @@ def test_a_server_that_never_generates_is_ended_at_its_deadline(make):
     run(server, work)
 
 
+@pytest.mark.slow
 def test_a_server_with_other_weights_than_asked_for_is_not_ready(make):
     """The last --weight-version wins, as a server's own default would."""
     wrapper = (
@@ -230,6 +238,7 @@ def test_a_port_in_use_is_an_error_before_anything_is_started(make, tmp_path):
     assert not (tmp_path / "llm_server-0.log").exists()
 
 
+@pytest.mark.slow
 def test_stopping_while_it_starts(make):
     server = make("--seconds-per-token", "1000")
 
@@ -246,6 +255,7 @@ def test_stopping_while_it_starts(make):
     run(server, work)
 
 
+@pytest.mark.slow
 def test_who_asks_before_the_start_waits_for_it(make):
     """Ray delivers calls to an async actor in any order."""
     server = make()
@@ -261,6 +271,7 @@ def test_who_asks_before_the_start_waits_for_it(make):
     run(server, work)
 
 
+@pytest.mark.slow
 def test_a_stop_that_returns_late_leaves_the_next_incarnation_alone(make):
     server = make()
 

@@ -60,6 +60,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
     assert (ended, told) == ([False], ["hung"])
 
 
+@pytest.mark.slow
 def test_one_that_is_being_restarted_is_left_alone(ended):
     answers = [SOUND]
 

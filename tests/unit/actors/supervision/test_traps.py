@@ -155,6 +155,7 @@ def test_every_decision_that_is_tested_is_also_taken_in_a_run():
 # ── restores ──
 
 
+@pytest.mark.slow
 def test_after_a_restore_versions_go_on_from_the_checkpoint(tmp_path):
     """A counter that begins anew makes every token look stale, or worse, an old one look current."""
     first = Trial(tmp_path, steps=6)

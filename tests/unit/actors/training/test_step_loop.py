@@ -150,6 +150,7 @@ def test_a_stop_between_two_saves_loses_no_step_and_no_prompt(tmp_path):
     identical(resumed.weights(), whole.weights())
 
 
+@pytest.mark.slow
 def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_zero(tmp_path):
     trial = Trial(tmp_path, steps=10)
     trial.run()
@@ -198,6 +199,7 @@ def test_a_bad_batch_costs_its_rollouts_and_never_a_prompt(tmp_path, change):
     assert [r.policy_version for r in trial.reports] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_batch_whose_gradient_is_not_finite_is_vetoed_before_the_optimizer_moves(tmp_path):
     overflow = poison(3, logprobs=-1e38)  # finite for the gate; the ratio is not
     trial = Trial(tmp_path, steps=5, rollouts=Replay(prompts(N_PROMPTS), SAMPLES, spoil=overflow))
@@ -209,6 +211,7 @@ def test_a_batch_whose_gradient_is_not_finite_is_vetoed_before_the_optimizer_mov
     assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
 
 
+@pytest.mark.slow
 def test_non_finite_twice_in_a_row_halts_and_leaves_the_checkpoint_that_stands(tmp_path):
     def always(batch):
         return poison(5, logprobs=-1e38)(batch)
@@ -230,6 +233,7 @@ def test_what_was_committed_is_saved_when_the_servers_are_lost(tmp_path):
     assert trial.store.list()[-1].manifest.policy_version == 6
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_gate_turns_away_costs_its_rollouts_and_no_weights(tmp_path):
     asked = []
 
@@ -286,6 +290,7 @@ def test_a_loop_goes_back_to_a_checkpoint_and_to_the_beginning_in_the_same_proce
     assert steps == [*range(10), 8, 9, *range(10)]
 
 
+@pytest.mark.slow
 def test_the_position_is_plain_json(tmp_path):
     trial = Trial(tmp_path, steps=5)
     trial.run()
@@ -294,6 +299,7 @@ def test_the_position_is_plain_json(tmp_path):
     assert state["queue"]["epoch"] == 1
 
 
+@pytest.mark.slow
 def test_of_many_evaluations_the_first_and_the_newest_go_along(tmp_path, monkeypatch):
     """Each state after a step and each look at the trainer carries them: 10,000 cost 0.1 s a step."""
     monkeypatch.setattr(run_position, "EVALS_KEPT", 3)

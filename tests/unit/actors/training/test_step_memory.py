@@ -72,6 +72,7 @@ def test_each_step_is_kept_and_the_same_process_goes_back_to_it(tmp_path):
     identical(trial.training_state(), whole.training_state())
 
 
+@pytest.mark.slow
 def test_a_damaged_state_counts_no_more_and_the_older_one_serves(tmp_path):
     trial = Trial(tmp_path, steps=7)
     trial.run()
@@ -127,6 +128,7 @@ def test_without_room_the_run_goes_on_and_says_what_it_needs(tmp_path, tiny_disk
     assert not states(trial).root.exists()
 
 
+@pytest.mark.slow
 def test_a_state_that_can_not_be_written_costs_one_event_until_it_can_again(tmp_path, monkeypatch):
     overwrite, failed = step_memory.overwrite_tensors, []
 
@@ -145,6 +147,7 @@ def test_a_state_that_can_not_be_written_costs_one_event_until_it_can_again(tmp_
     assert newest(trial).global_step == 4
 
 
+@pytest.mark.slow
 def test_switched_off_nothing_is_kept_and_what_was_kept_goes(tmp_path):
     trial = Trial(tmp_path, steps=6)
     assert trial.run()
@@ -158,6 +161,7 @@ def test_switched_off_nothing_is_kept_and_what_was_kept_goes(tmp_path):
     assert not states(off).root.exists()
 
 
+@pytest.mark.slow
 def test_a_trainer_that_ends_with_its_last_step_on_the_disk_leaves_nothing_in_memory(tmp_path):
     trial = Trial(tmp_path, steps=6)
     trial.run()

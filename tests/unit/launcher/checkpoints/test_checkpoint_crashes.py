@@ -84,6 +84,7 @@ def test_killed_before_every_call_to_the_filesystem(saver):
     print(f"killed before each of {total} system calls of a save with its retention: {calls}")
 
 
+@pytest.mark.slow
 def test_killed_at_random_times(saver):
     draw = random.Random(8)
     for _ in range(20):

@@ -177,6 +177,7 @@ def test_a_run_that_goes_back_ends_bit_for_bit_as_the_one_that_did_not(tmp_path,
     assert [report.global_step for report in again.reports] == [4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
@@ -188,6 +189,7 @@ def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
     assert states.newest_complete(trial.store.list()) is None
 
 
+@pytest.mark.slow
 def test_it_is_taken_once(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
@@ -198,6 +200,7 @@ def test_it_is_taken_once(tmp_path, memory):
     assert event["global_step"] == 3 and len(event["set_aside"]) == 2
 
 
+@pytest.mark.slow
 def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_aside(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
@@ -206,6 +209,7 @@ def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_asid
     assert [name.partition(".")[2] for name in aside] == ["superseded-1", "condemned-1"]
 
 
+@pytest.mark.slow
 def test_one_that_retention_has_removed_since_comes_back_from_the_copy(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
@@ -219,6 +223,7 @@ def test_one_that_retention_has_removed_since_comes_back_from_the_copy(tmp_path,
     assert json.loads(found["manifest.json"])["files"] == json.loads(original["manifest.json"])["files"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_same_step_from_another_branch_makes_way(tmp_path, memory):
     trial = Trial(tmp_path, steps=10)
     trial.run()
@@ -235,6 +240,7 @@ def test_a_checkpoint_of_the_same_step_from_another_branch_makes_way(tmp_path, m
     assert steps_of(trial.store) == [3, 7]
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_killed_while_it_takes_takes_again(tmp_path, memory, monkeypatch):
     trial = Trial(tmp_path, steps=10)
     trial.run()

@@ -61,6 +61,7 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_listed(tmp_path, url):
     assert machine.there() == [0]
 
 
+@pytest.mark.slow
 def test_one_that_was_cut_is_passed_over_on_the_way_back(tmp_path, url):
     machine = Machine(tmp_path / "here", url)
     save(machine.store, 0)

@@ -47,6 +47,7 @@ def restored(steps, onset):
     return choose(judged, incident, [], SETTINGS).global_step
 
 
+@pytest.mark.slow
 def test_a_collapse_found_late_finds_a_checkpoint_from_before_it(store):
     assert 0 <= restored(run_of(store, 20), 17) <= 17 - 2 - SETTINGS.onset_margin_steps
 
@@ -57,6 +58,7 @@ def test_by_age_alone_there_would_be_none(store):
     assert restored(kept, 17) == FIRST_WEIGHTS
 
 
+@pytest.mark.slow
 def test_what_is_spared_does_not_pile_up(store):
     assert len(run_of(store, 30)) <= 2 + 2 + 1
 
@@ -71,6 +73,7 @@ def kept_of(store, rewards, *, keep_last=2):
     return steps_of(store)
 
 
+@pytest.mark.slow
 def test_the_best_stays_however_old_it_is(store):
     assert 4 in kept_of(store, [0.1, 0.2, 0.3, 0.4, 0.9, *[0.5] * 25])
 

@@ -155,6 +155,7 @@ def test_lists_of_two_instances_are_two_lists():
     assert second.stats_logger.wandb.tags == []
 
 
+@pytest.mark.slow
 def test_the_resolved_configuration_composes_to_itself(own_preset):
     config = compose(["conf=arithmetic_cpu", "seed=5"])
     assert compose(own_preset("# @package _global_\n" + yaml.safe_dump(asdict(config)))) == config

@@ -116,6 +116,7 @@ def test_a_fall_that_a_recovery_took_back_is_found_and_said_to_be():
     assert (steps.steps[found.rows[found.fall.onset]], found.is_current) == (80, False)
 
 
+@pytest.mark.slow
 def test_a_long_series_takes_no_longer_than_its_length():
     rng = np.random.default_rng(0)
     rewards = np.clip(0.7 + rng.normal(0, 0.04, 60_000), 0, 1)
@@ -131,6 +132,7 @@ def test_partition_finds_levels_and_nothing_in_noise():
     assert partition(rng.normal(0, 1, 500), 1.0) == [(0, 500)]
 
 
+@pytest.mark.slow
 def test_the_benchmark_reports_what_it_measured(capsys):
     found = measure(1, seed=3)
     figures = report(found, seconds=1.0)

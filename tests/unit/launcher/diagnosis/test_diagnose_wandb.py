@@ -79,6 +79,7 @@ def test_an_offline_file_is_read_whole(offline):
     assert np.isfinite(steps.times).all()
 
 
+@pytest.mark.slow
 def test_a_torn_offline_file_is_read_to_the_tear(offline, tmp_path):
     data = offline.read_bytes()
     for length in (len(data) // 2, len(data) // 2 + 1, BLOCK + 3):

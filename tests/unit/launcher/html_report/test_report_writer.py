@@ -29,6 +29,7 @@ def wait_until(holds, what):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_report_follows_the_run_and_ends_with_its_word(paths):
     journal = Journal(paths.events, 1)
     journal.record("run.started", reason="fresh")

@@ -92,6 +92,7 @@ def test_every_figure_is_that_of_the_files(paths):
     assert (facts.rollouts_failed, facts.rollouts_retried, facts.rejected) == (1, 35, 1)
 
 
+@pytest.mark.slow
 def test_the_text_a_person_reads(paths):
     write_run(paths)
     save(CheckpointStore(paths.default_checkpoints), 29)

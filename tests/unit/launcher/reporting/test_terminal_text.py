@@ -85,6 +85,7 @@ def test_the_launcher_at_an_ascii_terminal(tmp_path):
     assert done.stdout.isascii() and "UnicodeEncodeError" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named(names):
     with Path("/dev/full").open("w") as full:
         done = run("run_control", "status", "--json", *names, stdout=full)

@@ -110,6 +110,7 @@ def test_an_alert_reaches_wandb_beside_the_metrics(paths):
     assert wandb.missed == 0
 
 
+@pytest.mark.slow
 def test_without_a_key_it_says_so_once_and_goes_on_offline(paths):
     said = []
     wandb = sink(paths, mode="online", said=said)
@@ -120,6 +121,7 @@ def test_without_a_key_it_says_so_once_and_goes_on_offline(paths):
     assert list(history(offline_file(paths))) == [line(0, 0.5)]
 
 
+@pytest.mark.slow
 def test_without_a_server_it_says_so_once_and_goes_on_offline(paths, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     with socket.socket() as taken:  # bound, never listening: every connection is refused

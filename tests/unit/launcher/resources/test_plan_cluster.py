@@ -145,6 +145,7 @@ def test_of_nodes_only_counted_each_gets_its_part_of_the_gpus():
 # ── what is refused before anything is started ──
 
 
+@pytest.mark.slow
 def test_a_described_cluster_that_is_too_small_is_refused():
     config = changed(CLUSTER, hardware__gpu_memory_gib=80.0, sglang__mem_fraction_static=0.99)
     config.actor.path = config.sglang.model_path = config.tokenizer_path = "nowhere/7b"

@@ -40,6 +40,7 @@ def test_each_run_has_its_own_and_keeps_them(tmp_path):
     assert ServerKeys.read(tmp_path / "one") == one
 
 
+@pytest.mark.slow
 def test_many_at_once_agree(tmp_path):
     with ProcessPoolExecutor(4) as pool:
         for done in [pool.submit(ServerKeys.make, tmp_path / "keys") for _ in range(16)]:

@@ -89,6 +89,7 @@ def test_what_cant_be_found_is_named(tmp_path, monkeypatch):
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "code", "named"),
     [

@@ -94,6 +94,7 @@ def test_side_by_side_as_the_machine_allows():
     assert len(room(MACHINE, "cluster.address=10.0.0.1:6379").slots) == 1
 
 
+@pytest.mark.slow
 def test_each_trial_has_gpus_of_its_own(monkeypatch):
     gpu = Gpu(name="GPU", memory=80 * GIB, free=80 * GIB)
     machine = replace(MACHINE, gpus=(gpu,) * 4)
