@@ -45,18 +45,7 @@ class Silent(Journal):
         super().__init__(path, attempt=1)
         self.names: list[str] = []
 
-    def record(
-        self,
-        event: str,
-        /,
-        *,
-        subject: str = "",
-        reason: str = "",
-        global_step: int | None = None,
-        incident: int | str | None = None,
-        **facts: object,
-    ) -> dict[str, object]:
-        del subject, reason, global_step, incident, facts
+    def record(self, event: str, /, **facts: object) -> dict[str, object]:
         self.names.append(event)
         return {}
 
