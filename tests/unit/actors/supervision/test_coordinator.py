@@ -21,7 +21,7 @@ from launcher.policy.actions import (
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
-from tests.support.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
+from tests.support.simulated_run.run_model import ALIVE, CONFIG, STARTING, ModelHands, RunModel
 
 ENOUGH = 30
 

@@ -18,8 +18,8 @@ from launcher.policy.reconcile_fleet import FleetChange, change_to
 from launcher.policy.restart_budget import Rung
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.fake_actors import FakeActor, never
-from tests.support.looks import CRASHED, attempts, dead, decide, fresh, kinds, observed, server, trainer
-from tests.support.run_model import ModelHands, RunModel
+from tests.support.simulated_run.looks import CRASHED, attempts, dead, decide, fresh, kinds, observed, server, trainer
+from tests.support.simulated_run.run_model import ModelHands, RunModel
 from tests.unit.actors.supervision.test_coordinator import Trial
 
 ASKED = {"s0": "an operator's order"}

@@ -9,7 +9,7 @@ from actors.supervision.run_history import RunHistory
 from launcher.policy.actions import Halt, PauseTrainer, ResumeTrainer
 from launcher.run_files import journal as journal_module
 from launcher.run_files.journal import Journal, read_lines
-from tests.support.run_model import CONFIG, ModelHands, RunModel
+from tests.support.simulated_run.run_model import CONFIG, ModelHands, RunModel
 
 
 class StalledDisk:

@@ -13,7 +13,7 @@ from launcher.policy.incident_policy import OpenIncident, incident_changes
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import next_repair
 from launcher.policy.run_state import RunState
-from tests.support.looks import (
+from tests.support.simulated_run.looks import (
     CONFIG,
     CRASHED,
     NOW,

@@ -11,7 +11,7 @@ from launcher.policy.incident_policy import OpenIncident, Trouble, incident_chan
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
-from tests.support.run_model import ALIVE, MEMORY, killed
+from tests.support.simulated_run.run_model import ALIVE, MEMORY, killed
 
 STEPS = TrainerFacts(verdict=ALIVE, is_loaded=True, is_paused=False, policy_version=7, lineage=1, next_step=7)
 SERVES = ServerFacts(name="server-0", state=ServerState.READY, verdict=ALIVE, weight_version=7, lineage=1)

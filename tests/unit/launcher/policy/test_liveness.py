@@ -9,7 +9,7 @@ from launcher.config.supervision import HealthConfig
 from launcher.policy import liveness, observation_history
 from launcher.policy.liveness import Pace, judge_server, slow_reason
 from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook, Task
-from tests.support.watched_server import Interval, WatchedServer
+from tests.support.simulated_run.watched_server import Interval, WatchedServer
 
 SETTINGS = HealthConfig()
 AT = 20.0

@@ -9,7 +9,7 @@ from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt, PauseTrainer, RestartServer, RestartTrainer, ResumeTrainer
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import NOW, PAUSED, attempts, dead, decide, kinds, observed, server, trainer
+from tests.support.simulated_run.looks import NOW, PAUSED, attempts, dead, decide, kinds, observed, server, trainer
 
 LOST = Verdict(health=Health.DEAD, reason="node 10.0.0.7 was lost", cause=Cause.NODE_LOST)
 CONFIG = RunConfig()

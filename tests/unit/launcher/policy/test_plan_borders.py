@@ -20,7 +20,7 @@ from launcher.policy.reconcile_servers import is_unschedulable
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import (
+from tests.support.simulated_run.looks import (
     COLLAPSE,
     CONFIG,
     CORRUPT,

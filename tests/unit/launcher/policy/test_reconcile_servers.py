@@ -18,7 +18,7 @@ from launcher.policy.actions import (
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import (
+from tests.support.simulated_run.looks import (
     COLLAPSE,
     CONFIG,
     CORRUPT,

@@ -7,7 +7,7 @@ from launcher.policy.actions import Halt, LoadWeights, RestartServer, RestartTra
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import (
+from tests.support.simulated_run.looks import (
     CONFIG,
     MEMORY,
     T_CRASHED,

@@ -13,8 +13,8 @@ from launcher.policy.checkpoint_status import CheckpointStatus, JudgedCheckpoint
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.run_state import ENDS, RunState
-from tests.support.recovery_parts import CONFIG, TOTAL_STEPS
-from tests.support.recovery_world import World
+from tests.support.simulated_run.recovery_parts import CONFIG, TOTAL_STEPS
+from tests.support.simulated_run.recovery_world import World
 
 LONG_ENOUGH_S = 600
 NAMES = ("s0", "s1")
@@ -218,6 +218,6 @@ def test_without_onset_and_certificate_the_damage_would_be_restored(monkeypatch)
     monkeypatch.setattr("launcher.policy.restore.first_damaged", lambda incident: 10**6)
     assert begun(collapses_at_step=20).run(40) is not RunState.ERRORED
     good = JudgedCheckpoint(status=CheckpointStatus.GOOD, reason="")
-    monkeypatch.setattr("tests.support.recovery_world.checkpoint_status", lambda *args, **kwargs: good)
+    monkeypatch.setattr("tests.support.simulated_run.recovery_world.checkpoint_status", lambda *args, **kwargs: good)
     with pytest.raises(AssertionError, match="restored the damage"):
         begun(collapses_at_step=20).run(LONG_ENOUGH_S)

@@ -22,7 +22,7 @@ from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import FIRST_WEIGHTS
 
 if TYPE_CHECKING:
-    from tests.support.recovery_world import World
+    from tests.support.simulated_run.recovery_world import World
 
 
 def check_plan(world: World, seen: Observed, made: RecoveryPlan) -> None:

@@ -31,8 +31,8 @@ from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.run_state import ENDS, RunState, transition
-from tests.support.plan_truth import check_plan
-from tests.support.recovery_parts import (
+from tests.support.simulated_run.plan_truth import check_plan
+from tests.support.simulated_run.recovery_parts import (
     ALIVE,
     CONFIG,
     SAVE_EVERY,

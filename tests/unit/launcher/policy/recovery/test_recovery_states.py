@@ -6,7 +6,7 @@ from launcher.base.messages import Cause, Health, ServerState, TerminalStatus, V
 from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreTrainer, ResumeTrainer
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import (
+from tests.support.simulated_run.looks import (
     CONFIG,
     CRASHED,
     NOW,

@@ -21,8 +21,8 @@ from launcher.policy.reward_health import (
     low_since,
     restore_contradicted,
 )
-from tests.support.looks import PAUSED, decide, kinds, observed, server, trainer
 from tests.support.reward_runs import HEALTHY, Run, falling, steady
+from tests.support.simulated_run.looks import PAUSED, decide, kinds, observed, server, trainer
 
 SETTINGS = RewardHealthConfig()
 RIGHT = [(1.0, 1.0, 1.0)] * 18 + [(0.0, 0.0, 0.0)] * 6
