@@ -20,6 +20,7 @@ from launcher import __version__
 from launcher.base.errors import LauncherError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
+from launcher.cli import doctor
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
 from launcher.config.hydra_messages import explain
@@ -29,6 +30,7 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_wi
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
+from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight
 from launcher.resources.run_plan import make_plan
@@ -45,6 +47,8 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
         kind = "from the checkout" if (REPOSITORY / "pyproject.toml").exists() else "installed in"
         print(f"grpo-launcher {__version__} {kind} {REPOSITORY} (python {platform.python_version()})")
         return 0
+    if sys.argv[1:2] == [doctor.COMMAND]:
+        return doctor.run(sys.argv[2:])
     register()
     sys.argv[1:] = ordered_arguments(sys.argv[1:])
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
@@ -144,7 +148,7 @@ def launch(config: RunConfig) -> int:
         return 0
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     plan = make_plan(config, hardware, shape)
-    preflight(config, hardware, plan)
+    preflight(config, hardware, plan, check_node())
     with as_far_as_it_is_read():
         show(config, plan, console_of_width(WIDTH))
     from launcher.driver import run  # brings Ray along, which a dry run does without
@@ -165,7 +169,7 @@ def _show_plan(config: RunConfig, found: Hardware) -> None:
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
     with as_far_as_it_is_read():
         show(config, make_plan(config, planned, shape), console_of_width(WIDTH))
-    for missing in find_missing(config, judged, make_plan(config, judged, shape)):
+    for missing in find_missing(config, judged, make_plan(config, judged, shape), check_node()):
         print(f"missing here: {missing}", file=sys.stderr)
 
 

@@ -161,7 +161,7 @@ class RunLaunch:
         with ray_cluster(self._config, self._paths, num_cpus=cpus, say=self._screen.milestone) as vital:
             self._interrupts.listen_again()
             if self._config.cluster.address != "local":
-                make_ready(self._paths, self._screen.milestone, besides=DRIVER_ACTOR)
+                make_ready(self._config, self._paths, self._screen.milestone, besides=DRIVER_ACTOR)
             try:
                 return self._watch(self._create(), vital)
             finally:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 
 from actors.cluster.node_identity import OF_RAY, alive_nodes
+from actors.cluster.node_readiness import check_nodes
 from actors.cluster.shared_path_check import check_shared_path
 from launcher.base.errors import StorageError
+from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 
 FREE_S = 60.0
@@ -24,10 +26,11 @@ SEVERAL = (
 )
 
 
-def make_ready(paths: RunPaths, say: Callable[[str], None], *, besides: str) -> None:
+def make_ready(config: RunConfig, paths: RunPaths, say: Callable[[str], None], *, besides: str) -> None:
     """Check the cluster before anything is started. Raises UsageError. `besides`: an actor that may
     exist already."""
     wait_for_free_names(paths, besides=besides)
+    check_nodes(config)
     nodes = alive_nodes()
     shares_memory = check_shared_path(paths)
     say(f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} of the cluster see {paths.fileroot}")

@@ -18,21 +18,16 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.cluster.node_identity import alive_nodes
-from launcher.base.errors import LauncherError, ResourceError, StorageError, UsageError
+from actors.cluster.node_answers import NodeAnswer, ask_each_node
+from launcher.base.errors import LauncherError, StorageError, UsageError
 from launcher.base.private_folders import make_private
 from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
-ANSWER_S = 90.0
-"""For all nodes together: each may first have to start a process."""
 SEEN_S = 15.0
 """For a node's file to appear here: network file systems may cache for long that a file does not exist."""
 HINT = (
@@ -81,31 +76,14 @@ def _put_driver(folder: Path, in_memory: Path, nonce: str) -> None:
 
 
 def _ask_all(folder: Path, in_memory: Path, nonce: str, paths: RunPaths) -> dict[str, Seen]:
-    asked = {}
-    for node in alive_nodes():
-        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        look: Any = _look.options(num_cpus=0, scheduling_strategy=here, max_retries=0)
-        call = look.remote(folder, in_memory, nonce, node["NodeID"], paths.keys)
-        asked[call] = (f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})", folder / node["NodeID"])
-    give_up_at = time.monotonic() + ANSWER_S
-    return {
-        address: _understood(call, written, nonce, max(0.0, give_up_at - time.monotonic()))
-        for call, (address, written) in asked.items()
-    }
+    answers = ask_each_node(_look, lambda node: (folder, in_memory, nonce, node, paths.keys))
+    return {one.address: _understood(one, folder / one.node, nonce) for one in answers}
 
 
-def _understood(call: Any, written: Path, nonce: str, within_s: float) -> Seen:
-    try:
-        seen: Seen = ray.get(call, timeout=within_s)
-    except GetTimeoutError:
-        return _bad(f"no answer within {ANSWER_S:g} s: is it overloaded, or does its file system hang?")
-    except RayTaskError as error:
-        raise ResourceError(f"a node failed at the check of cluster.fileroot: {error.cause!r}", HINT) from error
-    except RayError as error:
-        why = str(error).strip().splitlines()
-        return _bad(
-            f"a task does not run there ({why[-1] if why else type(error).__name__}): is this program installed?"
-        )
+def _understood(one: NodeAnswer, written: Path, nonce: str) -> Seen:
+    if one.problem:
+        return _bad(one.problem)
+    seen: Seen = one.answer
     if seen.problem:
         return seen
     return seen if _is_seen(written, nonce) else _bad(f"what it wrote to {written.parent.parent} is not there here")

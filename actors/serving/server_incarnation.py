@@ -28,10 +28,11 @@ from actors.serving.sglang_command import (
     limited,
     url,
 )
-from launcher.base.errors import RequestFailed, ServerError
+from launcher.base.errors import RequestFailed, ResourceError, ServerError
 from launcher.base.messages import ServerExit
 from launcher.config.schema import SGLangConfig
 from launcher.resources.hardware import device_for, find_hardware
+from launcher.resources.toolchain import server_tools
 
 READY_PROMPT = (0,)
 READY_SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=2, min_new_tokens=2)
@@ -93,7 +94,7 @@ class ServerIncarnation:
 
     @classmethod
     async def launch(cls, spec: ServerSpec, owners: Sequence[int], order: LaunchOrder) -> ServerIncarnation:
-        """Raises ResourceError where the port is in use, ServerError where the process can't be started."""
+        """Raises ResourceError where the port is in use or CUDA's tools can't be had, ServerError where it fails."""
         port = choose_port(spec.config, spec.index)
         device = device_for(spec.config.device, await asyncio.to_thread(find_hardware))
         model = str(Path(order.model_path).absolute()) if Path(order.model_path).is_dir() else order.model_path
@@ -116,6 +117,7 @@ class ServerIncarnation:
                 **environment(
                     spec.config, os.environ, device=device, gpu_ids=spec.gpu_ids, scratch=scratch, model_path=model
                 ),
+                **(_tools() if device == "cuda" else {}),
                 VARIABLE: str(spec.keys),
             },
             log=spec.log,
@@ -188,6 +190,16 @@ class ServerIncarnation:
     def _describe(self, ended: Ended) -> str:
         what = ended.cause or f"ended by itself with {exit_words(ended.exit_code)}"
         return ": ".join([what, *filter(None, [" | ".join(decisive_lines(tail(self._spec.log, self._log_start)))])])
+
+
+def _tools() -> dict[str, str]:
+    try:
+        return server_tools(os.environ)
+    except OSError as error:
+        where = error.filename or tempfile.gettempdir()
+        raise ResourceError(
+            f"no CUDA toolkit can be put together: {where}: {error}", "set CUDA_HOME, or TMPDIR"
+        ) from error
 
 
 def exit_words(code: int | None) -> str:

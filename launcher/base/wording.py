@@ -1,8 +1,8 @@
-"""Shortens what a message names: the first few of many names, a long text in one line."""
+"""Shortens what a message names: the first few of many names, runs of numbers, a long text in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def some_of(names: Sequence[str], *, most: int = 12, none: str = "nothing") -> str:
@@ -15,3 +15,17 @@ def in_one_line(text: object, *, longest: int) -> str:
     """As much of it as fits into a line."""
     line = " ".join(str(text or "").split())
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 6` for 0, 1, 2, 3, 6; two neighbours stay two numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = []
+    for run in runs:
+        words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
+    return ", ".join(words)

@@ -73,7 +73,7 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
         control_requests.forget(paths)
     say = functools.partial(print, flush=True)
     with ray_cluster(config, paths, num_cpus=0, say=say):
-        make_ready(paths, say, besides="")
+        make_ready(config, paths, say, besides="")
         options = {"name": DRIVER_ACTOR, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
         actor = (
             cast(Any, DetachedDriver)

@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pynvml
 
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import NodeResources, node_name
+from launcher.resources.gpus import Gpu, UnreadableGpu, find_gpus, gpu_of, nvml
 from launcher.resources.placement import gpus_needed
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -28,19 +28,11 @@ OOM_KILL = "oom_kill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU; sizes in bytes. `free` is what no process holds now."""
-
-    name: str
-    memory: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """`memory` and `memory_free` are the host's in bytes, within the cgroup's limit; `no_gpu`: why there is none.
 
-    Of one node; `n_nodes` like it are described together (`hardware.*`), and found is one.
+    Of one node; `n_nodes` like it are described together (`hardware.*`), and found is one. `is_unusable`: there is an
+    accelerator, and no run can use it.
     """
 
     gpus: tuple[Gpu, ...]
@@ -50,6 +42,7 @@ class Hardware:
     no_gpu: str = ""
     n_nodes: int = 1
     is_described: bool = False
+    is_unusable: bool = False
 
     def nodes(self, config: RunConfig) -> tuple[NodeResources, ...]:
         """For the placement. On a local cluster CPUs are no limit: Ray is given as many as the run reserves."""
@@ -61,15 +54,16 @@ class Hardware:
 
 def find_hardware() -> Hardware:
     """This machine, as this process may use it."""
-    gpus, no_gpu = _find_gpus()
+    found = find_gpus()
     host = psutil.virtual_memory()
     limit, used = cgroup_memory()
     return Hardware(
-        gpus=gpus,
+        gpus=found.gpus,
         cpus=len(os.sched_getaffinity(0)),
         memory=int(min(host.total, limit)),
         memory_free=int(min(host.available, max(0, limit - used))),
-        no_gpu=no_gpu,
+        no_gpu=found.none,
+        is_unusable=found.is_unusable,
     )
 
 
@@ -99,6 +93,7 @@ def planned_hardware(config: RunConfig, found: Hardware) -> Hardware:
         cpus=cpus,
         memory=host,
         no_gpu="" if per_node else "none is described (cluster.n_gpus_per_node=0)",
+        is_unusable=False,
         n_nodes=config.cluster.n_nodes,
         is_described=True,
     )
@@ -219,67 +214,9 @@ def memory_in_use() -> dict[str, tuple[float, float]]:
     host = psutil.virtual_memory()
     limit, used = cgroup_memory()
     in_use = {"host memory": (used, limit) if limit < host.total else (host.total - host.available, host.total)}
-    with contextlib.suppress(pynvml.NVMLError), nvml() as handles:  # no driver, or a GPU that has fallen off the bus
-        for index, handle in enumerate(handles):
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            in_use[f"GPU {index} memory"] = (float(memory.used), float(memory.total))
+    with contextlib.suppress(pynvml.NVMLError), nvml() as count:  # no driver
+        for index in range(count):
+            with contextlib.suppress(UnreadableGpu):  # it has fallen off the bus: the others have not
+                gpu = gpu_of(index)
+                in_use[f"GPU {index} memory"] = (float(gpu.memory - gpu.free), float(gpu.memory))
     return in_use
-
-
-@contextlib.contextmanager
-def nvml() -> Iterator[Iterator[Any]]:
-    """NVML's handles of all GPUs of the node, in order. Raises NVMLError, where there is no driver too."""
-    pynvml.nvmlInit()
-    try:
-        yield map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _find_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, and why there is none."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return (), f"NVML finds no driver ({error})"
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        names = [(str(index), _text(pynvml.nvmlDeviceGetUUID(handle))) for index, handle in enumerate(handles)]
-        gpus = tuple(_gpu(handles[index]) for index in visible(names, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    except pynvml.NVMLError as error:
-        return (), f"NVML finds a driver, but no usable GPU ({error})"
-    finally:
-        pynvml.nvmlShutdown()
-    if gpus:
-        return gpus, ""
-    return (), "NVML finds none" if not count else f"CUDA_VISIBLE_DEVICES hides all {count}"
-
-
-def visible(names: list[tuple[str, str]], chosen: str | None) -> list[int]:
-    """Positions of the GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves, `names` being each one's index and UUID.
-
-    As CUDA reads it: in the order given, ending at the first entry that names no GPU; a UUID may be cut short.
-    """
-    if chosen is None:
-        return list(range(len(names)))
-    found: list[int] = []
-    for entry in (part.strip() for part in chosen.split(",")):
-        matches = [
-            position
-            for position, (index, uuid) in enumerate(names)
-            if entry == index or (entry.startswith("GPU-") and uuid.startswith(entry))
-        ]
-        if len(matches) != 1:
-            break
-        found += matches
-    return found
-
-
-def _gpu(handle: object) -> Gpu:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(name=_text(pynvml.nvmlDeviceGetName(handle)), memory=int(memory.total), free=int(memory.free))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

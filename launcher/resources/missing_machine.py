@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
+from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
 from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.hardware import Hardware
@@ -25,7 +26,6 @@ CHECKPOINTS_ROOM = 2
 """The newest one, and the one being written before an older one may go."""
 
 LEAST_ROOM = 64 * MIB
-MEMORY_BACKED = Path("/dev/shm")
 
 
 def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan) -> Iterator[UsageError]:
@@ -37,6 +37,10 @@ def missing_gpus(config: RunConfig, hardware: Hardware, plan: RunPlan) -> Iterat
             f"a GPU{_of_size(config, hardware, plan)}: {' and '.join(asking)}, but {hardware.no_gpu}",
             "run it on a machine with a GPU; conf=arithmetic_cpu shows the complete system without one",
         )
+    elif hardware.is_unusable and "auto" in devices.values():
+        auto = " and ".join(f"{key}=auto" for key, device in devices.items() if device == "auto")
+        keys = " ".join(f"{key}=cpu" for key in devices)
+        yield ResourceError(f"{auto} would take the CPU, but {hardware.no_gpu}", f"for a run on the CPU say so: {keys}")
     elif plan.shortage is not None:
         yield plan.shortage
     if plan.devices[0] == "cpu" and config.sglang.device != "cpu":  # the latter was checked with the configuration

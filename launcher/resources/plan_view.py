@@ -8,10 +8,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from launcher.base.wording import ranges
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import RANK, node_name
 from launcher.resources.memory_estimate import GIB, MIB
-from launcher.resources.run_plan import PlannedProcess, RunPlan, group_places, lacks, ranges
+from launcher.resources.run_plan import PlannedProcess, RunPlan, group_places, lacks
 
 WIDTH = 100
 """Where the output is no terminal."""

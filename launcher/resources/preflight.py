@@ -11,12 +11,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.base.errors import RewardImportError, UsageError
 from launcher.checkpoints.uploads import remote_of
 from launcher.config.schema import RunConfig
+from launcher.resources.gpu_checks import NodeCheck
 from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import missing_data, missing_models
 from launcher.resources.missing_machine import (
@@ -27,6 +28,7 @@ from launcher.resources.missing_machine import (
     missing_room,
     missing_webhook,
 )
+from launcher.resources.node_checks import missing_on_node
 from launcher.resources.run_plan import RunPlan
 
 IMPORT_WITHIN_S = 120.0
@@ -44,9 +46,9 @@ print(json.dumps(answer))
 """
 
 
-def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan) -> None:
+def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[NodeCheck] = ()) -> None:
     """Raises the one UsageError there is, or a UsageError that lists all."""
-    missing = find_missing(config, hardware, plan)
+    missing = find_missing(config, hardware, plan, checks)
     if len(missing) == 1:
         raise missing[0]
     if missing:
@@ -58,13 +60,19 @@ def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan) -> None:
         )
 
 
-def find_missing(config: RunConfig, hardware: Hardware, plan: RunPlan) -> list[UsageError]:
-    """Everything that keeps this run from starting here, each with what to change. `plan` is of this hardware."""
+def find_missing(
+    config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[NodeCheck] = ()
+) -> list[UsageError]:
+    """Everything that keeps this run from starting here, each with what to change. `plan` is of this hardware.
+
+    `checks`: of this machine (`check_node`), which a cluster's nodes are asked for when it is joined.
+    """
     here = config.cluster.address == "local"  # else servers and trainer run on machines that can't be seen from here
     known = here or plan.is_described
     return [
         *(missing_gpus(config, hardware, plan) if known else ()),
         *(missing_memory(plan) if known else ()),
+        *(missing_on_node(config, plan.devices if hardware.gpus else (), checks) if here else ()),
         *missing_models(config, plan.shape),
         *missing_data(config),
         *_missing_reward(config),

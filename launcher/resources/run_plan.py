@@ -7,15 +7,17 @@ one), the plan reports that instead of guessing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.base.errors import UsageError
+from launcher.base.wording import ranges
 from launcher.checkpoints.model_shape import BYTES, ModelShape
 from launcher.config.schema import RunConfig
 from launcher.resources import memory_estimate
 from launcher.resources.capacity import RANK, ProcessPlacement, node_name
-from launcher.resources.hardware import Gpu, Hardware, device_for
+from launcher.resources.gpus import Gpu
+from launcher.resources.hardware import Hardware, device_for
 from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item
 from launcher.resources.placement import Bundle, bundles, gpus_needed, gpus_of, place
 
@@ -238,17 +240,3 @@ def _group_name(group: Sequence[MemoryPlace]) -> str:
         return first.name
     numbers = ranges(place.gpu for place in group if place.gpu is not None)
     return first.name.replace(f"GPU {first.gpu} ", f"GPU {numbers} ", 1)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-3, 6` for 0, 1, 2, 3, 6; two neighbours stay two numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = []
-    for run in runs:
-        words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
-    return ", ".join(words)

@@ -15,7 +15,8 @@ import psutil
 import pynvml
 
 from actors.processes.process_tree import descendants
-from launcher.resources.hardware import find_hardware, memory_in_use, nvml, oom_kills
+from launcher.resources.gpus import UnreadableGpu, handle_of, nvml
+from launcher.resources.hardware import find_hardware, memory_in_use, oom_kills
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import RecordedRun
 from scripts.health.run_check import Subject
@@ -68,12 +69,13 @@ def check_gpus(subject: Subject) -> list[Finding]:
     if not hardware.gpus:
         wanted = [key for key in ("sglang", "actor") if subject.view.setting(f"{key}.device") == "cuda"]
         text = f"{'.device and '.join(wanted)}.device is cuda, and " if wanted else "no GPU here: "
-        return [Finding("gpu", "GPUs", BAD if wanted else ABSENT, text + hardware.no_gpu)]
+        verdict = BAD if wanted or hardware.is_unusable else ABSENT
+        return [Finding("gpu", "GPUs", verdict, text + hardware.no_gpu)]
     own = _own_pids(subject)
     try:
-        with nvml() as handles:
-            return [_gpu(index, handle, own) for index, handle in enumerate(handles)]
-    except pynvml.NVMLError as error:  # as of a GPU that has fallen off the bus
+        with nvml() as count:
+            return [_gpu(index, handle_of(index), own) for index in range(count)]
+    except (pynvml.NVMLError, UnreadableGpu) as error:
         return [Finding("gpu", "GPUs", BAD, f"NVML can't read them: {error}")]
 
 

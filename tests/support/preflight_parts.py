@@ -7,7 +7,8 @@ from launcher.base.errors import (
     UsageError,
 )
 from launcher.config.compose import compose
-from launcher.resources.hardware import Gpu, Hardware
+from launcher.resources.gpus import Gpu
+from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_files import find_shape
 from launcher.resources.preflight import find_missing

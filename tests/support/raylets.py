@@ -88,9 +88,11 @@ class Raylets:
         self.head = self._start("head", [*words, f"--temp-dir={self._folder}/ray"], self._prefix)
         return self.head
 
-    def add(self, *, cpus: float = 1, name: str = "", prefix: tuple[str, ...] | None = None, ip: str = "") -> Raylet:
+    def add(
+        self, *, cpus: float = 1, gpus: int = 0, name: str = "", prefix: tuple[str, ...] | None = None, ip: str = ""
+    ) -> Raylet:
         name = name or f"node-{len(self.nodes)}"
-        words = [f"--address={self.address}", f"--num-cpus={cpus:g}"]
+        words = [f"--address={self.address}", f"--num-cpus={cpus:g}", *([f"--num-gpus={gpus}"] if gpus else [])]
         if ip or self._ip:
             words.append(f"--node-ip-address={ip or self._ip}")
         node = self._start(name, words, self._prefix if prefix is None else prefix)

@@ -1,4 +1,4 @@
-"""A real filesystem of 512 KiB, so that a disk that is full is one."""
+"""A real filesystem of 512 KiB, so that a disk that is full is one; GPUs that NVML's real binding finds."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support import nvml
 
 TINY_BYTES = 512 * 1024
 
@@ -31,3 +33,14 @@ def tiny_disk(tmp_path):
         pytest.skip("mounting a filesystem needs root; the RLIMIT_FSIZE tests cover a refused write without it")
     yield TinyDisk(folder)
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory):
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def gpus(monkeypatch, nvml_library):
+    """Call it with what the driver's library is to answer (tests/programs/nvml_stand_in.c)."""
+    return lambda **answers: nvml.load(monkeypatch, nvml_library, **answers)

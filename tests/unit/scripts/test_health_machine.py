@@ -1,11 +1,7 @@
 """The machine is looked at as it is; who holds a GPU's memory is told, and one that is lost."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from launcher.resources import hardware
-from launcher.resources.hardware import Gpu
 from launcher.run_files.run_paths import RunPaths
 from scripts.health import machine_check
 from scripts.health.findings import ABSENT, BAD, NOTE, OK
@@ -28,46 +24,16 @@ def test_this_machine_can_be_looked_at(paths):
     assert {finding.verdict for finding in gpus} <= {OK, NOTE, ABSENT}
 
 
-class Nvml:
-    """One full GPU, on which this process and a stranger's are; or one that has fallen off the bus."""
-
-    NVMLError = OSError
-
-    def __init__(self, *, is_lost=False):
-        self.is_lost = is_lost
-
-    def nvmlInit(self): ...
-
-    def nvmlShutdown(self): ...
-
-    def nvmlDeviceGetCount(self):
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if self.is_lost:
-            raise OSError("GPU is lost")
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(used=138 * 2**30, total=139 * 2**30)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=7, usedGpuMemory=100 * 2**30), SimpleNamespace(pid=8, usedGpuMemory=None)]
-
-
 @pytest.mark.parametrize(
     ("own", "is_lost", "verdict", "said"),
     [
         ({7: "server-0", 8: "trainer"}, False, OK, "server-0 (7) 100.0 GiB; trainer (8) 0.0 GiB"),
         ({7: "server-0"}, False, NOTE, "another (8) 0.0 GiB"),
-        ({}, True, BAD, "NVML can't read them: GPU is lost"),
+        ({}, True, BAD, "no GPU here: GPU 0 can't be read (GPU is lost)"),
     ],
 )
-def test_who_holds_a_gpus_memory_is_told(paths, monkeypatch, own, is_lost, verdict, said):
-    gpu = Gpu(name="GPU", memory=139 * 2**30, free=0)
-    monkeypatch.setattr(machine_check, "find_hardware", lambda: SimpleNamespace(gpus=(gpu,), no_gpu=""))
-    for module in (machine_check, hardware):
-        monkeypatch.setattr(module, "pynvml", Nvml(is_lost=is_lost))
+def test_who_holds_a_gpus_memory_is_told(paths, monkeypatch, gpus, own, is_lost, verdict, said):
+    gpus(gpus=1, memory_gib=139, busy="0", holders="7:100,8:0", lost="0" if is_lost else "")
     monkeypatch.setattr(machine_check, "_own_pids", lambda subject: own)
     (finding,) = check_gpus(subject_of(paths))
     assert (finding.verdict, said in finding.said) == (verdict, True)

@@ -10,7 +10,8 @@ from launcher.base.errors import StorageError
 from launcher.config.schema import RunConfig
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import KINDS, POOL_TOKENS, MemorySettings, TriedSettings
-from launcher.resources.hardware import Gpu, Hardware
+from launcher.resources.gpus import Gpu
+from launcher.resources.hardware import Hardware
 from launcher.resources.memory_history import MemoryHistory, RememberedSettings, device
 
 HERE = Hardware(gpus=(), cpus=2, memory=24 * 2**30, memory_free=2**30)

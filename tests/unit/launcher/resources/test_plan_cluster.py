@@ -8,13 +8,15 @@ import pytest
 from rich.console import Console
 
 from launcher.base.errors import UsageError
+from launcher.base.wording import ranges
 from launcher.checkpoints.model_shape import known_shape
 from launcher.config.compose import REPOSITORY, compose
-from launcher.resources.hardware import Gpu, Hardware, planned_hardware
+from launcher.resources.gpus import Gpu
+from launcher.resources.hardware import Hardware, planned_hardware
 from launcher.resources.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing
-from launcher.resources.run_plan import lacks, make_plan, ranges
+from launcher.resources.run_plan import lacks, make_plan
 
 NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
 GSM8K = compose(["conf=gsm8k_h200"])

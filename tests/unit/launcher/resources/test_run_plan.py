@@ -13,14 +13,13 @@ from launcher.checkpoints.model_shape import ModelShape, known_shape
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources import memory_estimate
+from launcher.resources.gpus import Gpu, visible
 from launcher.resources.hardware import (
-    Gpu,
     Hardware,
     cgroup_memory,
     device_for,
     find_hardware,
     planned_hardware,
-    visible,
 )
 from launcher.resources.memory_estimate import GIB, activation_bytes
 from launcher.resources.placement import gpus_needed, place

@@ -9,7 +9,8 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
-from launcher.resources.hardware import Gpu, Hardware
+from launcher.resources.gpus import Gpu
+from launcher.resources.hardware import Hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.run_plan import make_plan
 from launcher.run_files.journal import Journal

@@ -1,0 +1,153 @@
+"""The checks of a node's GPUs through NVML: driver, readable, whole, open to several processes, free of defects."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from launcher.base.errors import ResourceError
+from launcher.base.wording import ranges
+from launcher.resources import gpus
+from launcher.resources.memory_estimate import GIB
+
+DRIVERS = {12: "525", 13: "580"}
+"""The oldest driver branch of each major CUDA version, by NVIDIA's table of minor-version compatibility."""
+NO_DRIVER = "install NVIDIA's driver (`nvidia-smi` must answer); in a container: --gpus all"
+BUSY = 0.02
+"""Of its memory, held by others; the driver itself keeps less."""
+
+
+class Stops(enum.StrEnum):
+    """Which runs can't start because of a finding: SHARED, where two processes share a GPU; SEVERAL, where a server or
+    the trainer is on several."""
+
+    NONE = ""
+    EVERY = "every run"
+    GPU = "runs on a GPU"
+    SHARED = "runs that share a GPU"
+    SEVERAL = "runs with several GPUs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCheck:
+    """One thing that was looked at. `remedy` is empty where nothing has to be done."""
+
+    name: str
+    seen: str
+    stops: Stops = Stops.NONE
+    remedy: str = ""
+
+    def error(self) -> ResourceError:
+        return ResourceError(f"{self.name}: {self.seen}", self.remedy)
+
+
+def check_gpus(torch_cuda: str | None) -> Iterator[NodeCheck]:
+    """`torch_cuda`: the version that torch was built for."""
+    try:
+        with gpus.nvml() as count:
+            yield _driver(torch_cuda)
+            positions = gpus.visible(gpus.names_of_gpus(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            yield from _each(positions)
+            if not positions:
+                yield NodeCheck(name="GPU", seen=gpus.find_gpus().none, stops=Stops.GPU, remedy=_why_hidden(count))
+    except pynvml.NVMLError:
+        found = gpus.find_gpus()
+        remedy = f"{gpus.SUPPORTED}: run it elsewhere, or on this machine's CPU" if found.is_unusable else NO_DRIVER
+        yield NodeCheck(name="GPU", seen=found.none, stops=Stops.GPU, remedy=remedy)
+
+
+def _why_hidden(count: int) -> str:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if "MIG-" in chosen:
+        return "set CUDA_VISIBLE_DEVICES to whole GPUs, and turn MIG off: nvidia-smi -mig 0"
+    return "unset CUDA_VISIBLE_DEVICES" if count else NO_DRIVER
+
+
+def _driver(torch_cuda: str | None) -> NodeCheck:
+    driver, version = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    seen = f"{driver}, for CUDA {version // 1000}.{version % 1000 // 10}"
+    major = int(torch_cuda.partition(".")[0]) if torch_cuda else 0
+    if version // 1000 >= major:
+        return NodeCheck(name="driver", seen=seen)
+    branch = DRIVERS.get(major, "")
+    return NodeCheck(
+        name="driver",
+        seen=f"{seen}: too old for torch, which is built for CUDA {torch_cuda}",
+        stops=Stops.GPU,
+        remedy=f"install a driver of branch {branch} or newer on this node" if branch else "install a newer driver",
+    )
+
+
+def _each(positions: list[int]) -> Iterator[NodeCheck]:
+    """Those that are alike and have no fault in one row; a row for each fault."""
+    sound: dict[str, list[int]] = {}
+    for index in positions:
+        try:
+            gpu = gpus.gpu_of(index)
+            faults = list(_faults(index, gpus.handle_of(index)))
+        except gpus.UnreadableGpu as error:
+            remedy = f"see the kernel's log (dmesg | grep Xid) and reset it: nvidia-smi -i {index} -r; {_hide(index)}"
+            yield NodeCheck(name=f"GPU {index}", seen=str(error), stops=Stops.GPU, remedy=remedy)
+            continue
+        yield from faults
+        used = gpu.memory - gpu.free
+        seen = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB"
+        if used > BUSY * gpu.memory:
+            holders = ", ".join(str(pid) for pid in _holders(index)) or "not known"
+            held = f"{seen}, of which {used / GIB:.1f} are held (pids: {holders})"
+            yield NodeCheck(name=f"GPU {index}", seen=held, remedy="end those processes, or choose another GPU")
+        elif not faults:
+            sound.setdefault(seen, []).append(index)
+    for seen, alike in sound.items():
+        yield NodeCheck(name=f"GPU {ranges(alike)}", seen=seen)
+
+
+def _faults(index: int, handle: Any) -> Iterator[NodeCheck]:
+    name, command = f"GPU {index}", f"nvidia-smi -i {index}"
+    if (_asked(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        yield NodeCheck(
+            name=name, seen="divided by MIG, which no run can use", stops=Stops.GPU, remedy=f"{command} -mig 0"
+        )
+    mode = _asked(pynvml.nvmlDeviceGetComputeMode, handle)
+    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        yield NodeCheck(name=name, seen="compute mode PROHIBITED", stops=Stops.GPU, remedy=f"{command} -c DEFAULT")
+    elif mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
+        seen = "compute mode EXCLUSIVE_PROCESS: a server and the trainer can't share it"
+        yield NodeCheck(name=name, seen=seen, stops=Stops.SHARED, remedy=f"{command} -c DEFAULT")
+    rows = _asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+    if rows[3]:
+        seen = "a defect of its memory could not be remapped"
+        yield NodeCheck(name=name, seen=seen, stops=Stops.GPU, remedy=f"have it replaced; {_hide(index)}")
+    elif rows[2]:
+        yield NodeCheck(name=name, seen="a defect of its memory waits to be remapped", remedy=f"{command} -r")
+    errors = _asked(
+        lambda one: pynvml.nvmlDeviceGetTotalEccErrors(
+            one, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        ),
+        handle,
+    )
+    if errors:
+        seen = f"{errors} uncorrectable memory (ECC) errors since the driver was loaded"
+        yield NodeCheck(name=name, seen=seen, remedy=f"{command} -r; where they come back: {_hide(index)}")
+
+
+def _asked(question: Callable[[Any], Any], handle: Any) -> Any:
+    """None where this kind of GPU, or its driver, does not know that."""
+    with contextlib.suppress(pynvml.NVMLError):
+        return question(handle)
+    return None
+
+
+def _holders(index: int) -> list[int]:
+    processes = _asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpus.handle_of(index)) or []
+    return sorted({one.pid for one in processes})
+
+
+def _hide(index: int) -> str:
+    return f"or leave it out with CUDA_VISIBLE_DEVICES (its number is {index})"

@@ -1,0 +1,163 @@
+"""The checks of one node, before anything is started: what is there, what is missing, and the command that repairs it.
+
+One list for the pre-flight of a run, for the check of every node of a cluster (`actors/cluster/node_readiness.py`), and
+for `python -m launcher doctor`. Looking makes nothing, imports neither torch nor SGLang, and asks nobody else.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from launcher.base.errors import ResourceError
+from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED
+from launcher.config.schema import RunConfig
+from launcher.resources import toolchain
+from launcher.resources.gpu_checks import NodeCheck, Stops, check_gpus
+from launcher.resources.memory_estimate import GIB
+
+LEAST_SHARED_MEMORY = GIB
+"""What NCCL's own documentation has a container given; Docker's default is 64 MiB."""
+KEEPS_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+LOCAL_RANK = "LOCAL_RANK"
+OFF = frozenset({"", "0", "false", "False"})
+AGAIN = "pip install -c constraints.txt -e ."
+
+
+def check_node(inherited: Mapping[str, str] | None = None) -> tuple[NodeCheck, ...]:
+    """All of them, of this machine as this process may use it."""
+    variables = os.environ if inherited is None else inherited
+    return (
+        *check_packages(),
+        *check_gpus(torch_build()[0]),
+        *check_tools(variables),
+        *check_variables(variables),
+        check_shared_memory(),
+    )
+
+
+def missing_on_node(config: RunConfig, devices: Sequence[str], checks: Sequence[NodeCheck]) -> Iterator[ResourceError]:
+    """What stops this run. `devices`: the servers' and the trainer's."""
+    stops = {Stops.EVERY}
+    if "cuda" in devices:
+        stops.add(Stops.GPU)
+        if min(config.sglang.gpu_fraction, config.actor.gpu_fraction) < 1:
+            stops.add(Stops.SHARED)
+        if max(config.sglang.tp_size * config.sglang.dp_size, config.actor.dp_size) > 1:
+            stops.add(Stops.SEVERAL)
+    return (check.error() for check in checks if check.stops in stops)
+
+
+# ── packages ──
+
+
+def check_packages() -> Iterator[NodeCheck]:
+    """SGLang and torch: there, and of the versions that belong together."""
+    sglang, torch = _version("sglang"), _version("torch")
+    if sglang is None or torch is None:
+        absent = " and ".join(name for name, version in (("sglang", sglang), ("torch", torch)) if version is None)
+        yield NodeCheck(name="packages", seen=f"{absent} not installed", stops=Stops.EVERY, remedy=AGAIN)
+        return
+    cuda, rocm = torch_build()
+    build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "no CUDA"
+    pair = f"sglang {sglang} with torch {torch} ({build}), Python {'.'.join(map(str, sys.version_info[:3]))}"
+    if cuda is None:
+        yield NodeCheck(name="packages", seen=f"{pair}: not a build for CUDA", stops=Stops.GPU, remedy=AGAIN)
+    elif wanted := _not_met("sglang", "torch", torch):
+        yield NodeCheck(name="packages", seen=f"{pair}: this SGLang requires torch{wanted}", remedy=AGAIN)
+    else:
+        yield NodeCheck(name="packages", seen=pair)
+
+
+def torch_build() -> tuple[str | None, str | None]:
+    """The versions of CUDA and of ROCm that torch was built for, as its own file says."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None, None
+    file = Path(spec.origin).with_name("version.py")
+    text = file.read_text() if file.exists() else ""
+    cuda, rocm = (re.search(rf"^{name}\b[^=]*= *'([^']+)'", text, re.MULTILINE) for name in ("cuda", "hip"))
+    return (cuda and cuda[1]), (rocm and rocm[1])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _not_met(package: str, other: str, version: str) -> str:
+    """What `package` requires of `other`, where that is not met; else ""."""
+    requirements = map(Requirement, importlib.metadata.requires(package) or ())
+    for one in requirements:
+        applies = one.marker is None or one.marker.evaluate({"extra": ""})
+        if one.name == other and applies and not one.specifier.contains(version, prereleases=True):
+            return str(one.specifier)
+    return ""
+
+
+# ── what compiles ──
+
+
+def check_tools(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
+    """SGLang's, FlashInfer's and Triton's kernels are compiled on the machine where they run, at their first use."""
+    found = toolchain.find_toolkit(inherited)
+    if why := toolchain.why_no_toolkit(inherited):
+        given = next((f"unset {name}" for name in toolchain.VARIABLES if inherited.get(name)), "")
+        remedy = f"{given}{' or ' if given else ''}pip install -c constraints.txt nvidia-cuda-nvcc"
+        yield NodeCheck(name="CUDA toolkit", seen=why, stops=Stops.GPU, remedy=remedy)
+    else:
+        seen = str(found) if found else "none installed; the pip packages' own is used"
+        yield NodeCheck(name="CUDA toolkit", seen=seen)
+    header = toolchain.python_header()
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for name, program, remedy in (
+        ("ninja", toolchain.find_ninja(inherited), "pip install ninja"),
+        ("C++ compiler", toolchain.find_compiler(inherited, "CXX", "c++"), "apt-get install g++"),
+        ("C compiler", toolchain.find_compiler(inherited, "CC", "gcc", "clang", "cc"), "apt-get install gcc"),
+        ("Python.h", str(header) if header.exists() else None, f"apt-get install python{version}-dev"),
+    ):
+        if program is None:
+            yield NodeCheck(name=name, seen="not found", stops=Stops.GPU, remedy=remedy)
+        else:
+            yield NodeCheck(name=name, seen=program)
+
+
+# ── the surroundings ──
+
+
+def check_variables(inherited: Mapping[str, str]) -> Iterator[NodeCheck]:
+    """Variables that other launchers set, under which a process takes another GPU than Ray has given it."""
+    if (value := inherited.get(KEEPS_GPUS, "")) not in OFF:
+        seen = f"{KEEPS_GPUS}={value}: Ray leaves each process all GPUs, so that two take the same one"
+        remedy = f"unset {KEEPS_GPUS}; on a cluster before `ray start`, on each node"
+        yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=remedy)
+    if (rank := inherited.get(LOCAL_RANK)) is not None:
+        seen = f"{LOCAL_RANK}={rank}, as under torchrun: each trainer rank would take GPU {rank}, which it may not see"
+        remedy = f"unset {LOCAL_RANK}; start the launcher by itself, not under torchrun or srun --ntasks"
+        yield NodeCheck(name="variables", seen=seen, stops=Stops.GPU, remedy=remedy)
+
+
+def check_shared_memory(folder: Path = MEMORY_BACKED) -> NodeCheck:
+    """Through it NCCL's processes of one node talk. What the weights need there is the run's own (missing_machine)."""
+    try:
+        room = shutil.disk_usage(folder)
+    except OSError as error:
+        seen, free = f"{folder}: {error.strerror}", 0
+    else:
+        free = room.free
+        seen = f"{free / GIB:.2f} of {room.total / GIB:.2f} GiB free"
+    if free >= LEAST_SHARED_MEMORY:
+        return NodeCheck(name=str(folder), seen=seen)
+    remedy = "docker: --shm-size=16g or --ipc=host; Kubernetes: an emptyDir with medium: Memory; else free some of it"
+    need = f"{seen}; NCCL needs {LEAST_SHARED_MEMORY / GIB:g} GiB"
+    return NodeCheck(name=str(folder), seen=need, stops=Stops.SEVERAL, remedy=remedy)

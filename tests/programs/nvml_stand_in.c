@@ -1,0 +1,122 @@
+/* A libnvidia-ml.so.1 for machines without a GPU. What it answers is in the environment:
+ *
+ *   NVML_GPUS=8           how many; 0 by default
+ *   NVML_NAME, NVML_MEMORY_GIB, NVML_DRIVER, NVML_CUDA (13000)
+ *   NVML_LOST, NVML_MIG, NVML_EXCLUSIVE, NVML_PROHIBITED, NVML_ECC, NVML_REMAP_PENDING, NVML_REMAP_FAILED, NVML_BUSY
+ *                         GPUs in that condition, as 0,3; of a busy one NVML_HOLDERS (7:100,8:0) are the pids and GiB
+ *   NVML_NO_DRIVER=1      the library is there, and the kernel's part is not
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, DRIVER_NOT_LOADED = 9, IS_LOST = 15 };
+enum { MOST = 64 };
+
+typedef struct { unsigned int index; } Device;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; } Process;
+
+static Device devices[MOST];
+
+static const char *given(const char *name, const char *otherwise) {
+    const char *value = getenv(name);
+    return value != NULL && *value != '\0' ? value : otherwise;
+}
+
+static int listed(const char *name, unsigned int index) {
+    const char *at = given(name, "");
+    while (*at != '\0') {
+        char *end;
+        unsigned long one = strtoul(at, &end, 10);
+        if (end == at) return 0;
+        if (one == index) return 1;
+        at = *end == ',' ? end + 1 : end;
+    }
+    return 0;
+}
+
+static unsigned int count(void) { return (unsigned int)atoi(given("NVML_GPUS", "0")); }
+
+int nvmlInitWithFlags(unsigned int flags) {
+    (void)flags;
+    return atoi(given("NVML_NO_DRIVER", "0")) ? DRIVER_NOT_LOADED : SUCCESS;
+}
+int nvmlShutdown(void) { return SUCCESS; }
+
+const char *nvmlErrorString(int result) { return result == IS_LOST ? "GPU is lost" : "Driver Not Loaded"; }
+
+int nvmlSystemGetDriverVersion(char *text, unsigned int length) {
+    snprintf(text, length, "%s", given("NVML_DRIVER", "580.95.05"));
+    return SUCCESS;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = atoi(given("NVML_CUDA", "13000")); return SUCCESS; }
+
+int nvmlDeviceGetCount_v2(unsigned int *found) { *found = count(); return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, Device **device) {
+    if (index >= count() || index >= MOST) return INVALID;
+    if (listed("NVML_LOST", index)) return IS_LOST;
+    devices[index].index = index;
+    *device = &devices[index];
+    return SUCCESS;
+}
+int nvmlDeviceGetUUID(Device *device, char *text, unsigned int length) {
+    snprintf(text, length, "GPU-%08x-0000-0000-0000-000000000000", device->index + 0xa0);
+    return SUCCESS;
+}
+int nvmlDeviceGetName(Device *device, char *text, unsigned int length) {
+    (void)device;
+    snprintf(text, length, "%s", given("NVML_NAME", "NVIDIA H200"));
+    return SUCCESS;
+}
+
+static int holders(Process *into) {
+    const char *at = given("NVML_HOLDERS", "4242:100");
+    int found = 0;
+    while (*at != '\0' && found < MOST) {
+        char *end;
+        into[found].pid = (unsigned int)strtoul(at, &end, 10);
+        into[found++].used = strtoull(end + 1, &end, 10) << 30;
+        at = *end == ',' ? end + 1 : end;
+    }
+    return found;
+}
+
+int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
+    Process held[MOST];
+    memory->total = strtoull(given("NVML_MEMORY_GIB", "140"), NULL, 10) << 30;
+    memory->used = 0;
+    for (int each = listed("NVML_BUSY", device->index) ? holders(held) : 0; each > 0; each--)
+        memory->used += held[each - 1].used;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned int *room, Process *into) {
+    Process held[MOST] = {{0}};
+    unsigned int found = listed("NVML_BUSY", device->index) ? (unsigned int)holders(held) : 0;
+    if (*room < found) { *room = found; return TOO_SMALL; }
+    if (into != NULL) memcpy(into, held, found * sizeof(Process));
+    *room = found;
+    return SUCCESS;
+}
+int nvmlDeviceGetMigMode(Device *device, unsigned int *now, unsigned int *pending) {
+    *now = *pending = (unsigned int)listed("NVML_MIG", device->index);
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeMode(Device *device, int *mode) {
+    *mode = listed("NVML_PROHIBITED", device->index) ? 2 : listed("NVML_EXCLUSIVE", device->index) ? 3 : 0;
+    return SUCCESS;
+}
+int nvmlDeviceGetRemappedRows(Device *device, unsigned int *corrected, unsigned int *uncorrected, unsigned int *pending,
+                              unsigned int *failed) {
+    *corrected = *uncorrected = 0;
+    *pending = (unsigned int)listed("NVML_REMAP_PENDING", device->index);
+    *failed = (unsigned int)listed("NVML_REMAP_FAILED", device->index);
+    return SUCCESS;
+}
+int nvmlDeviceGetTotalEccErrors(Device *device, int kind, int counter, unsigned long long *errors) {
+    (void)kind; (void)counter;
+    if (!strcmp(given("NVML_NAME", ""), "no ECC")) return NOT_SUPPORTED;
+    *errors = listed("NVML_ECC", device->index) ? 3 : 0;
+    return SUCCESS;
+}

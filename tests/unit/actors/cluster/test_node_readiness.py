@@ -1,0 +1,37 @@
+"""What the nodes of a cluster answer becomes one message: each finding once, with the nodes it is of."""
+
+from actors.cluster.node_answers import NodeAnswer
+from actors.cluster.node_readiness import node_problems
+from launcher.config.compose import compose
+from launcher.resources.gpu_checks import NodeCheck, Stops
+
+OLD = NodeCheck(name="driver", seen="550.1", stops=Stops.GPU, remedy="install another")
+ABSENT = NodeCheck(name="packages", seen="sglang not installed", stops=Stops.EVERY, remedy="pip install it")
+NOTE = NodeCheck(name="GPU 0", seen="busy", remedy="end it")
+ON_GPUS = compose(["conf=gsm8k_h200_cluster"])
+ON_CPUS = compose(["conf=arithmetic_cpu"])
+
+
+def node(name, *checks, gpus=8.0, problem=""):
+    return NodeAnswer(node=name, address=name, gpus=gpus, answer=checks, problem=problem)
+
+
+def test_a_finding_is_told_once_with_its_nodes():
+    said = node_problems(ON_GPUS, [node("a", OLD, NOTE), node("b", OLD), node("c", NOTE)])
+    assert said == "nodes a, b: driver: 550.1\n  → install another"
+
+
+def test_two_findings_and_a_silent_node_are_all_told():
+    said = node_problems(ON_GPUS, [node("a", OLD, ABSENT), node("b", problem="no answer within 90 s")])
+    assert said.startswith("3 findings:\n")
+    assert all(text in said for text in ("node a: driver", "node a: packages", "node b: no answer within 90 s"))
+
+
+def test_what_needs_a_gpu_is_not_asked_of_a_node_without_one():
+    assert node_problems(ON_GPUS, [node("a", OLD, gpus=0)]) == ""
+    assert "packages" in node_problems(ON_GPUS, [node("a", OLD, ABSENT, gpus=0)])
+
+
+def test_a_run_on_the_cpu_needs_no_gpu_that_works():
+    assert node_problems(ON_CPUS, [node("a", OLD)]) == ""
+    assert "packages" in node_problems(ON_CPUS, [node("a", ABSENT)])

@@ -1,0 +1,62 @@
+"""`python -m launcher doctor` as a person runs it, here and where the stand-in answers for NVIDIA's driver."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launcher.cli import doctor
+from launcher.resources.gpu_checks import NodeCheck, Stops
+
+
+def asked(library=None, **answers):
+    given = {f"NVML_{name.upper()}": str(value) for name, value in answers.items()}
+    environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | given
+    if library is not None:
+        environment["LD_LIBRARY_PATH"] = str(library.parent)
+    command = [sys.executable, "-m", "launcher", "doctor"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+
+def test_on_this_machine_a_run_on_the_cpu_can_start():
+    done = asked()
+    assert done.returncode in (doctor.CPU_ONLY, doctor.GPU_AND_CPU), done.stderr
+    assert "a run on the CPU can start" in done.stdout
+    assert "sglang 0." in done.stdout
+    assert done.stderr == ""
+
+
+def test_with_a_driver_and_gpus_a_run_on_a_gpu_can_start(nvml_library):
+    done = asked(nvml_library, gpus=8)
+    assert "GPU 0-7" in done.stdout
+    assert done.returncode == doctor.GPU_AND_CPU, done.stdout
+
+
+def test_with_an_old_driver_only_the_cpu_is_left(nvml_library):
+    done = asked(nvml_library, gpus=1, cuda=12040, driver="550.54.14")
+    assert done.returncode == doctor.CPU_ONLY, done.stdout
+    assert "a run on a GPU can't start: driver" in done.stdout
+    assert "install a driver of branch 580 or newer" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("stops", "code", "said"),
+    [
+        (Stops.EVERY, doctor.NEITHER, "a run on the CPU can't start: x"),
+        (Stops.GPU, doctor.CPU_ONLY, "a run on a GPU can't start: x"),
+        (Stops.SHARED, doctor.GPU_AND_CPU, "but not runs that share a GPU: x"),
+        (Stops.NONE, doctor.GPU_AND_CPU, "a run on a GPU can start"),
+    ],
+)
+def test_the_exit_code_is_what_can_start(monkeypatch, capsys, stops, code, said):
+    checks = (NodeCheck(name="x", seen="bad", stops=stops, remedy="mend"),)
+    monkeypatch.setattr(doctor, "check_node", lambda: checks)
+    assert doctor.run([]) == code
+    assert said in capsys.readouterr().out
+
+
+def test_a_command_that_can_not_be_understood(capsys):
+    assert doctor.run(["conf=gsm8k_h200"]) == doctor.NEITHER
+    assert "usage: python -m launcher doctor" in capsys.readouterr().err
+    assert doctor.run(["--help"]) == 0
