@@ -87,6 +87,7 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "rollout/accepted": float(len(batch.groups)),
         "rollout/failed": float(batch.failed),
         "rollout/retried": float(batch.retried),
+        "rollout/kept_tokens": float(batch.kept_tokens),
         "rollout/tokens": float(batch.generated_tokens),
         "rollout/tokens_per_s": batch.generated_tokens / batch.seconds,
         "grpo_actor/n_seqs": float(len(rewards)),

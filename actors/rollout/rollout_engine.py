@@ -1,9 +1,9 @@
 """Prompts in, scored groups of completions out, through whichever servers are READY.
 
-The samples of a prompt are one request, and each arrives as soon as it is complete. A failed request is retried with
-exponential backoff and jitter for what is missing, at another server where the first brought nothing, and waits while
-there is none. What fails in the end has no reward: its prompt returns to the queue and is generated again. A reward of
-0 is only ever the reward function's own answer (P1).
+The samples of a prompt are one request, and each arrives as it is made. A failed request is retried with exponential
+backoff and jitter for what is missing, from the last token that arrived, at another server where the first completed
+nothing, and waits while there is none. What fails in the end has no reward: its prompt returns to the queue and is
+generated again. A reward of 0 is only ever the reward function's own answer (P1).
 
 Completions are scored as their group finishes, while the others are still being generated.
 """
@@ -11,7 +11,6 @@ Completions are scored as their group finishes, while the others are still being
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +19,17 @@ from typing import Protocol
 
 from actors.data.prompt_queue import PromptQueue
 from actors.reward.reward_pool import Score
+from actors.rollout.group_progress import GroupProgress
 from actors.rollout.request_retry import request_attempts
 from actors.rollout.server_pool import RequestMigrated, ServerPool
-from actors.serving.completions import Samples
+from actors.serving.completions import CompletionStream, Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.errors import RewardError, RolloutError
 from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 from launcher.config.schema import RolloutConfig
 
+MIGRATED = "migrated"
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures of the server, not of the request."""
 
@@ -56,6 +57,7 @@ class Tally:
     failed: int = 0
     retried: int = 0
     tokens: int = 0
+    kept: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     unscored_in_a_row: int = 0
 
@@ -130,6 +132,7 @@ class RolloutEngine:
             failed=tally.failed,
             retried=tally.retried,
             generated_tokens=tally.tokens,
+            kept_tokens=tally.kept,
             seconds=time.monotonic() - started,
         )
 
@@ -172,49 +175,52 @@ class RolloutEngine:
     async def _completions(
         self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
     ) -> list[Completion]:
-        """All samples of one prompt; each further request asks for what the ones before did not bring.
+        """All samples of one prompt; each further request asks for what the ones before did not bring, to the token.
 
         It goes to the same server if that brought some of them, as its cache holds the prefix; else to another.
         """
-        samplings = sampling.for_samples(n_samples)
-        whole: dict[int, Completion] = {}
+        progress = GroupProgress(prompt.token_ids, sampling.for_samples(n_samples), weight_version)
         avoid = ""
         async for attempt in request_attempts(self._config):
             with attempt:
                 tally.retried += attempt.num > 1
-                missing = [index for index in range(n_samples) if index not in whole]
-                server, samples = await self._ask_one(
-                    prompt, [samplings[index] for index in missing], weight_version, avoid
-                )
+                server, samples = await self._ask_one(prompt, progress, weight_version, avoid)
+                while samples.failure is not None and samples.failure.kind == MIGRATED:  # which is no attempt
+                    server, samples = await self._ask_one(prompt, progress, weight_version, avoid)
                 avoid = "" if samples.completions else server.name
-                self._pool.throughput.made(server.name, sum(len(c.token_ids) for c in samples.completions.values()))
-                for place, completion in samples.completions.items():
-                    if completion.weight_version == weight_version:
-                        whole[missing[place]] = completion
-                        tally.tokens += len(completion.token_ids)
                 await self._judge(server.name, samples, weight_version)
-        return [whole[index] for index in range(n_samples)]
+        completions = progress.completions()
+        tally.tokens += sum(len(completion.token_ids) for completion in completions)
+        tally.kept += progress.kept_tokens
+        return completions
 
     async def _ask_one(
-        self, prompt: Prompt, samplings: Sequence[Sampling], weight_version: int, avoid: str
+        self, prompt: Prompt, progress: GroupProgress, weight_version: int, avoid: str
     ) -> tuple[ServerInfo, Samples]:
-        """One server's answer; another's where the first leaves before it has answered, which is no attempt."""
-        while True:
-            with contextlib.suppress(RequestMigrated):
-                async with self._pool.acquire(
-                    weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id
-                ) as server:
-                    asked = self._client.generate_samples(
-                        server.url,
-                        token_ids=prompt.token_ids,
-                        samplings=samplings,
-                        timeout_s=self._config.request_timeout,
-                    )
-                    return server, await self._pool.unless_migrated(server, asked)
+        """One server's answer to what is missing, taken by `progress`; MIGRATED is the failure of one that leaves."""
+        inputs, samplings = progress.request()
+        async with self._pool.acquire(weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id) as server:
+            stream = CompletionStream(len(samplings), server=server.url)
+            asked = self._client.generate_samples(
+                server.url,
+                stream,
+                inputs=inputs,
+                samplings=samplings,
+                timeout_s=self._config.request_timeout,
+                stream_interval=self._config.stream_interval,
+            )
+            try:
+                samples = await self._pool.unless_migrated(server, asked)
+            except RequestMigrated:
+                left = RequestFailed(f"{server.name} left before it had answered", kind=MIGRATED)
+                samples = stream.samples(broken_off=left)
+        self._pool.throughput.made(server.name, progress.take(samples))
+        return server, samples
 
     async def _judge(self, name: str, samples: Samples, weight_version: int) -> None:
         """Report to the pool what an answer shows of its server. Raises RequestFailed where a sample is missing."""
-        others = {one.weight_version for one in samples.completions.values()} - {weight_version}
+        made = (*samples.completions.values(), *samples.begun.values())
+        others = {one.weight_version for one in made} - {weight_version}
         if others:
             reason = f"{name} answered with weight version {min(others)}, not {weight_version}"
             await self._pool.mark_stale(name, reason)

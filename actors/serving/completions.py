@@ -1,20 +1,20 @@
 """SGLang's answers to /generate as Completions: one JSON answer, or an event stream of several. No HTTP here.
 
-    data: {"index": 3, …, "meta_info": {"finish_reason": null, …}}                 not complete yet: skipped
-    data: {"index": 3, …, "meta_info": {"finish_reason": {"type": "stop"}, …}}     complete
+    data: {"index": 3, …, "meta_info": {"finish_reason": null, …}}                 its next tokens
+    data: {"index": 3, …, "meta_info": {"finish_reason": {"type": "stop"}, …}}     its last tokens: complete
     data: {"error": {"code": 400, "message": …}}                                   a refusal, after the 200 was sent
     data: [DONE]
 
 Everything that could make a failure look like a completion is checked here: this is the last place that can tell an
-empty or damaged answer from a bad one, which would be scored 0 and trained on. A completion that has arrived is kept
-whatever becomes of the others: a server that dies costs only what it had not finished.
+empty or damaged answer from a bad one, which would be scored 0 and trained on. Tokens that have arrived are kept
+whatever becomes of the others: a server that dies costs only what it had not sent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -23,6 +23,10 @@ from launcher.base.errors import RequestFailed
 from launcher.base.rollouts import Completion
 
 FINISHED = frozenset({"stop", "length"})
+UNFINISHED = ""
+"""The finish_reason of a part of a completion."""
+NOT_ITS_TOKENS = frozenset({"refused", "reset", "truncated", "timeout", "aborted", "http_5xx", "migrated"})
+"""Failures that say nothing against the tokens that came before them."""
 END = b"\n\n"
 PREFIX = b"data: "
 DONE = b"[DONE]"
@@ -42,7 +46,7 @@ def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
     """Raises RequestFailed: aborted, empty, nonfinite or malformed."""
     try:
         meta = answer["meta_info"]
-        finish = meta["finish_reason"]["type"]
+        finish = UNFINISHED if meta["finish_reason"] is None else meta["finish_reason"]["type"]
         token_ids = tuple(answer["output_ids"])
         if finish == "abort":
             said = meta["finish_reason"].get("message", "no reason given")
@@ -54,7 +58,7 @@ def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
         weight_version = int(meta["weight_version"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise malformed(server, f"{error!r} in {str(answer)[:200]}") from error
-    if finish not in FINISHED:
+    if finish not in FINISHED | {UNFINISHED}:
         raise malformed(server, f"finish_reason {finish!r}")
     if scored_ids != token_ids or not all(type(token) is int for token in token_ids):
         raise malformed(server, f"log-probs of {len(scored_ids)} tokens for {len(token_ids)}, or of other ones")
@@ -69,12 +73,27 @@ def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
     )
 
 
+def joined(begun: Completion, rest: Completion) -> Completion:
+    """`rest` continues `begun`. Where they are of two servers, `server` names both: the tokens are neither's alone."""
+    return Completion(
+        token_ids=begun.token_ids + rest.token_ids,
+        logprobs=begun.logprobs + rest.logprobs,
+        weight_version=rest.weight_version,
+        finish_reason=rest.finish_reason,
+        server=rest.server if rest.server == begun.server else f"{begun.server} {rest.server}",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The complete ones, by their place in the request; `failure` is None where all are."""
+    """What arrived, by its place in the request; `failure` is None where all is complete.
+
+    `begun`: what there is of the others, with finish_reason UNFINISHED, for another server to continue.
+    """
 
     completions: Mapping[int, Completion]
     failure: RequestFailed | None
+    begun: Mapping[int, Completion] = field(default_factory=dict)
 
 
 class CompletionStream:
@@ -86,6 +105,7 @@ class CompletionStream:
         self._rest = b""
         self._done = False
         self._complete: dict[int, Completion] = {}
+        self._begun: dict[int, Completion] = {}
         self._failure: RequestFailed | None = None
 
     def feed(self, data: bytes) -> None:
@@ -101,7 +121,10 @@ class CompletionStream:
         failure = self._failure or broken_off
         if failure is None and len(self._complete) < self._n:
             failure = self._incomplete()
-        return Samples(completions=self._complete, failure=failure if len(self._complete) < self._n else None)
+        if len(self._complete) == self._n or failure is None:
+            return Samples(completions=self._complete, failure=None)
+        begun = self._begun if failure.kind in NOT_ITS_TOKENS else {}
+        return Samples(completions=self._complete, failure=failure, begun=begun)
 
     def _take(self, event: bytes) -> None:
         if not event.startswith(PREFIX):
@@ -115,15 +138,24 @@ class CompletionStream:
             if "error" in answer:
                 said = answer["error"]
                 raise refusal(f"POST {self._server}/generate", said["code"], str(said["message"]))
-            if answer["meta_info"]["finish_reason"] is not None:
-                self._add(answer["index"], answer)
+            self._add(answer["index"], answer)
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise malformed(self._server, f"{error!r} in {content[:200]!r}") from error
 
     def _add(self, index: object, answer: dict[str, Any]) -> None:
         if type(index) is not int or not 0 <= index < self._n or index in self._complete:
             raise malformed(self._server, f"completion {index!r} of {self._n}, or that one twice")
-        self._complete[index] = completion_from(answer, server=self._server)
+        completion = completion_from(answer, server=self._server)
+        n_tokens = answer["meta_info"]["completion_tokens"]
+        if (before := self._begun.get(index)) is not None:
+            if before.weight_version != completion.weight_version:
+                raise malformed(self._server, f"completion {index} of two weight versions")
+            if n_tokens > len(completion.token_ids):  # not where each event has all the tokens so far
+                completion = joined(before, completion)
+        if n_tokens != len(completion.token_ids):
+            raise malformed(self._server, f"{len(completion.token_ids)} tokens of completion {index}, not {n_tokens}")
+        self._begun.pop(index, None)
+        (self._begun if completion.finish_reason == UNFINISHED else self._complete)[index] = completion
 
     def _incomplete(self) -> RequestFailed:
         if self._rest and not self._complete and not self._done:

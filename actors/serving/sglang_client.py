@@ -36,9 +36,8 @@ CONFIGURED = ("temperature", "top_p", "top_k", "max_new_tokens", "min_new_tokens
 """Sampling parameters that are settings of ours, under SGLang's own names."""
 ANSWER_S = 1.0
 """What is left for an answer after a deadline spent otherwise."""
-ONLY_WHEN_WHOLE = -(2**30)
-"""`stream_interval`: SGLang 0.5.17 sends what it has of a completion whenever its length modulo this is 1, or 0 where
-this is not above 1. That is never for this one; any larger than the completion would still send the first token."""
+ONLY_WHEN_WHOLE = 2**30
+"""A `stream_interval` that is longer than any completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +63,15 @@ class Sampling:
     def for_samples(self, n: int) -> list[Sampling]:
         """Of `n` samples of one prompt: with one seed for all they would be n times the same."""
         return [self if self.seed is None else replace(self, seed=self.seed + index) for index in range(n)]
+
+    def after(self, n_tokens: int) -> Self:
+        """For what is left of a completion of which `n_tokens` are there. SGLang draws by a seed and the position in
+        the sequence, so the seed stays."""
+        return replace(
+            self,
+            max_new_tokens=self.max_new_tokens - n_tokens,
+            min_new_tokens=max(0, self.min_new_tokens - n_tokens),
+        )
 
     def parameters(self) -> dict[str, object]:
         """SGLang's `sampling_params`."""
@@ -127,20 +135,25 @@ class SGLangClient:
         return completion_from(await self._json("POST", url, "/generate", timeout_s, body), server=url)
 
     async def generate_samples(
-        self, url: str, *, token_ids: Sequence[int], samplings: Sequence[Sampling], timeout_s: float
+        self,
+        url: str,
+        stream: CompletionStream,
+        *,
+        inputs: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling],
+        timeout_s: float,
+        stream_interval: int = ONLY_WHEN_WHOLE,
     ) -> Samples:
-        """Completions as `generate` gives them, in one request. Raises no RequestFailed: the answer has it.
+        """Completions of each input as `generate` gives them, in one request. Raises no RequestFailed: the answer has
+        it. `stream` has what arrived, also where the caller is cancelled.
 
-        One request for all costs the server three quarters of what a request for each does, and us a fifth. Each
-        comes as soon as it is complete, and so is kept where the server dies before the last.
+        One request for all costs the server three quarters of what a request for each does, and us a fifth. A
+        completion is sent as soon as it is complete, and before in parts of `stream_interval` tokens.
         """
-        stream = CompletionStream(len(samplings), server=url)
-        body = {
-            "input_ids": [token_ids] * len(samplings),
-            "sampling_params": [{**each.parameters(), "stream_interval": ONLY_WHEN_WHOLE} for each in samplings],
-            "return_logprob": True,
-            "stream": True,
-        }
+        # SGLang 0.5.17 sends what it has whenever a completion's length modulo the interval is 1, or 0 where the
+        # interval is not above 1: a positive one would send each first token by itself.
+        parameters = [{**each.parameters(), "stream_interval": -stream_interval} for each in samplings]
+        body = {"input_ids": inputs, "sampling_params": parameters, "return_logprob": True, "stream": True}
         try:
             async with self._response("POST", url, "/generate", timeout_s, body) as response:
                 async for data in response.content.iter_any():

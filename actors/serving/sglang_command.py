@@ -66,6 +66,7 @@ def command(
         "log-level": config.log_level,
         "log-level-http": "warning",  # a line for each request costs more than it is worth
         "enable-metrics": True,
+        "incremental-streaming-output": True,  # else each event has all the tokens so far
         "skip-server-warmup": True,  # it begins with a sleep; the generation that makes a server READY replaces it
     }
     if span is not None:

@@ -54,7 +54,8 @@ class RolloutBatch:
     """What one step trains on, and what it cost to get it.
 
     `failed` counts requests that ended without a completion (their prompts went back to the queue),
-    `retried` counts attempts beyond each request's first.
+    `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
+    completion before it failed, and from which another request continued.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -62,6 +63,7 @@ class RolloutBatch:
     retried: int
     generated_tokens: int
     seconds: float
+    kept_tokens: int = 0
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:

@@ -108,6 +108,9 @@ class RolloutConfig:
     )
     max_head_offpolicyness: int = setting(0, "versions that a token's weights may be behind; 0: current weights only")
     request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
+    stream_interval: int = setting(
+        64, "tokens after which a server sends what it has of a completion: another one continues from there", COUNT
+    )
     request_retries: int = setting(3, "attempts after the first, each for the samples still missing", NATURAL)
     retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
     retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)

@@ -19,9 +19,11 @@ import torch
 from transformers import AutoTokenizer
 
 from actors.processes.process_tree import descendants, identify, name, open_files
+from actors.rollout.group_progress import GroupProgress
+from actors.serving.completions import CompletionStream
 from actors.serving.server_incarnation import SHARED_MEMORY
 from actors.serving.sglang_client import RequestFailed
-from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
 from launcher.base.rollouts import Completion
 from launcher.run_files.run_keys import ServerKeys
@@ -40,6 +42,7 @@ from tests.support.real_server import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+GONE = RequestFailed("the test asks", kind="reset")
 FLOAT32_NOISE = 2e-5
 """Between SGLang's log-probs and transformers' on the same tokens; one optimizer step moves them by 1e-3."""
 
@@ -297,7 +300,12 @@ def pickled(thing):
     return buffer.getvalue()
 
 
-def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_serves(serving):
+def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_continues_its_completion(serving):
+    """From the token at which it was cut, with the tokens and the log-probs of the unbroken one."""
+    greedy = dataclasses.replace(endless(), temperature=0.0)
+    stream = CompletionStream(1, server=serving.url)
+    version = serving.next_version()
+    progress = GroupProgress(serving.prompt, [greedy], version)
     first = serving.server.info()
     tree = [identify(first.pid), *descendants(first.pid)]
     scheduler = next(process for process in tree if name(process).startswith("sglang::sched"))
@@ -305,44 +313,31 @@ def test_a_dead_scheduler_is_reported_at_once_and_a_new_incarnation_serves(servi
     assert shared_memory
 
     async def work(client):
-        waiting = asyncio.create_task(
-            client.generate(serving.url, token_ids=serving.prompt, sampling=endless(), timeout_s=DEADLINE_S)
-        )
-        await running(client, serving.url, waiting)
+        await client.update_weights_from_disk(serving.url, path=MODEL, weight_version=version, timeout_s=DEADLINE_S)
+        waiting = asyncio.create_task(serving.continue_(client, progress, stream))
+        while not stream.samples(GONE).begun:
+            await asyncio.sleep(0)
+            assert not waiting.done()
         os.kill(scheduler.pid, signal.SIGKILL)
         exit_ = await serving.server.wait_exit()
-        with pytest.raises(RequestFailed) as caught:
-            await waiting
-        return exit_, caught.value.kind
+        return exit_, await waiting
 
-    exit_, kind = serving.run(work)
+    exit_, samples = serving.run(work)
+    assert samples.failure.kind in {"reset", "truncated"}
     assert f"its sglang::schedul (pid {scheduler.pid}) is gone" in exit_.reason
-    assert kind == "reset"
     assert serving.server.info().state is ServerState.DEAD
-    serving.version = 11
     serving.start(generation=1)
     second = serving.server.info()
-    assert (second.generation, second.weight_version, second.state) == (1, 11, ServerState.READY)
+    assert (second.generation, second.weight_version, second.state) == (1, version, ServerState.READY)
     assert [process for process in tree if identify(process.pid) == process] == []
     assert not any(path.exists() for path in shared_memory)
     assert furthest(serving, serving.generate()) < FLOAT32_NOISE
-
-
-def test_a_damaged_model_is_said_by_name(tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(MODEL, folder)
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    broken = Serving(tmp_path)
-
-    async def work(_):
-        await broken.server.start(generation=0, model_path=str(folder), weight_version=0)
-        await broken.server.wait_ready()
-
-    with pytest.raises(
-        ServerError, match=r"did not become ready: it, or a part of it, ended.*SafetensorError"
-    ) as caught:
-        broken.run(work)
-    assert str(broken.log) in caught.value.hint
-    broken.run(lambda _: broken.server.stop())
-    broken.loop.close()
+    begun = samples.begun[0]
+    assert 8 <= len(begun.token_ids) < greedy.max_new_tokens
+    progress.take(samples)
+    again = CompletionStream(1, server=serving.url)
+    progress.take(serving.run(lambda client: serving.continue_(client, progress, again)))
+    (continued,) = progress.completions()
+    unbroken = serving.generate(**dataclasses.asdict(greedy))
+    assert continued.token_ids == unbroken.token_ids
+    assert continued.logprobs == pytest.approx(unbroken.logprobs, abs=FLOAT32_NOISE)

@@ -95,29 +95,44 @@ class StandIn(StandInFaults):
         return web.json_response(await self.one(body["input_ids"], body["sampling_params"]))
 
     async def stream(self, request: web.Request, body: dict) -> web.StreamResponse:
-        """Each completion's first token, then each when it is whole. Cut in the middle where that is the fault."""
+        """Each completion in parts of the stream interval. Cut in the middle where that is the fault."""
         asked = list(zip(body["input_ids"], body["sampling_params"], strict=True))
-        whole = [asyncio.create_task(self.indexed(index, *one)) for index, one in enumerate(asked)]
+        events: asyncio.Queue[dict] = asyncio.Queue()
+        makers = [asyncio.create_task(self.parts(events, index, *one)) for index, one in enumerate(asked)]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for index in range(len(asked)):
-            begun = {"index": index, "output_ids": [2], "meta_info": {"finish_reason": None}}
-            await response.write(event(begun))
-        for sent, done in enumerate(asyncio.as_completed(whole)):
-            answer = event(await done)
-            if request.get("cut") and sent == len(whole) // 2:
-                await response.write(answer[: len(answer) // 2])
-                assert request.transport is not None
-                request.transport.close()
-                raise asyncio.CancelledError
+        sent = 0
+        while sent < len(asked):
+            part = await events.get()
+            answer = event(part)
+            if part["meta_info"]["finish_reason"] is not None:
+                if request.get("cut") and sent == len(asked) // 2:
+                    await response.write(answer[: len(answer) // 2])
+                    assert request.transport is not None
+                    request.transport.close()
+                    raise asyncio.CancelledError
+                sent += 1
             await response.write(answer)
+        await asyncio.gather(*makers)
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def indexed(self, index: int, prompt: list[int], parameters: dict) -> dict:
-        return {"index": index, **await self.one(prompt, parameters)}
+    async def parts(self, events: asyncio.Queue[dict], index: int, prompt: list[int], parameters: dict) -> None:
+        """Its events, each with the tokens since the one before, as with --incremental-streaming-output."""
+        interval, begun = -parameters["stream_interval"], 0
 
-    async def one(self, token_ids: list[int], parameters: dict) -> dict:
+        async def part(answer: dict) -> None:
+            nonlocal begun
+            tokens, meta = answer["output_ids"][begun:], answer["meta_info"]
+            if "output_token_logprobs" in meta:
+                meta = {**meta, "output_token_logprobs": meta["output_token_logprobs"][begun:]}
+            begun += len(tokens)
+            await events.put({"index": index, "output_ids": tokens, "meta_info": meta})
+
+        await part(await self.one(prompt, parameters, each=(interval, part)))
+
+    async def one(self, token_ids: list[int], parameters: dict, *, each=None) -> dict:
+        """A whole answer. `each`: a number of tokens, and what is called with the answer so far after as many."""
         prompt = tuple(token_ids)
         seed = parameters.get("sampling_seed", self.prompts[prompt])
         self.prompts[prompt] += 1
@@ -126,7 +141,14 @@ class StandIn(StandInFaults):
         version = self.weight_version
         if self.seconds_per_token:
             self.in_flight += 1
-            aborted = await self.aborted_within(self.seconds_per_token * len(tokens))
+            aborted, made = False, 0
+            while not aborted and made < len(tokens):
+                step = min(each[0] if each else len(tokens), len(tokens) - made)
+                aborted = await self.aborted_within(self.seconds_per_token * step)
+                made += step
+                if each and not aborted and made < len(tokens):
+                    await self.running.wait()
+                    await each[1](self.answer(tokens[:made], logprobs[:made], None, version))
             self.in_flight -= 1
             if aborted:
                 tokens, logprobs, finish = tokens[:1], logprobs[:1], "abort"
@@ -143,7 +165,7 @@ class StandIn(StandInFaults):
 
     def answer(self, tokens, logprobs, finish, version) -> dict:
         meta = {
-            "finish_reason": {"type": finish},
+            "finish_reason": finish and {"type": finish},
             "weight_version": version,
             "completion_tokens": len(tokens),
             "output_token_logprobs": [[lp, token, None] for lp, token in zip(logprobs, tokens, strict=True)],

@@ -63,6 +63,13 @@ class Serving:
             lambda client: client.generate(self.url, token_ids=self.prompt, sampling=sampling, timeout_s=DEADLINE_S)
         )
 
+    async def continue_(self, client, progress, stream):
+        """What is missing of a prompt's completions, in parts of eight tokens."""
+        inputs, samplings = progress.request()
+        return await client.generate_samples(
+            self.url, stream, inputs=inputs, samplings=samplings, timeout_s=DEADLINE_S, stream_interval=8
+        )
+
     def next_version(self) -> int:
         self.version += 1
         return self.version

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.serving.completions import CompletionStream
-from actors.serving.sglang_client import Sampling, SGLangClient
+from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.config.schema import GenerationConfig
 from tests.programs import stand_in_server
 
@@ -20,11 +20,12 @@ DONE = b"data: [DONE]\n\n"
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
 
 
-def answer(index, *, finish="stop", tokens=(4, 5), version="7"):
+def answer(index, *, finish="stop", tokens=(4, 5), version="7", so_far=None):
     scored = [[-0.5, token, None] for token in tokens]
     meta = {
         "finish_reason": finish and {"type": finish},
         "weight_version": version,
+        "completion_tokens": len(tokens) if so_far is None else so_far,
         "output_token_logprobs": scored,
     }
     return {"index": index, "output_ids": list(tokens), "meta_info": meta}
@@ -41,7 +42,7 @@ def fed(n, *pieces):
     return stream.samples()
 
 
-WHOLE = event(answer(0, finish=None, tokens=(4,))) + event(answer(1)) + event(answer(0, tokens=(8, 9))) + DONE
+WHOLE = event(answer(0, finish=None, tokens=(4,))) + event(answer(1)) + event(answer(0, tokens=(8, 9), so_far=3)) + DONE
 
 
 @pytest.mark.slow
@@ -50,7 +51,7 @@ def test_it_does_not_matter_where_the_pieces_are_cut(cuts):
     edges = [0, *sorted(cuts), len(WHOLE)]
     samples = fed(2, *(WHOLE[a:b] for a, b in itertools.pairwise(edges)))
     assert samples.failure is None
-    assert {index: one.token_ids for index, one in samples.completions.items()} == {0: (8, 9), 1: (4, 5)}
+    assert {index: one.token_ids for index, one in samples.completions.items()} == {0: (4, 8, 9), 1: (4, 5)}
 
 
 @given(st.integers(0, len(WHOLE) - len(DONE) - 1))
@@ -74,7 +75,7 @@ def test_of_a_stream_that_ends_early_the_whole_ones_are_kept(length):
         ({"error": {"code": 400, "message": "too long"}}, "http_4xx", False, "HTTP 400 too long"),
         ({"error": {"code": 503, "message": "draining"}}, "http_5xx", True, "HTTP 503 draining"),
         ({"error": "what?"}, "malformed", True, "TypeError"),
-        ({"output_ids": [4]}, "malformed", True, "meta_info"),
+        ({"output_ids": [4]}, "malformed", True, "index"),
         ([1], "malformed", True, "TypeError"),
     ],
 )
@@ -85,6 +86,52 @@ def test_one_that_is_no_completion_costs_itself_alone(second, kind, retryable, s
     assert (samples.failure.kind, samples.failure.retryable) == (kind, retryable)
     assert said in samples.failure.message
     assert SERVER in samples.failure.message
+
+
+BEGUN = event(answer(0, finish=None)) + event(answer(1, finish=None, tokens=(6,)))
+
+
+@pytest.mark.parametrize("kind", ["reset", "truncated", "timeout", "aborted", "migrated"])
+def test_what_was_begun_when_the_server_was_gone_is_there_for_another_to_continue(kind):
+    stream = CompletionStream(3, server=SERVER)
+    stream.feed(BEGUN + event(answer(0, finish=None, tokens=(8, 9), so_far=4)) + event(answer(2)))
+    samples = stream.samples(broken_off=RequestFailed("gone", kind=kind))
+    assert {index: (one.token_ids, one.finish_reason) for index, one in samples.begun.items()} == {
+        0: ((4, 5, 8, 9), ""),
+        1: ((6,), ""),
+    }
+    assert samples.begun[0].logprobs == (-0.5,) * 4
+    assert set(samples.completions) == {2}
+
+
+def test_an_abort_keeps_what_came_before_it():
+    samples = fed(2, BEGUN, event(answer(0, finish="abort", tokens=(8,), so_far=3)), event(answer(1, so_far=3)), DONE)
+    assert samples.begun[0].token_ids == (4, 5)
+    assert samples.completions[1].token_ids == (6, 4, 5)
+    assert samples.failure is not None
+    assert samples.failure.kind == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (answer(0, so_far=5), "4 tokens of completion 0, not 5"),  # a part got lost
+        (answer(0, so_far=1), "2 tokens of completion 0, not 1"),
+        (answer(0, version="8", so_far=4), "two weight versions"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_no_completion_and_nothing_to_continue(second, said):
+    samples = fed(1, event(answer(0, finish=None)), event(second), DONE)
+    assert (samples.completions, samples.begun) == ({}, {})
+    assert samples.failure is not None
+    assert samples.failure.kind == "malformed"
+    assert said in samples.failure.message
+
+
+def test_events_with_all_tokens_so_far_are_understood_too():
+    """As a server without --incremental-streaming-output sends them."""
+    samples = fed(1, event(answer(0, finish=None)), event(answer(0, tokens=(4, 5, 6))), DONE)
+    assert samples.completions[0].token_ids == (4, 5, 6)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +166,9 @@ def samples_of(url, *, fault=None, samplings=(SAMPLING,) * 4, timeout_s=10.0):
             async with aiohttp.ClientSession() as session:
                 await session.post(f"{url}/stand_in/fault", json=fault)
         async with SGLangClient() as client:
-            return await client.generate_samples(url, token_ids=(5, 6), samplings=samplings, timeout_s=timeout_s)
+            stream = CompletionStream(len(samplings), server=url)
+            inputs = [(5, 6)] * len(samplings)
+            return await client.generate_samples(url, stream, inputs=inputs, samplings=samplings, timeout_s=timeout_s)
 
     return asyncio.run(work())
 

@@ -1,0 +1,55 @@
+"""What has arrived of one prompt's completions, and what the next request must ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.serving.completions import Samples, joined
+from actors.serving.sglang_client import Sampling
+from launcher.base.rollouts import Completion
+
+
+class GroupProgress:
+    """One completion for each of `samplings`, all at `weight_version`, whichever servers make them.
+
+    A completion that a server has begun is continued by the next from its last token that arrived.
+    """
+
+    def __init__(self, token_ids: Sequence[int], samplings: Sequence[Sampling], weight_version: int) -> None:
+        self._token_ids = tuple(token_ids)
+        self._samplings = samplings
+        self._weight_version = weight_version
+        self._whole: dict[int, Completion] = {}
+        self._begun: dict[int, Completion] = {}
+        self.kept_tokens = 0
+        """Tokens of completions that another request than the one that began them has continued."""
+
+    def missing(self) -> list[int]:
+        return [place for place in range(len(self._samplings)) if place not in self._whole]
+
+    def request(self) -> tuple[list[tuple[int, ...]], list[Sampling]]:
+        """The input and the sampling of each missing completion, in the order of `missing`."""
+        begun = [self._begun.get(place) for place in self.missing()]
+        inputs = [self._token_ids + (one.token_ids if one else ()) for one in begun]
+        return inputs, [
+            self._samplings[place].after(len(one.token_ids) if one else 0)
+            for place, one in zip(self.missing(), begun, strict=True)
+        ]
+
+    def take(self, samples: Samples) -> int:
+        """The answer to the last `request`. Returns how many tokens it brought; those of other weights are dropped."""
+        missing, brought = self.missing(), 0
+        for place, part in (*samples.completions.items(), *samples.begun.items()):
+            if part.weight_version != self._weight_version:
+                continue
+            brought += len(part.token_ids)
+            index = missing[place]
+            if (before := self._begun.pop(index, None)) is not None:
+                self.kept_tokens += len(before.token_ids)
+                part = joined(before, part)
+            (self._whole if place in samples.completions else self._begun)[index] = part
+        return brought
+
+    def completions(self) -> list[Completion]:
+        """All, in the order of their samplings. Raises KeyError while one is missing."""
+        return [self._whole[place] for place in range(len(self._samplings))]

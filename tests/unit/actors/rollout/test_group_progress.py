@@ -1,0 +1,69 @@
+"""A prompt's completions over several requests: each token once, the sampling of what is left, no other weights."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.rollout.group_progress import GroupProgress
+from actors.serving.completions import UNFINISHED, Samples
+from actors.serving.sglang_client import RequestFailed, Sampling
+from launcher.base.rollouts import Completion
+from launcher.config.schema import GenerationConfig
+
+PROMPT = (1, 2, 3)
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=20, min_new_tokens=4))
+GONE = RequestFailed("gone", kind="reset")
+
+
+def part(tokens, *, finish=UNFINISHED, version=7, server="a"):
+    logprobs = tuple(-float(token) for token in tokens)
+    return Completion(
+        token_ids=tuple(tokens), logprobs=logprobs, weight_version=version, finish_reason=finish, server=server
+    )
+
+
+def test_the_next_request_continues_at_the_last_token():
+    progress = GroupProgress(PROMPT, [SAMPLING] * 3, 7)
+    brought = progress.take(Samples(completions={1: part((9,), finish="stop")}, begun={2: part((5, 6))}, failure=GONE))
+    assert (brought, progress.missing(), progress.kept_tokens) == (3, [0, 2], 0)
+    inputs, samplings = progress.request()
+    assert inputs == [PROMPT, (*PROMPT, 5, 6)]
+    assert [(one.max_new_tokens, one.min_new_tokens) for one in samplings] == [(20, 4), (18, 2)]
+    rest = {0: part((8,), finish="stop", server="b"), 1: part((7,), finish="length", server="b")}
+    assert progress.take(Samples(completions=rest, failure=None)) == 2
+    assert progress.missing() == []
+    assert progress.kept_tokens == 2
+    last = progress.completions()[2]
+    assert (last.token_ids, last.logprobs) == ((5, 6, 7), (-5.0, -6.0, -7.0))
+    assert (last.finish_reason, last.weight_version, last.server) == ("length", 7, "a b")
+    assert [one.server for one in progress.completions()] == ["b", "a", "a b"]
+
+
+def test_tokens_of_other_weights_are_neither_taken_nor_continued():
+    progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7)
+    old = Samples(completions={0: part((9,), finish="stop", version=6)}, begun={1: part((5,), version=6)}, failure=GONE)
+    assert progress.take(old) == 0
+    assert progress.request()[0] == [PROMPT, PROMPT]
+    with pytest.raises(KeyError):
+        progress.completions()
+
+
+@given(st.integers(0, 2**32))
+def test_wherever_it_breaks_off_each_token_is_there_once(seed):
+    draw = random.Random(seed)
+    whole = [tuple(draw.randrange(100) for _ in range(draw.randint(1, 20))) for _ in range(4)]
+    progress = GroupProgress(PROMPT, [SAMPLING] * len(whole), 7)
+    while missing := progress.missing():
+        complete, begun = {}, {}
+        for place, (asked, index) in enumerate(zip(progress.request()[0], missing, strict=True)):
+            left = whole[index][len(asked) - len(PROMPT) :]
+            assert asked == PROMPT + whole[index][: len(asked) - len(PROMPT)]
+            made = draw.randint(0, len(left))
+            if made == len(left):
+                complete[place] = part(left, finish="stop")
+            elif made:
+                begun[place] = part(left[:made])
+        progress.take(Samples(completions=complete, begun=begun, failure=GONE))
+    assert [one.token_ids for one in progress.completions()] == whole
