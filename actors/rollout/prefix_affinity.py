@@ -32,9 +32,10 @@ class PrefixAffinity:
         if len(self._homes) > MOST:
             self._homes.popitem(last=False)
 
-    def is_home(self, prompt: str, server: ServerInfo) -> bool:
+    def home(self, prompt: str) -> str:
+        """The name of the server that was last asked for this prompt, "" where none was."""
         home = self._homes.get(prompt)
-        return home is not None and home.name == server.name
+        return "" if home is None else home.name
 
     def is_warm(self, prompt: str, server: ServerInfo) -> bool:
         """Whether neither a restart nor a weight update has emptied its cache since."""

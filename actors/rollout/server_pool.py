@@ -266,17 +266,29 @@ class ServerPool:
         return self._most_samples is None or self._samples == 0 or self._samples + samples <= self._most_samples
 
     def _route(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo | None:
+        """Of all servers only two can be chosen: the least loaded, and the one that has had the prompt."""
+        home = self._affinity.home(prompt)
+        least, fewest, special = None, 0, []
+        for server in self._servers.values():
+            if server.state is not ServerState.READY or server.weight_version != weight_version:
+                continue
+            if server.name == home or server.name == avoid:
+                special.append(server)
+                continue
+            load = self._loads.get((server.name, server.generation))
+            in_flight = 0 if load is None else load.samples
+            if least is None or (in_flight, server.index) < (fewest, least.index):
+                least, fewest = server, in_flight
         candidates = [
             RoutingCandidate(
                 name=server.name,
                 index=server.index,
                 samples=self._samples_of(server),
                 is_warm=self._affinity.is_warm(prompt, server),
-                is_home=self._affinity.is_home(prompt, server),
+                is_home=server.name == home,
                 is_avoided=server.name == avoid,
             )
-            for server in self._servers.values()
-            if server.state is ServerState.READY and server.weight_version == weight_version
+            for server in (*special, *filter(None, [least]))
         ]
         taken = route(candidates, samples=samples)
         return None if taken is None else self._servers[taken.name]

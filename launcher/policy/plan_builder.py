@@ -31,6 +31,10 @@ class PlanBuilder:
     wake_at: list[float] = field(default_factory=list)
     halt_reason: str = ""
     restore_reason: str = ""
+    _kinds_by_name: set[tuple[type[Action], str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kinds_by_name = {(type(action), getattr(action, "name", "")) for action in self.seen.under_way}
 
     def order(self, action: Action, *, reason: str = "", attempt: RepairAttempt | None = None) -> None:
         """Once: neither while the same is under way for the same subject, nor twice in a plan, nor at once after it
@@ -39,16 +43,14 @@ class PlanBuilder:
         if self.does(type(action), name) or self.rests(type(action), name):
             return
         self.actions.append(action)
+        self._kinds_by_name.add((type(action), name))
         self.reasons.append(reason or getattr(action, "reason", ""))
         if attempt is not None:
             self.attempts.append(attempt)
 
     def does(self, kind: type[Action], name: str = "") -> bool:
         """Is such an action ordered, or under way?"""
-        return any(
-            isinstance(action, kind) and getattr(action, "name", "") == name
-            for action in (*self.seen.under_way, *self.actions)
-        )
+        return (kind, name) in self._kinds_by_name
 
     def rests(self, kind: type[Action], name: str = "") -> bool:
         """Such an action failed a moment ago; the plan asks to be made again when it may be tried again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import assert_never
 
 from launcher.base.messages import Cause, Health, Incident, ServerState
@@ -86,15 +85,15 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     if builder.must_keep_its_settings(server.ran_out):
         builder.halt(f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}")
         return
-    others = [other for other in builder.seen.servers if other.name != server.name and _may_work(builder, other)]
+    is_spared = _another_may_work(builder, server)
     of_all = {Rung.FLEET} if len(builder.seen.servers) == 1 else set()
-    without = OF_ALL if others else frozenset(of_all)
+    without = OF_ALL if is_spared else frozenset(of_all)
     repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=without)
     overrides, rung_reason = builder.give_way(server.ran_out)
     if overrides:
         _restart(builder, server, cause, f"{server.verdict.reason}; {rung_reason}")
     elif repair.rung is Rung.HALT:
-        _give_up(builder, server, f"{repair.reason}; {server.verdict.reason}", others)
+        _give_up(builder, server, f"{repair.reason}; {server.verdict.reason}", is_spared=is_spared)
     elif builder.is_due(repair):
         _perform(builder, server, cause, repair)
 
@@ -111,6 +110,16 @@ def _cause_of_death(server: ServerFacts) -> Cause:
     return server.verdict.cause or Cause.SERVER_CRASH
 
 
+def _another_may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
+    """Those that live are asked first: for a dead one the history is read."""
+
+    def may_work(*, dead: bool) -> bool:
+        others = (other for other in builder.seen.servers if other is not server and is_dead(other) is dead)
+        return any(_may_work(builder, other) for other in others)
+
+    return may_work(dead=False) or may_work(dead=True)
+
+
 def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
     """It is alive, is being restarted, or has restarts of its own left."""
     if server.name in builder.seen.leaving:
@@ -121,11 +130,14 @@ def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
     return own.rung is not Rung.HALT
 
 
-def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, others: Sequence[ServerFacts]) -> None:
+def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spared: bool) -> None:
     """The run continues with the others; while none of them is ready yet, it waits for them."""
-    if not others:
+    if not is_spared:
         builder.halt(reason)
-    elif server.state is not ServerState.FAILED and any(other.state is ServerState.READY for other in others):
+    elif server.state is not ServerState.FAILED and any(
+        other.name != server.name and other.state is ServerState.READY and _may_work(builder, other)
+        for other in builder.seen.servers
+    ):
         builder.order(AbandonServer(name=server.name, reason=reason))
 
 

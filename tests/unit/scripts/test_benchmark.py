@@ -1,12 +1,14 @@
 """The benchmark's arithmetic: ratios, the parts of a step, the milestones of a start. Nothing is timed here."""
 
+import argparse
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark import start
+from scripts.benchmark import scale, start
 from scripts.benchmark.experiment import Run
 from scripts.benchmark.ratios import paired_ratio, spread
 from scripts.benchmark.step import read_step_times, shares, step_times
@@ -115,3 +117,12 @@ def test_milestones_are_what_the_run_printed_and_the_first_line_of_its_metrics(p
         "evaluated before": 18.0,
         "first optimizer step": 30.0,
     }
+
+
+@pytest.mark.slow
+def test_of_a_small_fleet_each_death_is_noticed_and_all_serve_again():
+    (row,) = scale.run(argparse.Namespace(servers=[6], seconds=6.0, kills=2, overrides=[]))["rows"]
+    assert row["monitor: deaths not noticed"] == 0
+    assert row["monitor: alive and not called healthy"] == 0
+    assert row["pool: most less least requests of a server"] == 0
+    assert row["Coordinator: events for each server that died"] > 0

@@ -12,15 +12,11 @@ OTHER = dataclasses.replace(SERVER, name="server-1", index=1)
 
 def test_home_is_the_last_that_was_asked_and_no_other():
     affinity = PrefixAffinity()
-    assert not affinity.is_home("p", SERVER)
+    assert affinity.home("p") == ""
     affinity.asked("p", SERVER)
-    assert (affinity.is_home("p", SERVER), affinity.is_home("p", OTHER), affinity.is_home("q", SERVER)) == (
-        True,
-        False,
-        False,
-    )
+    assert (affinity.home("p"), affinity.home("q")) == (SERVER.name, "")
     affinity.asked("p", OTHER)
-    assert (affinity.is_home("p", SERVER), affinity.is_home("p", OTHER)) == (False, True)
+    assert affinity.home("p") == OTHER.name
 
 
 def test_warm_is_the_same_incarnation_at_the_same_weights():
@@ -38,6 +34,6 @@ def test_the_prompt_that_was_asked_least_lately_is_forgotten_first(monkeypatch):
     affinity = PrefixAffinity()
     for prompt in ("a", "b", "a"):
         affinity.asked(prompt, SERVER)
-    assert all(affinity.is_home(prompt, SERVER) for prompt in "ab")
+    assert all(affinity.home(prompt) == SERVER.name for prompt in "ab")
     affinity.asked("c", SERVER)
-    assert [affinity.is_home(prompt, SERVER) for prompt in "abc"] == [True, False, True]
+    assert [affinity.home(prompt) == SERVER.name for prompt in "abc"] == [True, False, True]

@@ -1,0 +1,293 @@
+"""Benchmark `scale`: the real monitor, Coordinator, plan and pool with 10, 100 and 1,000 simulated servers.
+
+Simulated is what a server is seen by: its process tree, and one HTTP process that answers the probes of all. So the
+figures are what the launcher's own processes spend. A server that "dies" is gone from its simulated tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+import psutil
+
+from actors.monitoring.health_monitor import HealthMonitor
+from actors.monitoring.monitor_view import Watched
+from actors.monitoring.reward_series import RewardSeries
+from actors.rollout.server_pool import ServerPool
+from actors.serving.remote_process_probe import RemoteProcessTree
+from actors.serving.sglang_client import SGLangClient
+from actors.supervision.coordinator import Coordinator
+from actors.supervision.interfaces import Facts, Observation
+from actors.supervision.run_history import RunHistory
+from launcher.base.messages import Cause, Health, ServerInfo, ServerState, Verdict
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import Action, AdmitServer, LoadWeights, RestartServer
+from launcher.policy.memory_backoff import MemorySettings
+from launcher.policy.observation_history import ProcessLook
+from launcher.policy.observed import ServerFacts, TrainerFacts
+from launcher.run_files.journal import Journal, read_lines
+from scripts.benchmark.experiment import PRESET
+
+ALIVE = Verdict(health=Health.HEALTHY, reason="made a token 0.1 s ago")
+CRASHED = Verdict(health=Health.DEAD, reason="exited with -9", cause=Cause.SERVER_CRASH)
+VERSION = 41
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--servers", type=int, nargs="+", default=[10, 100, 1000], help="sizes of the fleet")
+    parser.add_argument("--seconds", type=float, default=20.0, help="that the monitor observes each fleet")
+    parser.add_argument("--kills", type=int, default=10, help="servers that die meanwhile, one after the other")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    config = compose([PRESET, *arguments.overrides])
+    rows = []
+    for n in arguments.servers:
+        with tempfile.TemporaryDirectory() as folder, answering_server() as url:
+            row: dict[str, float] = {"servers": n}
+            row |= asyncio.run(pool_costs(n))
+            row |= asyncio.run(coordinator_costs(n, config, Path(folder)))
+            row |= asyncio.run(monitor_costs(n, config, Path(folder), url, arguments.seconds, arguments.kills))
+        rows.append(row)
+    print("".join(f"\n{name:44}" + "".join(f"{row[name]:>12,.3g}" for row in rows) for name in rows[0]))
+    return {"rows": rows}
+
+
+def fleet(n: int, url: str = "http://127.0.0.1:9") -> list[ServerInfo]:
+    ready = {"state": ServerState.READY, "weight_version": VERSION, "url": url, "generation": 0}
+    return [ServerInfo(name=f"server-{i}", index=i, pid=i + 2, node="elsewhere", **ready) for i in range(n)]  # type: ignore[arg-type]
+
+
+# ── the pool ──
+
+
+async def pool_costs(n: int) -> dict[str, float]:
+    """A request's way in and out, with four requests of eight samples in flight on each server."""
+
+    async def probe(url: str) -> int | None:
+        return None
+
+    pool = ServerPool(probe, hold_timeout_s=None)
+    servers = fleet(n)
+    began = time.process_time()
+    await pool.update(servers)
+    updated = time.process_time() - began
+    release = asyncio.Event()
+
+    async def request(i: int) -> None:
+        async with pool.acquire(VERSION, samples=8, prompt=f"p{i}"):
+            await release.wait()
+
+    waiting = [asyncio.create_task(request(i)) for i in range(4 * n)]
+    began = time.process_time()
+    while sum(pool.in_flight().values()) < len(waiting):
+        await asyncio.sleep(0)
+    acquired = (time.process_time() - began) / len(waiting)
+    spread = max(pool.in_flight().values()) - min(pool.in_flight().values())
+    began = time.process_time()
+    release.set()
+    await asyncio.gather(*waiting)
+    released = (time.process_time() - began) / len(waiting)
+    await pool.close()
+    return {
+        "pool: news of all servers, ms": 1e3 * updated,
+        "pool: a request's way in, µs": 1e6 * acquired,
+        "pool: its way out, µs": 1e6 * released,
+        "pool: most less least requests of a server": float(spread),
+    }
+
+
+# ── the Coordinator ──
+
+
+class SimulatedFleet:
+    """A ClusterInterface to servers that are restarted, loaded and admitted at once."""
+
+    def __init__(self, n: int, config: RunConfig) -> None:
+        ready = {"state": ServerState.READY, "verdict": ALIVE, "weight_version": VERSION, "lineage": 1}
+        self.servers = {f"server-{i}": ServerFacts(name=f"server-{i}", **ready) for i in range(n)}  # type: ignore[arg-type]
+        self.trainer = TrainerFacts(
+            verdict=ALIVE, is_loaded=True, is_paused=False, policy_version=VERSION, lineage=1, next_step=VERSION
+        )
+        self.memory = MemorySettings.of(config, longest_sequence=100, on_gpu=False, shares_gpu=False)
+        self.changed = asyncio.Event()
+
+    def kill(self, name: str) -> None:
+        gone = {"weight_version": None, "lineage": None}
+        self.servers[name] = replace(self.servers[name], state=ServerState.DEAD, verdict=CRASHED, **gone)  # type: ignore[arg-type]
+
+    async def begin(self) -> None:
+        return
+
+    async def look(self) -> Observation:
+        return Observation(
+            servers=tuple(self.servers.values()), trainer=self.trainer, checkpoints=(), memory=self.memory
+        )
+
+    def deadline_s(self, action: Action) -> float:
+        return 60.0
+
+    async def perform(self, action: Action) -> Facts:
+        match action:
+            case RestartServer(name=name):
+                self.servers[name] = replace(self.servers[name], state=ServerState.STALE, verdict=ALIVE)
+            case LoadWeights(name=name, version=version, lineage=lineage):
+                self.servers[name] = replace(self.servers[name], weight_version=version, lineage=lineage)
+            case AdmitServer(name=name):
+                self.servers[name] = replace(self.servers[name], state=ServerState.READY)
+        return {}
+
+    async def close(self) -> None:
+        return
+
+
+async def coordinator_costs(n: int, config: RunConfig, folder: Path) -> dict[str, float]:
+    """Of a turn: all healthy; then one dies, and a tenth at once. And the turns until all serve again."""
+    config = replace(config, sglang=replace(config.sglang, n_servers=n))
+    path = folder / "events.jsonl"
+    history = RunHistory.read(Journal(path, 1, in_background=True), path, 1)
+    simulated = SimulatedFleet(n, config)
+    coordinator = Coordinator(config, simulated, history)
+    history.begin()
+    for _ in range(5):
+        await turn(coordinator)
+    quiet = [await turn(coordinator) for _ in range(50)]
+    await history.flush()
+    before = sum(1 for _ in read_lines(path))
+    found: dict[str, float] = {"Coordinator: a turn while all is well, ms": 1e3 * median(quiet)}
+    for name, dead in (("one dies", range(1)), ("a tenth dies", range(1, 1 + max(n // 10, 1)))):
+        for i in dead:
+            simulated.kill(f"server-{i}")
+        turns = [await turn(coordinator)]
+        while any(server.state is not ServerState.READY for server in simulated.servers.values()):
+            turns.append(await turn(coordinator))
+        found[f"Coordinator: longest turn where {name}, ms"] = 1e3 * max(turns)
+        found[f"Coordinator: turns until all serve, {name}"] = float(len(turns))
+    await history.flush()
+    events = sum(1 for _ in read_lines(path)) - before
+    return found | {"Coordinator: events for each server that died": events / (1 + max(n // 10, 1))}
+
+
+async def turn(coordinator: Coordinator) -> float:
+    """Its seconds; what it began ends before the next."""
+    began = time.process_time()
+    await coordinator.turn()
+    seconds = time.process_time() - began
+    await asyncio.sleep(0.02)
+    return seconds
+
+
+# ── the monitor ──
+
+
+class SimulatedTree:
+    """The processes of one server on another node, which work and make tokens until they are gone."""
+
+    def __init__(self) -> None:
+        self.gone_at: float | None = None
+
+    def is_gone(self) -> bool:
+        return self.gone_at is not None
+
+    def look(self) -> Mapping[str, ProcessLook]:
+        return {"http": ProcessLook(state="S", cpu_s=time.process_time())}
+
+    def pids(self) -> dict[str, int]:
+        return {"http": 1}
+
+    def tokens(self) -> int:
+        return int(time.monotonic() * 100)
+
+    async def close(self) -> None:
+        return
+
+
+async def monitor_costs(
+    n: int, config: RunConfig, folder: Path, url: str, seconds: float, kills: int
+) -> dict[str, float]:
+    trees = {f"server-{i}": SimulatedTree() for i in range(n)}
+    path = folder / "monitor.jsonl"
+    journal = Journal(path, 1, in_background=True)
+    memory, process = psutil.Process().memory_info().rss, psutil.Process()
+    async with SGLangClient() as client:
+        monitor = HealthMonitor(
+            config,
+            journal,
+            client,
+            series=RewardSeries(),
+            far=lambda server: cast(RemoteProcessTree, trees[server.name]),
+        )
+        targets = [Watched(server=server, waiting=4, task=None) for server in fleet(n, url)]
+        victims = random.Random(n).sample(sorted(trees), min(kills, n))
+        began, cpu, views = time.monotonic(), time.process_time(), []
+        while (passed := time.monotonic() - began) < seconds:
+            monitor.watch(targets)
+            look = time.process_time()
+            monitor.view()
+            views.append(time.process_time() - look)
+            if victims and passed > seconds / 2:
+                trees[victims.pop()].gone_at = time.monotonic()
+            await asyncio.sleep(seconds / 2 / (kills + 1) if passed > seconds / 2 else 0.25)
+        spent = time.process_time() - cpu
+        healthy = sum(server.verdict.health is Health.HEALTHY for server in monitor.view().servers)
+        await monitor.close()
+    await journal.flush()
+    died = {str(line["subject"]): float(str(line["at"])) for line in read_lines(path) if line["event"] == "health.dead"}
+    events = sum(1 for _ in read_lines(path))
+    late = [died[name] - tree.gone_at for name, tree in trees.items() if tree.gone_at is not None and name in died]
+    gone = sum(tree.gone_at is not None for tree in trees.values())
+    return {
+        "monitor: processor time, % of one": 100 * spent / seconds,
+        "monitor: of it for each server, %": 100 * spent / seconds / n,
+        "monitor: memory for each server, KiB": (process.memory_info().rss - memory) / n / 1024,
+        "monitor: a view of all, ms": 1e3 * median(views),
+        "monitor: death until it is noticed, median ms": 1e3 * median(late),
+        "monitor: the latest, ms": 1e3 * max(late),
+        "monitor: deaths not noticed": float(gone - len(late)),
+        "monitor: alive and not called healthy": float(n - gone - healthy),
+        "monitor: events for each server": events / n,
+    }
+
+
+ANSWER = """
+import asyncio
+from aiohttp import web
+
+ANSWER = {"text": "", "output_ids": [5], "meta_info": {"finish_reason": {"type": "length"}, "weight_version": "41",
+          "output_token_logprobs": [[-0.5, 5, None]]}}
+
+async def serve():
+    app = web.Application()
+    app.router.add_post("/generate", lambda request: asyncio.sleep(0, web.json_response(ANSWER)))
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+@contextmanager
+def answering_server() -> Iterator[str]:
+    """A process that answers each probe at once; ended by its pid."""
+    with subprocess.Popen([sys.executable, "-c", ANSWER], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()
