@@ -29,8 +29,9 @@ from actors.serving.sglang_command import (
     url,
 )
 from launcher.base.errors import RequestFailed, ResourceError, ServerError
-from launcher.base.messages import ServerExit
+from launcher.base.messages import Cause, ServerExit
 from launcher.config.schema import SGLangConfig
+from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.toolchain import server_tools
 
@@ -189,7 +190,10 @@ class ServerIncarnation:
 
     def _describe(self, ended: Ended) -> str:
         what = ended.cause or f"ended by itself with {exit_words(ended.exit_code)}"
-        return ": ".join([what, *filter(None, [" | ".join(decisive_lines(tail(self._spec.log, self._log_start)))])])
+        lines = decisive_lines(tail(self._spec.log, self._log_start))
+        if self._spec.gpu_ids and find_server_cause(lines, None).cause is Cause.GPU_FAULT:
+            what += f" on GPU {', '.join(self._spec.gpu_ids)} of node {self._spec.node[:8]}"
+        return ": ".join([what, *filter(None, [" | ".join(lines)])])
 
 
 def _tools() -> dict[str, str]:

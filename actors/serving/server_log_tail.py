@@ -6,17 +6,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from launcher.policy.exit_cause import OF_A_SERVER
+
 TAIL_BYTES = 256 * 1024
 MOST_LINES = 6
 
 DECISIVE = re.compile(
     "|".join(
         [
-            r"out of memory",  # torch.OutOfMemoryError, CUDA's, SGLang's "Prefill/Decode out of memory"
-            r"alloc_req_slots runs out of memory",
-            r"Not enough memory\. Please try to increase",
+            *(pattern.pattern for pattern, *_ in OF_A_SERVER),
+            r"out of memory",
             r"\w+ hit an exception",
-            r"watchdog timeout",
             r"crashed with exit code",
             r"address already in use",
             r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Missing)\b(?::|$)",  # the last line of a traceback

@@ -261,6 +261,7 @@ class Cause(enum.StrEnum):
     SERVER_STALE = "server_stale"
     SERVER_CORRUPT = "server_corrupt"
     SERVER_SLOW = "server_slow"
+    GPU_FAULT = "gpu_fault"
     TRAINER_CRASH = "trainer_crash"
     TRAINER_HANG = "trainer_hang"
     TRAINER_OOM = "trainer_oom"

@@ -1,8 +1,9 @@
 """Why did a process end? From its exit, the end of its log and the kernel's counters; text in, cause out.
 
-The texts are SGLang's (0.5.17: mem_cache/allocation.py, model_executor/pool_configurator.py, managers/*), torch's,
-Ray's and the kernel's own. Where memory ran out decides what has to give way, and at start-up and at run time the
-remedies are opposite (launcher/policy/memory_backoff.py).
+The texts are SGLang's (0.5.17: mem_cache/*, model_executor/pool_configurator.py, managers/*), torch's, Triton's, those
+of CUDA's libraries, Ray's and the kernel's own; `tests/unit/launcher/policy/data/exit_messages.toml` has each as its
+library writes it, and a test searches the installed SGLang for others. Where memory ran out decides what has to give
+way, and at start-up and at run time the remedies are opposite (launcher/policy/memory_backoff.py).
 """
 
 from __future__ import annotations
@@ -43,16 +44,34 @@ class ExitFinding:
     ran_out: RanOut | None = None
 
 
-POOL_TOO_SMALL = re.compile(r"increase --mem-fraction-static")
+POOL_TOO_SMALL = re.compile(r"([Ii]ncrease|Raise) --mem-fraction-static")
+LEAST_FRACTION = re.compile(r"Raise --mem-fraction-static above (0\.\d+)")
 POOL = re.compile(
     r"[Oo]ut of memory\. Try to lower your batch size|alloc_req_slots runs out of memory"
     r"|Out of memory even after retracting"
 )
-DEVICE = re.compile(r"torch(\.cuda)?\.OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|HIP out of memory")
+DEVICE = re.compile(
+    r"torch(\.cuda)?\.OutOfMemoryError|(CUDA|HIP) out of memory|CUDA (driver )?error: out of memory"
+    r"|would exceed allowed memory\. \(out of memory\)|Triton Error \[CUDA\]: out of memory"
+    r"|Cuda failure (\d+ )?'out of memory'|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|HBM is free\. Lower"
+)
+NCCL_ALLOCATION = re.compile(r"Failed to CUDA (host )?[cm]alloc")
+"""After every failure of CUDA too: what else the log says comes first."""
+GPU_FAULT = re.compile(
+    r"[Uu]ncorrectable (ECC|NVLink) error|access of peer GPU memory over nvlink or a hardware error"
+    r"|hardware stack error|GPU is lost|GPU has fallen off the bus|NVRM: Xid"
+    r"|CUDA_ERROR_(ECC|NVLINK)_UNCORRECTABLE|cudaError(ECC|Nvlink)Uncorrectable"
+)
+ILLEGAL_ACCESS = re.compile(
+    r"illegal memory access was encountered|misaligned address|illegal instruction was encountered"
+    r"|unspecified launch failure"
+)
 HOST = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|Cannot allocate memory|\bMemoryError\b|std::bad_alloc"
     r"|ray\.exceptions\.OutOfMemoryError|node running low on memory|Out of memory: Killed process"
-    r"|Memory cgroup out of memory|No space left on device.*(/dev/shm|shm)"
+    r"|Memory cgroup out of memory|C10 Out of Memory"
+    r"|Not enough host memory (available|for .*(pool|cache))|No space left on device.*(/dev/shm|shm)"
 )
 DISK = IN_TEXT
 HANG = re.compile(r"watchdog timeout")
@@ -68,19 +87,29 @@ NONFINITE = re.compile(r"TrainerError\b.*\bnot finite")
 
 Patterns = Sequence[tuple[re.Pattern[str], Cause, str, RanOut | None]]
 
+OF_A_GPU: Patterns = (
+    (GPU_FAULT, Cause.GPU_FAULT, "its GPU reports a fault (ECC, NVLink, or lost)", None),
+    (ILLEGAL_ACCESS, Cause.GPU_FAULT, "an illegal access on its GPU: a kernel's defect, or the GPU's", None),
+)
 OF_A_SERVER: Patterns = (
+    OF_A_GPU[0],
     (POOL_TOO_SMALL, Cause.SERVER_OOM, "no room for the KV cache at start-up", RanOut.SERVER_POOL_TOO_SMALL),
     (POOL, Cause.SERVER_OOM, "the KV cache was too small", RanOut.SERVER_POOL),
     (DEVICE, Cause.SERVER_OOM, "out of device memory", RanOut.SERVER_DEVICE),
     (HOST, Cause.SERVER_OOM, "out of host memory", RanOut.SERVER_HOST),
+    OF_A_GPU[1],
+    (NCCL_ALLOCATION, Cause.SERVER_OOM, "out of device memory", RanOut.SERVER_DEVICE),
     (DISK, Cause.DISK_FULL, "a disk refused it a write", None),
     (HANG, Cause.SERVER_HANG, "its own watchdog ended it", None),
     (DAMAGED_WEIGHTS, Cause.SERVER_CORRUPT, "its weights can't be read", None),
     (SERVER_CRASH, Cause.SERVER_CRASH, "an exception ended it", None),
 )
 OF_THE_TRAINER: Patterns = (
+    OF_A_GPU[0],
     (DEVICE, Cause.TRAINER_OOM, "out of device memory", RanOut.TRAINER_DEVICE),
     (HOST, Cause.TRAINER_OOM, "out of host memory", RanOut.TRAINER_HOST),
+    OF_A_GPU[1],
+    (NCCL_ALLOCATION, Cause.TRAINER_OOM, "out of device memory", RanOut.TRAINER_DEVICE),
     (DISK, Cause.DISK_FULL, "a disk refused it a write", None),
     (RANK_HANG, Cause.TRAINER_HANG, "a rank does not answer", None),
     (NONFINITE, Cause.NONFINITE, "numbers that are not finite", None),
@@ -101,6 +130,12 @@ def find_trainer_cause(log_tail: Sequence[str], exit_code: int | None, *, oom_ki
     return _first_match(OF_THE_TRAINER, log_tail) or _by_exit(
         exit_code, oom_kills, oom=(Cause.TRAINER_OOM, RanOut.TRAINER_HOST), else_cause=Cause.TRAINER_CRASH
     )
+
+
+def least_fraction(said: str) -> float:
+    """The share of the GPU that SGLang says its weights and its cache need at least; 0 where it names none."""
+    found = LEAST_FRACTION.search(said)
+    return float(found[1]) if found else 0.0
 
 
 def _first_match(patterns: Patterns, log_tail: Sequence[str]) -> ExitFinding | None:

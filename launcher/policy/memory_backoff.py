@@ -135,8 +135,15 @@ Changes = Iterator[tuple[str, float | int | bool]]
 Known = Sequence[TriedSettings]
 
 
-def next_rung(ran_out: RanOut, in_force: MemorySettings, tried: Known, config: MemoryConfig) -> MemoryRung:
-    """The next change of the settings in force. `tried`: the failures of this host so far, also of earlier attempts."""
+def next_rung(
+    ran_out: RanOut, in_force: MemorySettings, tried: Known, config: MemoryConfig, least_fraction: float = 0.0
+) -> MemoryRung:
+    """The next change of the settings in force. `tried`: the failures of this host so far, also of earlier attempts.
+
+    `least_fraction`: what a server that found no room has named as its least share of the GPU; 0 where it named none.
+    """
+    if ran_out is RanOut.SERVER_POOL_TOO_SMALL and least_fraction > in_force.mem_fraction_static:
+        tried = [*tried, TriedSettings(ran_out=ran_out, settings=replace(in_force, mem_fraction_static=least_fraction))]
     known = [*tried, TriedSettings(ran_out=ran_out, settings=in_force)]
     steps = [*LADDERS[ran_out]]
     if config.change_learning and ran_out is not RanOut.SERVER_POOL_TOO_SMALL:
@@ -167,7 +174,9 @@ def _shared_fraction_down(m: MemorySettings, known: Known, config: MemoryConfig)
 
 def _fraction_up(m: MemorySettings, known: Known, config: MemoryConfig) -> Changes:
     too_large = [t.settings.mem_fraction_static for t in known if t.ran_out in OF_THE_DEVICE]
-    higher = [f for f in config.mem_fraction_static if m.mem_fraction_static < f < min(too_large, default=1.0)]
+    too_small = [t.settings.mem_fraction_static for t in known if t.ran_out is RanOut.SERVER_POOL_TOO_SMALL]
+    least = max([m.mem_fraction_static, *too_small])
+    higher = [f for f in config.mem_fraction_static if least < f < min(too_large, default=1.0)]
     if m.on_gpu and higher:
         yield MEM_FRACTION, min(higher)
 

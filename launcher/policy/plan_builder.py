@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from launcher.base.messages import Cause, Overrides
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action
-from launcher.policy.exit_cause import RanOut
+from launcher.policy.exit_cause import RanOut, least_fraction
 from launcher.policy.memory_backoff import next_rung
 from launcher.policy.observed import Observed
 from launcher.policy.restart_budget import Repair, RepairAttempt, Rung, next_repair
@@ -98,11 +98,14 @@ class PlanBuilder:
         """Memory ran out, and nothing may give way: another try under the same settings would end alike."""
         return ran_out is not None and not self.config.memory.give_way
 
-    def give_way(self, ran_out: RanOut | None) -> tuple[Overrides, str]:
-        """The next rung of the memory ladder, and why; none where memory did not run out, or no rung is left."""
+    def give_way(self, ran_out: RanOut | None, said: str = "") -> tuple[Overrides, str]:
+        """The next rung of the memory ladder, and why; none where memory did not run out, or no rung is left.
+
+        `said`: how the process ended, in which SGLang may name what it needs.
+        """
         if ran_out is None:
             return NO_OVERRIDES, ""
-        rung = next_rung(ran_out, self.seen.memory, self.seen.tried, self.config.memory)
+        rung = next_rung(ran_out, self.seen.memory, self.seen.tried, self.config.memory, least_fraction(said))
         return rung.overrides, rung.reason
 
     def attempt(

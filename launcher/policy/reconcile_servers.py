@@ -89,7 +89,7 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
     of_all = {Rung.FLEET} if len(builder.seen.servers) == 1 else set()
     without = OF_ALL if is_spared else frozenset(of_all)
     repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=without)
-    overrides, rung_reason = builder.give_way(server.ran_out)
+    overrides, rung_reason = builder.give_way(server.ran_out, server.verdict.reason)
     if overrides:
         _restart(builder, server, cause, f"{server.verdict.reason}; {rung_reason}")
     elif repair.rung is Rung.HALT:
@@ -170,7 +170,7 @@ def _load_weights(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> No
 
 
 def _restart(builder: PlanBuilder, server: ServerFacts, cause: Cause, reason: str) -> None:
-    overrides, _ = builder.give_way(server.ran_out)
+    overrides, _ = builder.give_way(server.ran_out, server.verdict.reason)
     builder.order(
         RestartServer(name=server.name, reason=reason, overrides=overrides),
         attempt=builder.attempt(cause, server.name, Rung.SERVER),

@@ -57,7 +57,7 @@ def _restart(builder: PlanBuilder) -> None:
     if builder.must_keep_its_settings(trainer.ran_out):
         builder.halt(f"{cause} ({trainer.ran_out}), {KEPT}; {trainer.verdict.reason}")
         return
-    overrides, rung_reason = builder.give_way(trainer.ran_out)
+    overrides, rung_reason = builder.give_way(trainer.ran_out, trainer.verdict.reason)
     repair = builder.next_repair(cause, TRAINER, progress_at=builder.seen.progress_at, without=NOT_OF_THE_TRAINER)
     # Each rung of the memory ladder is another repair, and the ladder ends: the budget is for the same one again.
     if repair.rung is Rung.HALT and not overrides:

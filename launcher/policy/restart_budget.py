@@ -50,6 +50,7 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.SERVER_HANG: OF_A_SERVER,
     Cause.SERVER_OOM: OF_A_SERVER,
     Cause.SERVER_SLOW: OF_A_SERVER,
+    Cause.GPU_FAULT: OF_A_SERVER,
     Cause.NODE_LOST: OF_A_SERVER,
     Cause.DISK_FULL: OF_A_SERVER,
     Cause.SERVER_STALE: OF_WEIGHTS,

@@ -25,6 +25,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "server_stale": "{subject} holds old weights",
     "server_corrupt": "{subject} holds damaged weights",
     "server_slow": "{subject} is slow",
+    "gpu_fault": "{subject} met a fault of its GPU (if it comes back: CUDA_VISIBLE_DEVICES leaves a GPU out)",
     "trainer_crash": "the trainer crashed",
     "trainer_hang": "the trainer hangs",
     "trainer_oom": "the trainer ran out of memory",

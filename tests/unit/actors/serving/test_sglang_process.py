@@ -13,8 +13,9 @@ from actors.processes.process_tree import descendants, identify
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.errors import ResourceError, ServerError
-from launcher.base.messages import ServerState
+from launcher.base.messages import Cause, ServerState
 from launcher.config.schema import SGLangConfig
+from launcher.policy.exit_cause import find_server_cause
 from launcher.run_files.run_keys import ServerKeys
 from tests.support.machine import scaled
 
@@ -26,7 +27,7 @@ DEADLINE_S = scaled(60.0)
 def make(tmp_path):
     """Makes a server of the stand-in; `words` are further arguments to it."""
 
-    def make(*words, port=None, setup_timeout_s=DEADLINE_S, entry=ENTRY):
+    def make(*words, port=None, setup_timeout_s=DEADLINE_S, entry=ENTRY, gpu_ids=()):
         config = SGLangConfig(dtype="float32", device="cpu", random_seed=1, port=port)
         spec = ServerSpec(
             index=0,
@@ -35,6 +36,8 @@ def make(tmp_path):
             keys=ServerKeys.make(tmp_path / "keys"),
             setup_timeout_s=setup_timeout_s,
             entry=(*entry, *words),
+            gpu_ids=gpu_ids,
+            node="n0de0123456789",
         )
         return SGLangProcess(spec, owners=(os.getpid(),))
 
@@ -124,6 +127,22 @@ def test_a_death_is_told_and_a_next_life_can_begin(make, tmp_path):
     assert log.index("==== generation 0") < log.index("==== generation 1"), (
         "a life must not overwrite an earlier one's log"
     )
+
+
+def test_a_fault_of_a_gpu_is_told_with_the_gpu(make, tmp_path):
+    server = make(gpu_ids=("3",))
+
+    async def work():
+        await start(server)
+        ready = await server.wait_ready()
+        with (tmp_path / "llm_server-0.log").open("a") as log:
+            log.write("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n")
+        os.kill(ready.pid, signal.SIGABRT)
+        exit_ = await server.wait_exit()
+        assert " on GPU 3 of node n0de0123: torch.AcceleratorError: CUDA error: uncorrectable ECC" in exit_.reason
+        assert find_server_cause(exit_.reason.split(" | "), exit_.exit_code).cause is Cause.GPU_FAULT
+
+    run(server, work)
 
 
 @pytest.mark.slow
