@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import hydra
 from omegaconf import DictConfig
@@ -151,6 +152,7 @@ def launch(config: RunConfig) -> int:
     preflight(config, hardware, plan, check_node())
     with as_far_as_it_is_read():
         show(config, plan, console_of_width(WIDTH))
+    config = replace(config, recovery=replace(config.recovery, standby_servers=plan.standbys))
     from launcher.driver import run  # brings Ray along, which a dry run does without
 
     if config.cluster.detached:

@@ -31,6 +31,7 @@ from launcher.run_files.run_ends import ENDS, STARTED, last_end
 from launcher.run_files.run_paths import RunPaths, login_name, names_of
 from scripts.checkpoints.arguments import Parser, seconds
 from scripts.ending import DONE, ended, print_json
+from scripts.health.recorded_run import read_view
 from scripts.run_choice import add_run_arguments, chosen_run
 
 NOT_LIVE, LATE = 1, 4
@@ -134,8 +135,9 @@ def _size(given: argparse.Namespace, paths: RunPaths, asked: RequestEntry) -> di
 
 
 def _serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
-    now = read_now(paths)
-    servers = () if now is None else now.servers
+    """Without those that stand by."""
+    now, fleet = read_now(paths), read_view(paths).fleet
+    servers = () if now is None else [one for one in now.servers if one.name not in fleet.standbys]
     return [one.name for one in servers if any_state or one.state is ServerState.READY]
 
 

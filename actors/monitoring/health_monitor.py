@@ -89,10 +89,11 @@ class HealthMonitor:
 
     # ── servers ──
 
-    def watch(self, targets: Sequence[Watched]) -> None:
-        """These are the servers now. Repeat it often: counts in flight grow old. A new incarnation gets a new watch."""
+    def watch(self, targets: Sequence[Watched], *, is_starting: bool = False) -> None:
+        """These are the servers now. Repeat it often: counts in flight grow old. A new incarnation gets a new watch.
+        `is_starting`: a further one is, which is not watched yet."""
         if self._memory is not None:
-            look = partial(asyncio.to_thread, self._memory.look_if_due)
+            look = partial(asyncio.to_thread, self._memory.look_if_due, is_starting=is_starting)
             self._memory_look.start_if_due(look, self._clock(), MEMORY_S)
         for target in targets:
             known = self._watches.get(target.server.name)

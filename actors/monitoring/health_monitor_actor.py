@@ -86,13 +86,15 @@ class HealthMonitorActor:
                 log.warning("monitor.waits reason=%r", str(error))
                 await asyncio.sleep(READ_AGAIN_S)
 
-    async def watch(self, targets: Sequence[Watched], at: float | None = None) -> MonitorView:
+    async def watch(
+        self, targets: Sequence[Watched], at: float | None = None, is_starting: bool = False
+    ) -> MonitorView:
         """Take these servers, and return the view. `at`: now, on the caller's clock."""
         monitor = await self._ready()
         if self._journal is not None:
             self._journal.write_waiting()
         shift = 0.0 if at is None else clock_shift(at, time.monotonic())
-        monitor.watch([target.shifted(shift) for target in targets])
+        monitor.watch([target.shifted(shift) for target in targets], is_starting=is_starting)
         return replace(monitor.view(), at=time.monotonic())
 
     async def admit(self, report: BatchReport) -> Admission:

@@ -42,7 +42,8 @@ class MemoryWatch:
         self._samples: dict[str, deque[MemorySample]] = {}
         self._reported: set[str] = set()
 
-    def look_if_due(self) -> None:
+    def look_if_due(self, *, is_starting: bool = False) -> None:
+        """`is_starting`: a server is, which takes memory and is no rise."""
         now = self._clock()
         if now - self._looked_at < self._settings.sample_interval_s:
             return
@@ -53,6 +54,8 @@ class MemoryWatch:
         for name, (used, limit) in reading.items():
             samples = self._samples.setdefault(name, deque(maxlen=MOST_SAMPLES))
             samples.append(MemorySample(at=now, used=used))
+            if is_starting:
+                samples.clear()
             self._judge(name, limit)
 
     def _judge(self, name: str, limit: float) -> None:

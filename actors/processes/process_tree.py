@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+CAP_SYS_NICE = 23
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -176,6 +177,22 @@ def wait_ended(processes: Iterable[Process], timeout_s: float) -> bool:
         finally:
             os.close(descriptor)
     return True
+
+
+def may_raise_priority() -> bool:
+    """Whether this process may undo what `set_niceness` did: the kernel lets only a few (CAP_SYS_NICE)."""
+    lines = (PROC / "self" / "status").read_text().splitlines()
+    granted = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    return bool(granted >> CAP_SYS_NICE & 1)
+
+
+def set_niceness(pid: int, niceness: int) -> None:
+    """Of every thread of a process and of those below it; who is started from them afterwards has it too."""
+    for process in (pid, *(child.pid for child in descendants(pid))):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in (PROC / str(process) / "task").iterdir():
+                with contextlib.suppress(ProcessLookupError):  # a thread that has just ended
+                    os.setpriority(os.PRIO_PROCESS, int(task.name), niceness)
 
 
 def process_state(pid: int) -> tuple[str | None, float]:

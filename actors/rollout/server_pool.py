@@ -2,8 +2,9 @@
 
 A request acquires one of the servers that are READY at the weight version it asks for (P3: weights before traffic);
 launcher/policy/routing.py chooses. Where there is none it waits: an outage costs time, never a rollout. A server that
-refused or reset a connection is SUSPECT and gets no traffic until it has reported its weight version again. A server
-that leaves gets no new requests; those in flight finish or are migrated (`RequestMigrated`).
+refused or reset a connection is SUSPECT and gets no traffic until it has reported its weight version again. One that is
+PARKED gets every version and no traffic. A server that leaves gets no new requests; those in flight finish or are
+migrated (`RequestMigrated`).
 
 All methods run on one asyncio loop. `acquire` and `drain` wait; `update` (from the supervisor), `confirm` and `suspect`
 (from publisher and requests) and the release of a server wake them.
@@ -68,7 +69,7 @@ class ServerPool:
         self._most_samples: int | None = None
         self.released = 0
         self.throughput = ThroughputTracker()
-        self._admitted: dict[str, int] = {}  # the generation that the supervisor has called READY
+        self._admitted: dict[str, tuple[int, ServerState]] = {}  # the generation that the supervisor has let in, and as
         self._changed = asyncio.Condition()
         self._probing: dict[str, asyncio.Task[None]] = {}
 
@@ -81,7 +82,10 @@ class ServerPool:
                     if known is not None and server.generation > known.generation:
                         self.throughput.forget(server.name)
                     self._servers[server.name] = server
-                    self._admitted[server.name] = server.generation if server.state is ServerState.READY else -1
+                    if server.state in (ServerState.READY, ServerState.PARKED):
+                        self._admitted[server.name] = (server.generation, server.state)
+                    else:
+                        self._admitted.pop(server.name, None)
                     self._migrate_what_has_ended(server.name)
             self._changed.notify_all()
 
@@ -138,12 +142,13 @@ class ServerPool:
         return known is not None and known.generation == server.generation and known.state not in OVER
 
     async def confirm(self, name: str, weight_version: int, lineage: int | None = None) -> None:
-        """The server holds these weights: it gets traffic for them, if this incarnation was admitted."""
+        """The server holds these weights: it gets traffic for them, if this incarnation was admitted; none, if it was
+        parked."""
         known = self._servers.get(name)
         if known is None or known.state in OVER:  # it left, or ended, while its answer was on the way
             return
-        admitted = self._admitted.get(name) == known.generation
-        state = ServerState.READY if admitted else ServerState.STALE
+        generation, admitted_as = self._admitted.get(name, (-1, ServerState.STALE))
+        state = admitted_as if generation == known.generation else ServerState.STALE
         await self._put(name, state=state, weight_version=weight_version, lineage=lineage, reason="")
 
     async def mark_stale(self, name: str, reason: str) -> None:
@@ -194,7 +199,8 @@ class ServerPool:
                     async with asyncio.timeout(LET_GO_S):
                         await self._changed.wait_for(lambda: not any(load.requests for load in mine))
             if self._servers[name].generation == server.generation:
-                del self._servers[name], self._admitted[name]
+                del self._servers[name]
+                self._admitted.pop(name, None)
                 self.throughput.forget(name)
         return moved
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
+from actors.processes.process_tree import may_raise_priority, set_niceness
 from actors.serving.auth_middleware import VARIABLE
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
 from actors.serving.sglang_client import Sampling, SGLangClient
@@ -43,6 +44,9 @@ GRACE_S = 0.0
 """No grace: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and saves nothing."""
 VITAL = "sglang::"
 """Scheduler and detokenizer. The server itself notices a dead one after 1.3 s, and takes up to 6 s more to end."""
+BACKGROUND = 10
+"""The niceness of a start in the background: a tenth of the CPUs where others want all of them. With 19 a start on two
+busy cores would not end before its deadline."""
 SHARED_MEMORY = "/dev/shm/sglang_"
 
 
@@ -71,15 +75,18 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """Which incarnation to launch, with which weights."""
+    """Which incarnation to launch, with which weights. `in_background`: at a low priority, until it is told."""
 
     generation: int
     model_path: str
     weight_version: int
+    in_background: bool = False
 
 
 class ServerIncarnation:
-    """A launched server: starting, serving or ended. `url` and `pid` belong to this incarnation alone."""
+    """A launched server: starting, serving or ended. `url` and `pid` belong to this incarnation alone.
+
+    `in_background`: it was started at a low priority, which only a process that may raise it again gives."""
 
     def __init__(
         self, spec: ServerSpec, process: GuardedProcess, order: LaunchOrder, *, port: int, log_start: int
@@ -90,6 +97,7 @@ class ServerIncarnation:
         self._log_start = log_start
         self.generation = order.generation
         self.weight_version = order.weight_version
+        self.in_background = order.in_background and may_raise_priority()
         self.pid = process.pid
         self.url = url(spec.config, port)
 
@@ -130,7 +138,10 @@ class ServerIncarnation:
             scratch=scratch,
         )
         process = await GuardedProcess.launch(launch)
-        return cls(spec, process, order, port=port, log_start=log_start)
+        server = cls(spec, process, order, port=port, log_start=log_start)
+        if server.in_background:
+            set_niceness(server.pid, BACKGROUND)
+        return server
 
     # ── becoming ready ──
 
@@ -151,6 +162,11 @@ class ServerIncarnation:
         timeout_s = self._left()
         answer = await client.generate(self.url, token_ids=READY_PROMPT, sampling=READY_SAMPLING, timeout_s=timeout_s)
         return answer.weight_version
+
+    def to_the_foreground(self) -> None:
+        """It has the CPUs as others have, whatever it started with."""
+        if self.in_background:
+            set_niceness(self.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def _left(self) -> float:
         return max(self._started + self._spec.setup_timeout_s - time.monotonic(), POLL_S)

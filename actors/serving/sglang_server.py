@@ -71,8 +71,11 @@ class SGLangProcess:
         """Settings for later incarnations; the current one keeps its own."""
         self._spec = replace(self._spec, config=config)
 
-    async def start(self, *, generation: int, model_path: str, weight_version: int) -> ServerInfo:
-        """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING.
+    async def start(
+        self, *, generation: int, model_path: str, weight_version: int, in_background: bool = False
+    ) -> ServerInfo:
+        """Launch an incarnation with the weights in `model_path`. Returns while it is STARTING. `in_background`: at a
+        low priority until it is READY, where this process may raise it again.
 
         Raises ResourceError where its port is in use, ServerError where the one before has not ended.
         """
@@ -90,7 +93,9 @@ class SGLangProcess:
             state=ServerState.STARTING,
             node=self._spec.node,
         )
-        order = LaunchOrder(generation=generation, model_path=model_path, weight_version=weight_version)
+        order = LaunchOrder(
+            generation=generation, model_path=model_path, weight_version=weight_version, in_background=in_background
+        )
         self._launch = _task(self._begin(self._launch, order))
         self._ready = _task(self._become_ready(self._launch))
         self._begun.set()
@@ -162,6 +167,7 @@ class SGLangProcess:
             await server.wait_answers(client)
             self._info = replace(self._info, state=ServerState.STALE)
             held = await server.generate(client)
+        server.to_the_foreground()
         if held != server.weight_version:
             raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
         self._info = replace(self._info, state=ServerState.READY, weight_version=held)
@@ -238,12 +244,23 @@ class SGLangServer:
         self._kills = OomKillWatch()
 
     async def start(
-        self, *, generation: int, model_path: str, weight_version: int, overrides: Overrides | None = None
+        self,
+        *,
+        generation: int,
+        model_path: str,
+        weight_version: int,
+        overrides: Overrides | None = None,
+        in_background: bool = False,
     ) -> ServerInfo:
         """`overrides`: settings that a repair has changed."""
         config = with_overrides(self._config, overrides or {}).sglang
         self._process.configure(replace(config, host=listening_address(config.host)))
-        return await self._process.start(generation=generation, model_path=model_path, weight_version=weight_version)
+        return await self._process.start(
+            generation=generation,
+            model_path=model_path,
+            weight_version=weight_version,
+            in_background=in_background,
+        )
 
     async def wait_ready(self) -> ServerInfo:
         return await self._process.wait_ready()

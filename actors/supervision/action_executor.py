@@ -33,7 +33,9 @@ from launcher.policy.actions import (
     JoinServer,
     LeaveServer,
     LoadWeights,
+    ParkServer,
     PauseTrainer,
+    PromoteServer,
     ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
@@ -45,6 +47,8 @@ from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S = 30.0
+PROMOTE_S = 5.0
+"""For a standby to answer and to get traffic; then the lost server is restarted."""
 VERIFIER_S = 2.0
 """Between two rounds of known answers while training is paused."""
 VERIFIER_ANSWER_S = 60.0
@@ -147,12 +151,14 @@ class ActionExecutor:
                 return config.rollout.setup_timeout + STOP_S + 2 * MARGIN_S
             case LoadWeights():
                 return config.actor.weight_update_timeout + MARGIN_S
-            case AdmitServer():
+            case AdmitServer() | ParkServer():
                 return config.rollout.request_timeout + MARGIN_S
             case RestartTrainer() | RestoreTrainer() | PauseTrainer(save=True):
                 return config.health.trainer_first_s + MARGIN_S
             case PauseTrainer():
                 return config.health.trainer_min_s
+            case PromoteServer():
+                return PROMOTE_S
             case JoinServer():
                 return self._fleet.join_deadline_s
             case LeaveServer():
@@ -199,6 +205,10 @@ class ActionExecutor:
                 return {"version": await self._load_weights(name, lineage)}
             case AdmitServer(name=name):
                 return await self._admit(self._slots[name])
+            case ParkServer(name=name):
+                return await self._admit(self._slots[name], "park")
+            case PromoteServer(name=name, replaces=lost):
+                return await self._promote(self._slots[name], self._slots[lost])
             case Halt(word=word):
                 await self._halt(word)
             case _:
@@ -235,7 +245,7 @@ class ActionExecutor:
             raise
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
         await self._history.flush()
-        return await slot.start(generation, weights, overrides)
+        return await slot.start(generation, weights, overrides, in_background=slot.name in self._history.fleet.standbys)
 
     def _start_weights(self, name: str) -> StartWeights:
         """The trainer's newest, where it has any; else the checkpoint that it is about to load, or the first ones."""
@@ -272,18 +282,21 @@ class ActionExecutor:
             await self._monitor.trust(name)
         return version
 
-    async def _admit(self, slot: ServerHandle) -> Facts:
+    async def _admit(self, slot: ServerHandle, method: str = "admit") -> Facts:
+        info = self._in_pool(slot)
+        distance = await self._trainer.call(method, info, within_s=self._config.rollout.request_timeout)
+        facts = _served(info, slot.recovered_after_s())
+        return {**facts, "weight_version": info.weight_version, "distance": distance}
+
+    async def _promote(self, slot: ServerHandle, lost: ServerHandle) -> Facts:
+        info = self._in_pool(slot)
+        version = await self._trainer.call("promote", info, within_s=PROMOTE_S)
+        return {**_served(info, lost.since_end_of(lost.generation)), "weight_version": version}
+
+    def _in_pool(self, slot: ServerHandle) -> ServerInfo:
+        """As the trainer knows it, which tells the lineage of its weights."""
         known = {(info.name, info.generation): info for info in self._trainer.view.servers}
-        info = known.get((slot.name, slot.generation), self._living(slot.name))
-        distance = await self._trainer.call("admit", info, within_s=self._config.rollout.request_timeout)
-        recovered_after_s = slot.recovered_after_s()
-        return {
-            "pid": info.pid,
-            "url": info.url,
-            "generation": info.generation,
-            "weight_version": info.weight_version,
-            "distance": distance,
-        } | ({} if recovered_after_s is None else {"recovered_after_s": recovered_after_s})
+        return known.get((slot.name, slot.generation), self._living(slot.name))
 
     # ── the end ──
 
@@ -319,3 +332,8 @@ class ActionExecutor:
 
     async def close(self) -> None:
         await asyncio.gather(self._tasks.close(), self._fleet.close(), self._observer.close(), return_exceptions=True)
+
+
+def _served(info: ServerInfo, recovered_after_s: float | None) -> dict[str, object]:
+    facts: dict[str, object] = {"pid": info.pid, "url": info.url, "generation": info.generation}
+    return facts if recovered_after_s is None else {**facts, "recovered_after_s": recovered_after_s}

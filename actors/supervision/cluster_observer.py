@@ -27,6 +27,7 @@ from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
+from actors.supervision.server_states import ServerStarting
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, Incident, ServerExit, ServerInfo, ServerState
@@ -41,6 +42,7 @@ from launcher.policy.restore import first_damaged
 from launcher.run_files.run_paths import RunPaths
 
 NOTHING_JUDGED = -1
+LOOK_AGAIN_S = 0.5
 MARGIN_S = 15.0
 """Added to a deadline that something has of its own: a call that waits, a process that ends."""
 
@@ -96,6 +98,7 @@ class ClusterObserver:
                 changed=self.changed,
                 hung_after_s=config.health.supervisor_silence_s,
                 hung=self._monitor_hung,
+                is_starting=lambda: any(isinstance(slot.state, ServerStarting) for slot in self.slots.values()),
             )
         )
         self.disks = DiskWatch.of(paths, config.disk, changed=self._disk_answered)
@@ -136,10 +139,16 @@ class ClusterObserver:
         dead = {server.name for server in look.servers if is_dead(server)}
         dead |= {TRAINER} if look.trainer.verdict.health is Health.DEAD else set()
         if self._known_dead is None or not dead <= self._known_dead:  # it may have died of its disk
-            await self.disks.probed()
+            await asyncio.gather(self.disks.probed(), self._look_at_standbys())
             look = self._compose(found, is_stopped=is_stopped)
         self._known_dead = dead
         return look
+
+    async def _look_at_standbys(self) -> None:
+        """As the trainer knows them now: at the last look they may have been loading weights."""
+        if self._history.fleet.standbys:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.trainer.probe.refresh(), LOOK_AGAIN_S)
 
     def _disk_answered(self) -> None:
         """On a thread of a probe: the loop may have ended."""
@@ -229,8 +238,9 @@ class ClusterObserver:
         await asyncio.gather(*closing, return_exceptions=True)
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
-        """Before the look that it is part of: with the help of whoever is READY."""
-        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state is ServerState.READY]
+        """Before the look that it is part of: with the help of whoever is READY; a standby was ready to help."""
+        helped = (ServerState.READY, ServerState.PARKED)
+        helpers = [name for name in self.slots if name in in_pool and in_pool[name].state in helped]
         self._progress.note(next_step, helpers, now)
         for name, slot in self.slots.items():
             slot.progress_at = self._progress.at(name)
@@ -245,10 +255,11 @@ class ClusterObserver:
 
     def _note_fleet(self) -> None:
         """Recorded when a server has no node any more, and when one has room for it again."""
-        unschedulable = {name for name in self.slots if self.nodes.unschedulable_since(name) is not None}
-        left = len(self.slots) - len(unschedulable)
+        fleet = self.slots.keys() - self._history.fleet.standbys
+        unschedulable = {name for name in fleet if self.nodes.unschedulable_since(name) is not None}
+        left = len(fleet) - len(unschedulable)
         for name in sorted(unschedulable - self._unschedulable):
-            reason = f"no node has room for {name}: {left} of {len(self.slots)} servers continue"
+            reason = f"no node has room for {name}: {left} of {len(fleet)} servers continue"
             self._history.event("fleet.shrunk", subject=name, reason=reason, servers=left)
             known = [info for info in self.trainer.view.servers if info.name == name]
             self._tasks.start(self._tell_trainer([replace(i, state=ServerState.DEAD, reason=reason) for i in known]))

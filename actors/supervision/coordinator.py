@@ -160,6 +160,9 @@ class Coordinator:
             joining=tuple(name for name in history.fleet.joining if name not in history.fleet.left),
             leaving=dict(history.fleet.leaving),
             newcomers=frozenset(history.fleet.newcomers),
+            standbys=frozenset(history.fleet.standbys),
+            replaced=dict(history.fleet.replaced),
+            next_name=history.fleet.next_name(server_names(self._config)),
             monitor_silent_s=look.monitor_silent_s,
             disk=look.disk,
             not_before={

@@ -1,13 +1,51 @@
-"""Reads the facts of a journal event, in the types that they had when it was written."""
+"""Names the events of the Coordinator's actions, and reads facts of events in the types that they had when written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actors.supervision.fleet_record import JOINING, LEFT
 from launcher.base.messages import Cause
+from launcher.policy.actions import (
+    AbandonServer,
+    Action,
+    AdmitServer,
+    CondemnCheckpoints,
+    Halt,
+    JoinServer,
+    LeaveServer,
+    LoadWeights,
+    ParkServer,
+    PauseTrainer,
+    PromoteServer,
+    ReinstateCheckpoints,
+    RestartServer,
+    RestartTrainer,
+    RestoreTrainer,
+    ResumeTrainer,
+)
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
 from launcher.policy.restart_budget import RepairAttempt, Rung
+
+EVENTS: Mapping[type[Action], tuple[str, str]] = {
+    PauseTrainer: ("trainer.pausing", "trainer.paused"),
+    ResumeTrainer: ("trainer.resuming", "trainer.resumed"),
+    RestartTrainer: ("trainer.restarting", "trainer.restarted"),
+    RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
+    CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
+    ReinstateCheckpoints: ("checkpoint.reinstating", "checkpoint.reinstated"),
+    RestartServer: ("server.restarting", "server.restarted"),
+    AbandonServer: ("server.abandoning", "server.abandoned"),
+    LoadWeights: ("server.loading", "server.loaded"),
+    AdmitServer: ("server.probing", "server.ready"),
+    ParkServer: ("server.parking", "server.parked"),
+    PromoteServer: ("server.promoting", "server.promoted"),
+    JoinServer: (JOINING, "server.joined"),
+    LeaveServer: ("server.leaving", LEFT),
+    Halt: ("run.halting", "run.halted"),
+}
+"""The event that records that an action was begun, and the one that records that it was done."""
 
 
 def attempt_of(event: Mapping[str, object]) -> RepairAttempt:

@@ -25,6 +25,7 @@ DONE = frozenset(
         "server.abandoned",
         "server.loaded",
         "server.ready",
+        "server.promoted",
     }
 )
 """Events of actions that were carried out."""

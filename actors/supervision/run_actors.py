@@ -17,7 +17,7 @@ from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.serving.server_worker_node import ServerWorkerNode
 from actors.serving.sglang_server import SGLangServer
 from actors.supervision.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
-from actors.supervision.fleet_record import JOIN_ASKED, LEFT, index_of, server_names
+from actors.supervision.fleet_record import JOIN_ASKED, JOINING, LEFT, index_of, server_names
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory
@@ -72,7 +72,7 @@ class RunActors:
     def follow(self, event: Mapping[str, object]) -> None:
         """The fleet as the Coordinator has it."""
         name = str(event.get("subject"))
-        if event.get("event") == JOIN_ASKED and name not in self._servers:
+        if event.get("event") in (JOIN_ASKED, JOINING) and name not in self._servers:
             self._servers[name] = self._new_server(name)
         elif event.get("event") == LEFT:
             for ended in self._servers.pop(name, ()):

@@ -15,49 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from actors.cluster.node_identity import event_on_this_clock
-from actors.supervision.event_facts import attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
-from actors.supervision.fleet_record import LEFT, FleetRecord
+from actors.supervision.event_facts import EVENTS, attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
+from actors.supervision.fleet_record import FleetRecord
 from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHistory
 from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
-from launcher.policy.actions import (
-    AbandonServer,
-    Action,
-    AdmitServer,
-    CondemnCheckpoints,
-    Halt,
-    JoinServer,
-    LeaveServer,
-    LoadWeights,
-    PauseTrainer,
-    ReinstateCheckpoints,
-    RestartServer,
-    RestartTrainer,
-    RestoreTrainer,
-    ResumeTrainer,
-)
+from launcher.policy.actions import Action, PromoteServer, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.restart_budget import RepairAttempt, touches
 from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, read_lines
-
-EVENTS: Mapping[type[Action], tuple[str, str]] = {
-    PauseTrainer: ("trainer.pausing", "trainer.paused"),
-    ResumeTrainer: ("trainer.resuming", "trainer.resumed"),
-    RestartTrainer: ("trainer.restarting", "trainer.restarted"),
-    RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
-    CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
-    ReinstateCheckpoints: ("checkpoint.reinstating", "checkpoint.reinstated"),
-    RestartServer: ("server.restarting", "server.restarted"),
-    AbandonServer: ("server.abandoning", "server.abandoned"),
-    LoadWeights: ("server.loading", "server.loaded"),
-    AdmitServer: ("server.probing", "server.ready"),
-    JoinServer: ("server.joining", "server.joined"),
-    LeaveServer: ("server.leaving", LEFT),
-    Halt: ("run.halting", "run.halted"),
-}
-"""The event that records that an action was begun, and the one that records that it was done."""
 
 ATTEMPT = "repair.begun"
 PROVED = "repair.proved"
@@ -269,6 +237,8 @@ class RunHistory:
 
     def _record_action(self, event: str, action: Action, facts: dict[str, object], **more: object) -> None:
         subject = str(facts.pop("name", "") or event.partition(".")[0])
+        if isinstance(action, PromoteServer):  # it is the repair of the one that it replaces
+            facts["incident"] = self.incidents.number_for(event, action.replaces)
         self._record(event, subject=subject, reason=str(facts.pop("reason", "")), **facts, **more)
 
     def _record(self, event: str, *, subject: str = "", reason: str = "", **facts: Any) -> Mapping[str, object]:

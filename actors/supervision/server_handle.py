@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -35,6 +35,13 @@ REASON_S = 2.0
 """Longest wait for the reason why a process is gone; it comes within milliseconds, on a starved machine later."""
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and no fault was found")
+NOT_RUNNING: Mapping[type[ServerIncarnationState], ServerState] = {
+    ServerStarting: ServerState.STARTING,
+    ServerDead: ServerState.DEAD,
+    ServerStopped: ServerState.STOPPED,
+    ServerFailed: ServerState.FAILED,
+}
+ADMITTED = frozenset({ServerState.READY, ServerState.PARKED, ServerState.SUSPECT})
 OVER = frozenset({ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED})
 
 
@@ -159,28 +166,18 @@ class ServerHandle:
         )
 
     def _state(self, end: ExitFinding | None, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerState:
-        match self.state:
-            case ServerFailed():
-                return ServerState.FAILED
-            case ServerStopped():
-                return ServerState.STOPPED
-            case ServerStarting():
-                return ServerState.STARTING
-            case ServerDead():
-                return ServerState.DEAD
-            case ServerRunning(was_ready=was_ready) as running:
-                state = ServerState.DEAD if end is not None else self._state_in_pool(in_pool)
-                if is_publishing:
-                    return ServerState.READY if state is ServerState.STALE and was_ready else state
-                self.state = replace(running, was_ready=state is ServerState.READY)
-                return state
-            case _ as unreachable:
-                assert_never(unreachable)
+        if not isinstance(self.state, ServerRunning):
+            return NOT_RUNNING[type(self.state)]
+        state = ServerState.DEAD if end is not None else self._state_in_pool(in_pool)
+        if is_publishing:
+            return ServerState.READY if state is ServerState.STALE and self.state.was_ready else state
+        self.state = replace(self.state, was_ready=state is ServerState.READY)
+        return state
 
     def _state_in_pool(self, in_pool: ServerInfo | None) -> ServerState:
         if self.info is None or self.info.state is not ServerState.READY:
             return ServerState.STARTING
-        if in_pool is not None and in_pool.state in (ServerState.READY, ServerState.SUSPECT):
+        if in_pool is not None and in_pool.state in ADMITTED:
             return in_pool.state
         return ServerState.STALE  # it has generated, and nobody has admitted it
 
@@ -285,16 +282,21 @@ class ServerHandle:
 
     def recovered_after_s(self) -> float | None:
         """Since the end of the incarnation before this one. None where that was ordered, or this was answered once."""
+        seconds = self.since_end_of(self.state.generation - 1)
+        self._last_exit = None if seconds is not None else self._last_exit
+        return seconds
+
+    def since_end_of(self, generation: int) -> float | None:
         end = self._last_exit
-        if end is None or end.generation != self.state.generation - 1:
-            return None
-        self._last_exit = None
-        return time.monotonic() - end.monotonic
+        return None if end is None or end.generation != generation else time.monotonic() - end.monotonic
 
     # ── acting ──
 
-    async def start(self, generation: int, weights: StartWeights, overrides: Overrides) -> ServerInfo:
-        """End what there is, start another incarnation, and wait until it has generated. Raises LauncherError."""
+    async def start(
+        self, generation: int, weights: StartWeights, overrides: Overrides, *, in_background: bool = False
+    ) -> ServerInfo:
+        """End what there is, start another incarnation, and wait until it has generated. `in_background`: others have
+        the CPUs first until then. Raises LauncherError."""
         self._order_end()
         self.state = ServerStarting(generation=generation, lineage=weights.lineage)
         why_not = "its start was given up"
@@ -307,6 +309,7 @@ class ServerHandle:
                     model_path=weights.path,
                     weight_version=weights.version,
                     overrides=dict(overrides),
+                    in_background=in_background,
                 ),
                 within_s=STOP_S,
                 of=self.name,

@@ -32,6 +32,9 @@ from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
 PROBE_TIMEOUT_S = 5.0
+PROMOTE_WITHIN_S = 2.0
+SOON_S = 0.02
+ONE_TOKEN = dataclasses.replace(GREEDY, max_new_tokens=1)
 
 
 class TrainingServers:
@@ -145,8 +148,9 @@ class TrainingServers:
         self._thread.call(self.publisher.send_to(server, send, version))
         return version
 
-    def admit(self, server: ServerInfo) -> float:
-        """Give a server traffic if it holds the trainer's weights; returns the distance of its log-probs in nats.
+    def admit(self, server: ServerInfo, state: ServerState = ServerState.READY) -> float:
+        """Give a server traffic, or park it, if it holds the trainer's weights; returns the distance of its log-probs
+        in nats.
 
         Raises WeightsRefused and RequestFailed (it stays STALE, without a version), ServerError where it has ended.
         """
@@ -172,11 +176,45 @@ class TrainingServers:
                 self._thread.call(self.pool.update_if_alive(doubted))
             raise
         with self._weights_lock:  # no step may be published between this look and the admission
-            lives = {(known.name, known.generation): known for known in self.pool.servers()}
-            known = lives.get((server.name, server.generation), server)
-            ready = dataclasses.replace(known, state=ServerState.READY, reason="")
-            self._thread.call(self.pool.update_if_alive(ready))
+            known = dataclasses.replace(self._known(server), state=state, reason="")
+            self._thread.call(self.pool.update_if_alive(known))
         return distance
+
+    def promote(self, server: ServerInfo) -> int:
+        """Give a parked server traffic; returns the version of its weights.
+
+        It generates a token first: what was seen of it is some moments old, and one that hangs is no help. Its
+        log-probs were compared when it was parked, and since then it has confirmed each version, as others do. While it
+        loads one it is waited for. Raises WeightsRefused, RequestFailed, ServerError where it has ended.
+        """
+        give_up_at = time.monotonic() + PROMOTE_WITHIN_S
+        while True:
+            left_s = max(give_up_at - time.monotonic(), SOON_S)
+            ask = self._client.generate(
+                server.url, token_ids=self._data.golden_prompt, sampling=ONE_TOKEN, timeout_s=left_s
+            )
+            try:
+                answer = self._thread.call(self.pool.unless_ended(server, ask))
+            except RequestFailed as failure:  # new weights abort what is being generated
+                if not failure.retryable or time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(SOON_S)
+                continue
+            with self._weights_lock:
+                known, version = self._known(server), self._model.policy_version
+                is_parked = self.pool.is_living(server) and known.state in (ServerState.PARKED, ServerState.READY)
+                if is_parked and known.weight_version == answer.weight_version == version:
+                    self._thread.call(self.pool.update_if_alive(dataclasses.replace(known, state=ServerState.READY)))
+                    return version
+            if time.monotonic() >= give_up_at:
+                told = f"{server.name} answers with weight version {answer.weight_version}, not {version}"
+                raise WeightsRefused(told)
+            time.sleep(SOON_S)
+
+    def _known(self, server: ServerInfo) -> ServerInfo:
+        """As the pool knows this incarnation."""
+        lives = {(known.name, known.generation): known for known in self.pool.servers()}
+        return lives.get((server.name, server.generation), server)
 
     def _own_logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[float]]:
         with self._weights_lock:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from actors.serving.sglang_client import Sampling
+from actors.serving.sglang_client import RequestFailed, Sampling
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
 
@@ -28,8 +28,13 @@ def golden_distance(generate: Callable[[], Completion], own: Own, *, limit: floa
 
     Raises WeightsRefused where it is not, and where the server's version is never the trainer's; RequestFailed.
     """
-    for _ in range(TRIES):
-        answer = generate()
+    for left in reversed(range(TRIES)):
+        try:
+            answer = generate()
+        except RequestFailed as failure:
+            if left and failure.kind == "aborted":
+                continue  # new weights were loaded meanwhile
+            raise
         version, logprobs = own(answer.token_ids)
         if answer.weight_version == version:
             return _judge(answer, logprobs, limit, name)

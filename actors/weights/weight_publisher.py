@@ -6,7 +6,7 @@ starts from it too. `tensor`: over HTTP to servers on this node, without a file.
 All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
 continues when the first has confirmed and the others have had about as long again. A server that is late then loads
 beside the step: it is STALE until it confirms, and is sent the newest version next if there is a newer one. A server
-that was late or refused is not waited for again until it has kept up.
+that was late or refused is not waited for again until it has kept up. One that is parked is never waited for.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class WeightPublisher:
         waiting = set(self._loading.values())
         took_them = False
         while waiting:
-            awaited = {task for task in waiting if task in fresh and _key(fresh[task]) not in self._late}
+            awaited = {task for task in waiting if task in fresh and self._is_awaited(fresh[task])}
             if took_them and (not awaited or time.monotonic() >= give_up_at):
                 break
             left_s = max(0.0, give_up_at - time.monotonic()) if took_them else None
@@ -128,6 +128,9 @@ class WeightPublisher:
                 give_up_at = now + max(PATIENCE_S, now - started)
         self._late |= {_key(fresh[task]) for task in waiting if task in fresh}
         return took_them
+
+    def _is_awaited(self, server: ServerInfo) -> bool:
+        return server.state is not ServerState.PARKED and _key(server) not in self._late
 
     def _begin_loading(self, server: ServerInfo) -> asyncio.Task[bool]:
         key = _key(server)

@@ -10,11 +10,13 @@ from launcher.base.disk_faults import Refusal
 
 
 class ServerState(enum.StrEnum):
-    """State of one SGLang server. READY is reached only through STALE with the weights loaded."""
+    """State of one SGLang server. READY is reached only through STALE with the weights loaded; so is PARKED, which is
+    a standby: as READY, without traffic."""
 
     STARTING = "STARTING"
     STALE = "STALE"
     READY = "READY"
+    PARKED = "PARKED"
     SUSPECT = "SUSPECT"
     DEAD = "DEAD"
     STOPPED = "STOPPED"

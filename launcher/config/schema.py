@@ -33,6 +33,7 @@ from launcher.config.supervision import (
     GateConfig,
     HealthConfig,
     MemoryConfig,
+    RecoveryConfig,
     RestartConfig,
     RestoreConfig,
     RewardHealthConfig,
@@ -338,6 +339,7 @@ class RunConfig:
     gate: GateConfig = part(GateConfig)
     alerts: AlertsConfig = part(AlertsConfig)
     restart: RestartConfig = part(RestartConfig)
+    recovery: RecoveryConfig = part(RecoveryConfig)
     restore: RestoreConfig = part(RestoreConfig)
     disk: DiskConfig = part(DiskConfig)
     memory: MemoryConfig = part(MemoryConfig)

@@ -119,6 +119,18 @@ class RestartConfig:
 
 
 @dataclass
+class RecoveryConfig:
+    """What stands ready for a failure (checkpoints to resume from: `recover`)."""
+
+    standby_servers: int | None = setting(
+        None,
+        "started servers without traffic, which hold every version and take the place of a lost one; "
+        "null: 1 where memory allows",
+        NATURAL,
+    )
+
+
+@dataclass
 class RestoreConfig:
     """Which checkpoint is good enough to go back to."""
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.base.messages import Cause, Health, Rejection, ServerState
-from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, RestartServer
+from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, PromoteServer, RestartServer
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.reconcile_servers import OF_WEIGHTS, is_current, is_dead
+from launcher.policy.reconcile_servers import OF_WEIGHTS, active_servers, is_current, is_dead
 from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
@@ -129,9 +129,10 @@ def _troubles(
 
 
 def _of_servers(seen: Observed) -> list[Trouble]:
+    """A standby has no prompt to lose: what befalls it is repaired without an incident."""
     return [
         Trouble(cause=server.verdict.cause or Cause.SERVER_CRASH, subject=server.name, reason=server.verdict.reason)
-        for server in seen.servers
+        for server in active_servers(seen)
         if server.state not in (ServerState.FAILED, ServerState.STOPPED) and (is_dead(server) or _is_doubted(server))
     ]
 
@@ -149,7 +150,7 @@ def _of_trainer(seen: Observed) -> list[Trouble]:
 
 def _of_weights(seen: Observed, attempts: Sequence[RepairAttempt]) -> list[Trouble]:
     """A server that has lost its weights although the trainer was not restored: the pool or the publisher found it."""
-    names = {server.name for server in seen.servers if not is_dead(server)} - seen.newcomers
+    names = {server.name for server in active_servers(seen) if not is_dead(server)} - seen.newcomers
     return [
         Trouble(cause=attempt.cause, subject=attempt.subject, reason="it does not hold the trainer's weights")
         for attempt in attempts
@@ -162,13 +163,16 @@ def _ending(one: OpenIncident, seen: Observed) -> Ending | None:
     trainer = seen.trainer
     for server in seen.servers:
         if server.name == one.subject:
-            return _ending_of_server(one, server, trainer)
+            return _ending_of_server(one, server, seen)
     if _is_stepping(trainer) and not holds_damage(seen.incident, trainer):
         return Ending(incident=one, reason="training is done" if trainer.is_finished else "training continues")
     return None
 
 
-def _ending_of_server(one: OpenIncident, server: ServerFacts, trainer: TrainerFacts) -> Ending | None:
+def _ending_of_server(one: OpenIncident, server: ServerFacts, seen: Observed) -> Ending | None:
+    trainer = seen.trainer
+    if server.name in seen.standbys:
+        return Ending(incident=one, reason=seen.replaced.get(server.name, "it stands by now"))
     if server.state is ServerState.FAILED:
         return Ending(incident=one, reason="given up; the run continues without it", is_mended=False)
     if server.state is ServerState.READY and (trainer.is_publishing or is_current(server, trainer)):
@@ -190,6 +194,8 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
         match action:
             case RestartServer(name=trouble.subject):
                 return "it is being restarted"
+            case PromoteServer(name=name, replaces=trouble.subject):
+                return f"{name}, which stood by, takes its place"
             case LoadWeights(name=trouble.subject):
                 return "its weights are sent again"
             case CondemnCheckpoints():

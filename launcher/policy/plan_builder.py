@@ -92,6 +92,7 @@ class PlanBuilder:
             now=self.now,
             progress_at=progress_at,
             without=without,
+            is_standby=subject in self.seen.standbys,
         )
 
     def must_keep_its_settings(self, ran_out: RanOut | None) -> bool:

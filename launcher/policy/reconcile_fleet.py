@@ -36,7 +36,7 @@ def reconcile_fleet(builder: PlanBuilder) -> None:
     known = {server.name: server for server in seen.servers}
     for name in seen.joining:
         if name not in known and name not in seen.leaving:
-            builder.order(JoinServer(name=name), reason=f"{name} joins")
+            builder.order(JoinServer(name=name, is_standby=name in seen.standbys), reason=f"{name} joins")
     for name, reason in seen.leaving.items():
         server = known.get(name)
         if server is None or is_dead(server) or _another_serves(builder):

@@ -9,12 +9,14 @@ from launcher.policy.actions import (
     AbandonServer,
     AdmitServer,
     LoadWeights,
+    ParkServer,
     PauseTrainer,
+    PromoteServer,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
 )
-from launcher.policy.observed import ServerFacts, TrainerFacts
+from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.plan_builder import KEPT, NO_OVERRIDES, PlanBuilder
 from launcher.policy.reconcile_trainer import holds_damage, restore
 from launcher.policy.restart_budget import Repair, Rung
@@ -22,6 +24,8 @@ from launcher.policy.restart_budget import Repair, Rung
 GONE = frozenset({ServerState.DEAD, ServerState.FAILED})
 OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 OF_ALL = frozenset({Rung.FLEET, Rung.RESTORE})
+UNDECIDED = (LoadWeights, AdmitServer, ParkServer, PromoteServer)
+LIVING = frozenset({ServerState.STALE, ServerState.READY, ServerState.PARKED})
 
 
 def is_dead(server: ServerFacts) -> bool:
@@ -38,31 +42,47 @@ def is_unschedulable(server: ServerFacts) -> bool:
     return is_dead(server) and server.unschedulable_since is not None
 
 
+def active_servers(seen: Observed) -> tuple[ServerFacts, ...]:
+    """Those that are to have traffic."""
+    return tuple(server for server in seen.servers if server.name not in seen.standbys)
+
+
+def being_replaced(builder: PlanBuilder) -> frozenset[str]:
+    """Those whose place a standby is taking: each is restarted as the next standby then."""
+    acting = (*builder.seen.under_way, *builder.actions)
+    return frozenset(action.replaces for action in acting if isinstance(action, PromoteServer))
+
+
 def reconcile_servers(builder: PlanBuilder) -> None:
+    as_they_are = {*builder.seen.leaving, *being_replaced(builder)}
     for server in builder.seen.servers:
         if builder.halt_reason or builder.does(RestartServer, server.name) or server.state is ServerState.STOPPED:
             continue
-        if server.name in builder.seen.leaving:
-            continue  # it goes as it is
+        if server.name in as_they_are:
+            continue
         if is_unschedulable(server):
             _wait_for_node(builder, server)
         elif is_dead(server):
             _repair(builder, server, _cause_of_death(server))
-        elif server.is_loading or builder.does(LoadWeights, server.name) or builder.does(AdmitServer, server.name):
+        elif server.is_loading or any(builder.does(kind, server.name) for kind in UNDECIDED):
             continue  # its outcome is not known: the next rung would be a guess
         elif server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS:
             _repair(builder, server, server.verdict.cause)
-        elif server.state in (ServerState.STALE, ServerState.READY) and _weights_can_be_had(builder):
+        elif server.state in LIVING and _weights_can_be_had(builder):
             _bring_up_to_date(builder, server)
 
 
 def _weights_can_be_had(builder: PlanBuilder) -> bool:
     """The trainer holds weights that servers should have, and isn't handing them out itself."""
+    return trainer_has_weights(builder) and not builder.seen.trainer.is_publishing
+
+
+def trainer_has_weights(builder: PlanBuilder) -> bool:
+    """Weights that servers should have."""
     trainer = builder.seen.trainer
     return (
         trainer.is_loaded
         and trainer.verdict.health is not Health.DEAD
-        and not trainer.is_publishing
         and not holds_damage(builder.seen.incident, trainer)
         and not builder.does(RestoreTrainer)
         and not builder.does(RestartTrainer)
@@ -72,7 +92,10 @@ def _weights_can_be_had(builder: PlanBuilder) -> bool:
 def _bring_up_to_date(builder: PlanBuilder, server: ServerFacts) -> None:
     if not is_current(server, builder.seen.trainer):
         _repair(builder, server, Cause.SERVER_STALE)
-    elif server.state is ServerState.STALE:
+    elif server.name in builder.seen.standbys:
+        if server.state is not ServerState.PARKED:
+            builder.order(ParkServer(name=server.name), reason=f"{server.name} stands by with the current weights")
+    elif server.state is not ServerState.READY:
         builder.order(AdmitServer(name=server.name), reason=f"{server.name} holds the current weights")
 
 
@@ -82,13 +105,13 @@ def _repair(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> None:
         return  # nothing is counted against a budget for it
     if not is_dead(server) and builder.rests(LoadWeights, server.name):
         return  # of a dead one it failed for its death, which is repaired at once
-    if builder.must_keep_its_settings(server.ran_out):
-        builder.halt(f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}")
-        return
     is_spared = _another_may_work(builder, server)
-    of_all = {Rung.FLEET} if len(builder.seen.servers) == 1 else set()
-    without = OF_ALL if is_spared else frozenset(of_all)
-    repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=without)
+    if builder.must_keep_its_settings(server.ran_out):
+        reason = f"{cause} of {server.name} ({server.ran_out}), {KEPT}; {server.verdict.reason}"
+        _give_up(builder, server, reason, is_spared=False)
+        return
+    of_all = OF_ALL if is_spared else {Rung.FLEET} if len(active_servers(builder.seen)) == 1 else frozenset()
+    repair = builder.next_repair(cause, server.name, progress_at=server.progress_at, without=frozenset(of_all))
     overrides, rung_reason = builder.give_way(server.ran_out, server.verdict.reason)
     if overrides:
         _restart(builder, server, cause, f"{server.verdict.reason}; {rung_reason}")
@@ -132,7 +155,7 @@ def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
 
 def _give_up(builder: PlanBuilder, server: ServerFacts, reason: str, *, is_spared: bool) -> None:
     """The run continues with the others; while none of them is ready yet, it waits for them."""
-    if not is_spared:
+    if not is_spared and server.name not in builder.seen.standbys:
         builder.halt(reason)
     elif server.state is not ServerState.FAILED and any(
         other.name != server.name and other.state is ServerState.READY and _may_work(builder, other)
@@ -145,7 +168,7 @@ def _perform(builder: PlanBuilder, server: ServerFacts, cause: Cause, repair: Re
     match repair.rung:
         case Rung.RETRY:
             _load_weights(builder, server, cause)
-        case Rung.SERVER:
+        case Rung.SERVER | Rung.STANDBY:
             _restart(builder, server, cause, f"{server.verdict.reason}; {repair.reason}")
         case Rung.FLEET:
             _restart_all(builder, server, cause, repair.reason)
@@ -171,14 +194,15 @@ def _load_weights(builder: PlanBuilder, server: ServerFacts, cause: Cause) -> No
 
 def _restart(builder: PlanBuilder, server: ServerFacts, cause: Cause, reason: str) -> None:
     overrides, _ = builder.give_way(server.ran_out, server.verdict.reason)
+    rung = Rung.STANDBY if server.name in builder.seen.standbys else Rung.SERVER
     builder.order(
         RestartServer(name=server.name, reason=reason, overrides=overrides),
-        attempt=builder.attempt(cause, server.name, Rung.SERVER),
+        attempt=builder.attempt(cause, server.name, rung),
     )
 
 
 def _restart_all(builder: PlanBuilder, because_of: ServerFacts, cause: Cause, reason: str) -> None:
-    for server in builder.seen.servers:
+    for server in active_servers(builder.seen):
         builder.order(
             RestartServer(name=server.name, reason=f"{cause} of {because_of.name}: {reason}", overrides=NO_OVERRIDES)
         )

@@ -1,5 +1,7 @@
 """May a repair be tried again, which one, and when? Rungs: retry → server → fleet → restore → halt.
 
+A standby's restarts have a rung of their own, and no larger one: they cost no server with traffic anything.
+
 Each cause has its ladder and each rung a budget. Attempts count per cause and subject since the subject last took
 part in getting further than ever before: a budget per lifetime would end a long run for its length, one that any
 step refills would let a run fall back and repeat the same steps for ever, and one that others refill would restart
@@ -24,6 +26,7 @@ class Rung(enum.StrEnum):
 
     RETRY = "retry"
     SERVER = "server"
+    STANDBY = "standby"
     FLEET = "fleet"
     RESTORE = "restore"
     HALT = "halt"
@@ -87,6 +90,7 @@ def next_repair(
     now: float,
     progress_at: float | None,
     without: frozenset[Rung] = frozenset(),
+    is_standby: bool = False,
 ) -> Repair:
     """The next rung for a failure of `subject`.
 
@@ -96,6 +100,8 @@ def next_repair(
     """
     recent = _since_quiet(history, settings, now, progress_at)
     rungs = [rung for rung in LADDERS[cause] if rung is not Rung.HALT and rung not in without]
+    if is_standby:
+        rungs = [Rung.STANDBY if rung is Rung.SERVER else rung for rung in rungs if rung not in SHARED_RUNGS]
     spent = {rung: _spent(rung, cause, subject, recent) for rung in rungs}
     for rung in rungs:
         budget = budget_of(rung, settings)
@@ -114,7 +120,7 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
     match rung:
         case Rung.RETRY:
             return settings.retry
-        case Rung.SERVER:
+        case Rung.SERVER | Rung.STANDBY:
             return settings.server
         case Rung.FLEET:
             return settings.fleet

@@ -54,7 +54,12 @@ def _of_size(config: RunConfig, hardware: Hardware, plan: RunPlan) -> str:
 
 
 def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
-    """GPU or host memory that the plan needs and the machine has not."""
+    """GPU or host memory that the plan needs and the machine has not, or would not have with the standbys."""
+    if plan.too_many_standbys:
+        yield ResourceError(
+            f"recovery.standby_servers: {plan.too_many_standbys}",
+            "lower it; 0: none, null: as many as fit, at most 1. Without standbys the run fits",
+        )
     for problem in lacks(plan):
         yield ResourceError(
             f"memory: {problem}",
@@ -119,7 +124,8 @@ def _too_little(folder: Path, needed: int, what: str, hint: str) -> Iterator[Usa
 def missing_ports(config: RunConfig) -> Iterator[UsageError]:
     """An address that servers can listen on, and the ports asked for."""
     sglang = config.sglang
-    ports = [0] if sglang.port is None else [sglang.port + index for index in range(sglang.n_servers)]
+    servers = sglang.n_servers + (config.recovery.standby_servers or 0)
+    ports = [0] if sglang.port is None else [sglang.port + index for index in range(servers)]
     for port in ports:
         refusal = why_not_bound(sglang.host, port)
         if refusal and port:

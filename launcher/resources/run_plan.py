@@ -63,7 +63,8 @@ class RunPlan:
     """`devices` are the servers' and the trainer's (`cuda` or `cpu`); `kv_tokens` is one server's token pool.
 
     `shortage`: what can't be placed on this hardware; the plan is then of what it would take. `is_described`: of nodes
-    that aren't this machine.
+    that aren't this machine. `standbys`: so many of the servers stand by; `too_many_standbys`: why those that were
+    asked for can't be had beside the rest, which can; the plan is then without them.
     """
 
     devices: tuple[str, str]
@@ -78,6 +79,8 @@ class RunPlan:
     shortage: UsageError | None
     is_described: bool
     notes: tuple[str, ...]
+    standbys: int = 0
+    too_many_standbys: str = ""
 
     @property
     def gpus_needed(self) -> int:
@@ -85,7 +88,50 @@ class RunPlan:
 
 
 def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
-    """The plan of a configuration that passed its checks, on this hardware."""
+    """The plan of a configuration that passed its checks, on this hardware, with the standbys that it has room for."""
+    without = _plan_of(config, hardware, shape)
+    wanted = config.recovery.standby_servers
+    if wanted is None and (why_not := _why_no_standby(config, without)):
+        return _noted(without, f"no standby server: {why_not} (recovery.standby_servers=null)")
+    standbys = 1 if wanted is None else wanted
+    if standbys == 0:
+        return without
+    sglang = dataclasses.replace(config.sglang, n_servers=config.sglang.n_servers + standbys)
+    plan = _plan_of(dataclasses.replace(config, sglang=sglang), hardware, shape)
+    problem = why_not_run(plan) if config.cluster.address == "local" or hardware.is_described else ""
+    if problem and why_not_run(without):
+        return without  # what is missing is missing without it too
+    if problem and wanted is None:
+        return _noted(without, f"no standby server: with one, {problem} (recovery.standby_servers=null)")
+    if problem:
+        return dataclasses.replace(without, too_many_standbys=problem)
+    names = ", ".join(f"server-{index}" for index in range(config.sglang.n_servers, sglang.n_servers))
+    how = "null: 1, as memory allows it" if wanted is None else f"{wanted}"
+    note = f"{names}: without traffic, in place of a server that is lost (recovery.standby_servers={how})"
+    return dataclasses.replace(_noted(plan, note), standbys=standbys)
+
+
+def _noted(plan: RunPlan, note: str) -> RunPlan:
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
+
+
+def _why_no_standby(config: RunConfig, plan: RunPlan) -> str:
+    """Where nobody has asked for one; "" where its memory decides."""
+    if plan.devices[0] == "cpu":
+        return "on the CPU its start takes time from the steps, see docs/benchmarks.md"
+    if config.cluster.address != "local":
+        return "the memory of a running cluster's machines is not known here"
+    if plan.shape is None:
+        return "its memory is not known before the model is here"
+    return ""
+
+
+def why_not_run(plan: RunPlan) -> str:
+    """What the hardware lacks for the plan, in one sentence; "" where it fits."""
+    return "; ".join([*([] if plan.shortage is None else [plan.shortage.message]), *lacks(plan)])
+
+
+def _plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
     placements, shortage = _place(config, hardware, devices)
     processes = tuple(
@@ -207,7 +253,7 @@ def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -
     for gib in range(4, LARGEST_GPU_GIB + 1, 4):
         gpu = Gpu(name="GPU", memory=gib * GIB, free=gib * GIB)
         gpus = (gpu,) * gpus_needed(config)
-        plan = make_plan(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
+        plan = _plan_of(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
         if not lacks(plan):
             return gib
     return None

@@ -24,6 +24,7 @@ import psutil
 import ray
 
 from actors.model.update_stats import UpdateStats
+from actors.supervision import run_actors
 from actors.training.admission_gate import AdmissionGate
 from actors.training.step_loop import GrpoLoop
 from actors.training.trainer import Trainer
@@ -138,7 +139,7 @@ def environment(schedule: SwitchSchedule) -> dict[str, str]:
 
 
 def run(config: RunConfig) -> int:
-    driver.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(SwitchedTrainer)  # type: ignore
+    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(SwitchedTrainer)  # type: ignore
     return driver.run(config)
 
 

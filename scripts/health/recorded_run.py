@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from actors.supervision.fleet_record import FleetRecord
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.run_reader import as_float, as_integer, as_unix_time
 from launcher.run_files.journal import read_lines
@@ -21,6 +22,8 @@ SERVER_STATES = {
     "server.starting": "STARTING",
     "server.restarting": "STARTING",
     "server.ready": "READY",
+    "server.promoted": "READY",
+    "server.parked": "PARKED",
     "server.died": "DEAD",
     "server.abandoned": "ABANDONED",
     "server.leaving": "LEAVING",
@@ -29,7 +32,7 @@ SERVER_STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRecord:
-    """`state`: READY, STARTING, DEAD, ABANDONED or LEAVING."""
+    """`state`: READY, PARKED (a standby, without traffic), STARTING, DEAD, ABANDONED or LEAVING."""
 
     state: str
     url: str = ""
@@ -48,6 +51,7 @@ class RecordedRun:
     state: str = ""
     state_reason: str = ""
     servers: dict[str, ServerRecord] = field(default_factory=dict)
+    fleet: FleetRecord = field(default_factory=FleetRecord)
     incidents: dict[int, str] = field(default_factory=dict)
     pids: set[int] = field(default_factory=set)
     deaths: int = 0
@@ -67,13 +71,15 @@ class RecordedRun:
         self.deaths += name in ("server.died", "trainer.died")
         if pid is not None:
             self.pids.add(pid)
+        self.fleet.take(event)
         match name:
             case "run.started":
                 self.started_at, self.state, self.state_reason = as_unix_time(event.get("time")), "INITIALIZING", reason
             case "run.finished" | "run.errored" | "run.aborted":
                 self.status, self.reason = name.removeprefix("run.").upper(), reason
-            case "server.ready":
-                self.servers[subject] = ServerRecord(state="READY", url=str(event.get("url") or ""), pid=pid)
+            case "server.ready" | "server.promoted" | "server.parked":
+                url = str(event.get("url") or "")
+                self.servers[subject] = ServerRecord(state=SERVER_STATES[name], url=url, pid=pid)
             case "server.left":  # as requested: it is not missing
                 self.servers.pop(subject, None)
             case "server.leaving" if subject not in self.servers:

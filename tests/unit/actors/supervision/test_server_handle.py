@@ -40,7 +40,7 @@ class FakeActor:
             reason=self.reason,
         )
 
-    async def _start(self, *, generation, model_path, weight_version, overrides):
+    async def _start(self, *, generation, model_path, weight_version, overrides, in_background):
         self.generation, self.state = generation, ServerState.STARTING
         self.version = weight_version
 

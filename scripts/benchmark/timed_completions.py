@@ -1,0 +1,62 @@
+"""A run that writes down when each completion arrives: `python -m scripts.benchmark.timed_completions [settings]`.
+
+For measuring alone. SGLang is asked for whole completions, so the time of a first token is not seen: these are later.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from actors.serving import completions
+from actors.supervision import run_actors
+from actors.training.trainer import Trainer
+from launcher import driver
+from launcher.base.messages import Overrides, TrainerReady
+from launcher.base.rollouts import Completion
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_paths import RunPaths
+
+COMPLETIONS = "completions.jsonl"
+
+
+class TimedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
+    """The trainer's actor, with a line for each completion of a rollout."""
+
+    def start(self, overrides: Overrides) -> TrainerReady:
+        ready: TrainerReady = super().start(overrides)
+        write_down(self._paths)
+        return ready
+
+    start.__ray_concurrency_group__ = "train"  # type: ignore[attr-defined]  # as the method that it takes the place of
+
+
+def write_down(paths: RunPaths) -> None:
+    """From now on, in this process."""
+    file = (paths.logs / COMPLETIONS).open("a", buffering=1)
+    read = completions.completion_from
+
+    def timed(answer: Mapping[str, Any], *, server: str) -> Completion:
+        made = read(answer, server=server)
+        line = {"monotonic": time.monotonic(), "server": server, "version": made.weight_version}
+        file.write(json.dumps(line) + "\n")
+        return made
+
+    completions.completion_from = timed
+
+
+def run(config: RunConfig) -> int:
+    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(TimedTrainer)  # type: ignore
+    return driver.run(config)
+
+
+if __name__ == "__main__":
+    from scripts.benchmark import timed_completions  # by its name, so that Ray's workers find the class
+
+    sys.exit(timed_completions.run(compose(sys.argv[1:])))
