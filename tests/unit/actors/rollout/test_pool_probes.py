@@ -1,6 +1,8 @@
 """Probes of suspects, and what is given back when a request ends."""
 
 import asyncio
+import contextlib
+import dataclasses
 
 import pytest
 
@@ -88,3 +90,27 @@ def test_without_any_server_the_message_says_none():
 
     with pytest.raises(RolloutError, match=r"no server answered at weight version 3 within 0\.01 s: none"):
         asyncio.run(scenario())
+
+
+def test_a_parked_server_gets_each_version_and_no_traffic_until_it_is_promoted():
+    async def scenario():
+        servers = pool(hold_s=0.02)
+        parked = server(state=ServerState.PARKED)
+        await servers.update([parked])
+        for version in (1, 2):
+            await servers.mark_stale("server-0", "loading")
+            await servers.confirm("server-0", version)
+            assert servers.servers()[0].state is ServerState.PARKED
+            with pytest.raises(RolloutError, match="PARKED"):
+                await leased(servers, version)
+        await servers.mark_stale("server-0", "loading")
+        with contextlib.suppress(RolloutError):
+            await leased(servers, 2)
+        await servers.confirm("server-0", 3)
+        await servers.update([dataclasses.replace(servers.servers()[0], state=ServerState.READY)])
+        assert await leased(servers, 3) == "server-0"
+        await servers.mark_stale("server-0", "loading")
+        await servers.confirm("server-0", 4)
+        assert await leased(servers, 4) == "server-0", "from then on it is as any other"
+
+    asyncio.run(scenario())

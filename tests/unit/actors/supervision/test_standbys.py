@@ -73,7 +73,7 @@ def test_the_life_of_a_standby_across_killed_coordinators(tmp_path):
     assert [(e["subject"], e["cause"]) for e in began] == [("server-0", "server_crash"), ("server-1", "server_crash")]
     ended = trial.events("incident.ended")
     assert ended[0]["reason"].startswith("server-1, which stood by, has its place") and ended[0]["is_mended"]
-    assert [e["incident"] for e in trial.events("server.promoted")][0] == began[0]["incident"]
+    assert trial.events("server.promoted")[0]["incident"] == began[0]["incident"]
 
 
 def test_a_dead_standby_is_replaced_quietly(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.weights.weight_consistency_check import golden_distance
-from launcher.base.errors import WeightsRefused
+from launcher.base.errors import RequestFailed, WeightsRefused
 from launcher.base.rollouts import Completion
 
 
@@ -34,3 +34,19 @@ def test_an_answer_from_the_version_before_is_asked_for_again():
 def test_a_label_that_never_is_ours_is_refused():
     with pytest.raises(WeightsRefused, match="version 2, not 3"):
         probe([answer(-1.0, version=2)] * 3, lambda ids: (3, [-1.0]))
+
+
+@pytest.mark.parametrize(("aborted", "passes"), [(2, True), (3, False)])
+def test_an_answer_that_new_weights_aborted_is_asked_for_again_and_not_for_ever(aborted, passes):
+    left = [RequestFailed("aborted after 3 tokens", kind="aborted")] * aborted
+
+    def generate():
+        if left:
+            raise left.pop()
+        return answer(-1.0)
+
+    if passes:
+        assert golden_distance(generate, lambda ids: (3, [-1.0]), limit=1e-5, name="server-1") == 0.0
+    else:
+        with pytest.raises(RequestFailed, match="aborted"):
+            golden_distance(generate, lambda ids: (3, [-1.0]), limit=1e-5, name="server-1")
