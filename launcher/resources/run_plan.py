@@ -102,7 +102,8 @@ def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -
     if problem and why_not_run(without):
         return without  # what is missing is missing without it too
     if problem and wanted is None:
-        return _noted(without, f"no standby server: with one, {problem} (recovery.standby_servers=null)")
+        short = problem.partition(";")[0]
+        return _noted(without, f"no standby server: with one, {short} (recovery.standby_servers=null)")
     if problem:
         return dataclasses.replace(without, too_many_standbys=problem)
     names = ", ".join(f"server-{index}" for index in range(config.sglang.n_servers, sglang.n_servers))

@@ -8,7 +8,7 @@ from launcher.base.messages import ServerState
 from launcher.config.supervision import RecoveryConfig
 from launcher.policy.actions import AdmitServer, JoinServer, ParkServer, PromoteServer, RestartServer
 from launcher.policy.run_state import RunState
-from tests.support.run_model import CONFIG, RunModel
+from tests.support.simulated_run.run_model import CONFIG, RunModel
 from tests.unit.actors.supervision.test_coordinator import Trial
 from tests.unit.actors.supervision.test_fleet_scaling import FleetModel
 

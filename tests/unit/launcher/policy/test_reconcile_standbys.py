@@ -20,7 +20,7 @@ from launcher.policy.actions import (
 from launcher.policy.incident_policy import OpenIncident, incident_changes, repair_text
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
-from tests.support.looks import (
+from tests.support.simulated_run.looks import (
     CONFIG,
     CORRUPT,
     CRASHED,
