@@ -24,7 +24,7 @@ from launcher.policy.actions import Halt, PauseTrainer, RestartTrainer, RestoreT
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
-from launcher.policy.reconcile_fleet import reconcile_fleet
+from launcher.policy.reconcile_fleet import reconcile_fleet, reconcile_standbys
 from launcher.policy.reconcile_servers import (
     active_servers,
     is_current,
@@ -32,7 +32,6 @@ from launcher.policy.reconcile_servers import (
     is_unschedulable,
     reconcile_servers,
 )
-from launcher.policy.reconcile_standbys import reconcile_standbys
 from launcher.policy.reconcile_trainer import holds_damage, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
