@@ -20,6 +20,7 @@ from launcher.policy.checkpoint_status import CheckpointStatus, newest_first
 from launcher.reporting.formats import age
 from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, console_of_width
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
+from scripts.checkpoints.choosing import read_catalog
 from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, table
 from scripts.ending import DONE, ended, print_json
 
@@ -109,7 +110,7 @@ def _copy_line(copy: RemoteCheckpoint, now: float) -> str:
 def _list(given: argparse.Namespace) -> int:
     if given.url is not None:
         return _list_copies(given)
-    catalog = CheckpointCatalog.read(trial_of(given))
+    catalog = read_catalog(trial_of(given))
     shown = chosen(catalog, given)
     recover = recover_facts(catalog) if given.recover_info else None
     good = _last_good(catalog, shown)
@@ -234,9 +235,9 @@ def _answer(catalog: CheckpointCatalog, good: CatalogEntry | None, now: float) -
 def _why_none(catalog: CheckpointCatalog) -> str:
     if not catalog.entries:
         return f"there is none at all in {catalog.trial.default}"
-    if catalog.health.last_step < 0:
-        return f"no rewards are known: {catalog.trial.logs} does not say what followed any of them"
-    return f"none has {catalog.health.settings.good_after_steps} healthy steps after it and is complete"
+    if catalog.health.not_known:
+        return catalog.health.not_known
+    return f"none has {catalog.health.needed} healthy steps after it and is complete"
 
 
 def _nothing(catalog: CheckpointCatalog) -> str:

@@ -18,7 +18,7 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
-from scripts.checkpoints.choosing import Wanted
+from scripts.checkpoints.choosing import Wanted, read_catalog
 from scripts.checkpoints.command import Command, recorded_command
 from scripts.checkpoints.display import say_damage
 from scripts.checkpoints.resume_source import ResumeSource, differences_of, find_source
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 def _resume(given: argparse.Namespace) -> int:
     trial = trial_of(given)
     with held(trial, NAME):  # a run that is running can't be resumed
-        catalog = CheckpointCatalog.read(trial)
+        catalog = read_catalog(trial)
         command = _command(given, trial)
         source = find_source(catalog, Wanted(good=given.good, before_step=given.before_step), command)
         _show(catalog, source)
@@ -121,6 +121,8 @@ def _show(catalog: CheckpointCatalog, source: ResumeSource) -> None:
         print(f"{name:<11} {line}")
     if catalog.health.damage is not None:
         print(f"{'damage':<11} {say_damage(catalog.health.damage)}")
+    if why := catalog.health.not_known:
+        print(f"{'health':<11} not seen: {why}")
 
 
 def _fit(catalog: CheckpointCatalog, source: ResumeSource) -> str:

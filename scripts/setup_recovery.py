@@ -16,7 +16,7 @@ from launcher.checkpoints import pending_restore
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from scripts.checkpoints import areal_setup
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
-from scripts.checkpoints.choosing import Chosen, Wanted, choose
+from scripts.checkpoints.choosing import Chosen, Wanted, choose, read_catalog
 from scripts.checkpoints.command import next_command
 from scripts.checkpoints.display import say_damage
 from scripts.checkpoints.trial_lock import held
@@ -58,7 +58,7 @@ def _set_up(given: argparse.Namespace) -> int:
     wanted = Wanted(before_step=given.before_step, good=given.good, path=given.checkpoint_path, force=given.force)
     trial = trial_of(given)
     with held(trial, NAME):
-        facts, lines = set_up(CheckpointCatalog.read(trial), wanted)
+        facts, lines = set_up(read_catalog(trial), wanted)
     if given.json:
         print_json(facts)
     else:
@@ -131,6 +131,8 @@ def _lines(catalog: CheckpointCatalog, chosen: Chosen, facts: dict[str, object])
     yield f"  {facts['recover_checkpoint']} ({facts['how']}), from {facts['source']}"
     if catalog.health.damage is not None:
         yield f"  {say_damage(catalog.health.damage)}"
+    if why := catalog.health.not_known:
+        yield f"  its health was not seen: {why}"
     for passed in chosen.passed_over:
         yield f"  passed over: {passed}"
     if chosen.forced:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from launcher.checkpoints.recorded_health import reward_point
 from launcher.policy.admission import StepFigures
 from launcher.policy.reward_health import RewardPoint
 from launcher.run_files.journal import Record, number_of, read_lines
@@ -105,9 +104,10 @@ class RewardSeries:
     def _take_line(self, line: Record) -> None:
         if not isinstance(step := line.get("global_step"), int):
             return
+        mean, low, high = (number_of(line.get(f"grpo_actor/task_reward/{key}")) for key in ("avg", "min", "max"))
         self.admitted(
             StepFigures(
-                point=reward_point(line, step),
+                point=RewardPoint(step=step, mean=mean, low=low, high=high),
                 truncated_share=number_of(line.get("grpo_actor/no_eos_ratios/avg")),
                 distance=number_of(line.get("grpo_actor/logprob_distance/avg")),
             )

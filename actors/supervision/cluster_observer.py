@@ -210,8 +210,7 @@ class ClusterObserver:
 
     def judged(self, found: Sequence[CheckpointFacts], healthy_until: int) -> tuple[CheckpointFacts, ...]:
         """`healthy_until`: the last step that was judged healthy."""
-        status = self.catalog.status_of_step
-        return tuple(replace(one, status=status(one.global_step, healthy_until=healthy_until).status) for one in found)
+        return tuple(replace(one, status=self.catalog.status_at(one.global_step, healthy_until)) for one in found)
 
     def ran_out(self, slot: ServerHandle) -> RanOut | None:
         """Where memory ran out, if that ended this incarnation."""

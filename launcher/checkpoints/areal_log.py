@@ -8,9 +8,6 @@
 Up to 0.4.0 there are N tables for a step, one for each minibatch, `Stats (i/N)`: a figure is the mean over those that
 have it. In merged.log every line begins with `[role]`, with lines of other roles in between. Steps are counted from 1
 in the log and from 0 here.
-
-`read_step` is for a diagnosis, which needs every figure. `read_areal_rewards`, for the catalog of checkpoints, looks
-only at the lines that matter; after a recovery the numbers go back, and the later line counts.
 """
 
 from __future__ import annotations
@@ -21,8 +18,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.policy.reward_health import RewardPoint
-
 END_OF_TABLE = "╘".encode()
 BAR = "│".encode()
 PAIR = re.compile(BAR + rb" (\S+) +" + BAR + rb" +(\S+) ")
@@ -31,13 +26,10 @@ STEP_LINE = re.compile(rb"(?:Step \d+/(?P<per_epoch>\d+) )?Train step (?P<step>\
 OUR_STEP_LINE = re.compile(rb"trainer INFO: step (\d+): reward (\S+?),")
 ANY_STEP_LINE = r"Train step \d+/\d+ done\.|trainer INFO: step \d+: reward "
 """Both, in RE2's grammar, to pick them out of a log (launcher/diagnosis/reading/line_reader.py)."""
-REWARD = re.compile(rb"/task_reward/(avg|min|max)\s*" + BAR + rb"\s*([-+.\deE]+|nan|inf|-inf)")
 COUNT = re.compile(rb"Stats \(\d+/(\d+)\):")
 LONGEST = 4 * 2**20
 """Bytes from a step's line to the end of its last table, at most."""
 LOGS = ("trainer.log", "main.log", "merged.log", "actor.log")
-LARGEST = 2**30
-"""Bytes; of a larger log its end is read, which the newest checkpoints are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +90,6 @@ def _number(text: bytes) -> float:
         return math.nan
 
 
-# ── the rewards alone ──
-
-
-def read_areal_rewards(logs: Path, *, largest: int = LARGEST) -> tuple[RewardPoint, ...]:
-    """Of the steps that count, in order; empty where no log has any."""
-    return tuple(next(filter(None, (_rewards(logs / name, largest) for name in LOGS)), ()))
-
-
 def read_steps_per_epoch(logs: Path) -> int | None:
     """From the first step in the log."""
     for name in LOGS:
@@ -117,32 +101,3 @@ def read_steps_per_epoch(logs: Path) -> int | None:
         if found is not None and found["per_epoch"] is not None:
             return int(found["per_epoch"])
     return None
-
-
-def _rewards(file: Path, largest: int) -> list[RewardPoint]:
-    points: list[RewardPoint] = []
-    step: int | None = None
-    found: dict[bytes, float] = {}
-    try:
-        with file.open("rb") as lines:
-            lines.seek(max(0, file.stat().st_size - largest))
-            for line in lines:
-                if STEP_WORDS in line and (match := STEP_LINE.search(line)):
-                    step, found = int(match["step"]) - 1, {}
-                elif b"task_reward/" in line:
-                    found |= {key: float(value) for key, value in REWARD.findall(line)}
-                    if step is not None and len(found) == 3:
-                        _take(points, step, found)
-                        found = {}
-    except OSError:
-        return points
-    return points
-
-
-def _take(points: list[RewardPoint], step: int, found: dict[bytes, float]) -> None:
-    """Up to 0.4.0 a step has a table for each minibatch: the first is of the step's own rollouts."""
-    if points and points[-1].step == step:
-        return
-    while points and points[-1].step >= step:
-        points.pop()
-    points.append(RewardPoint(step=step, mean=found[b"avg"], low=found[b"min"], high=found[b"max"]))

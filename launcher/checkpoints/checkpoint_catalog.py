@@ -1,8 +1,8 @@
 """The catalog of a run's checkpoints: the one place that decides which are good, and which is the newest that fits.
 
-The run, retention and every tool of the operator use it. The run gives the step up to which it was judged healthy; for
-a tool that is read from the run's files (recorded_health.py), whether the run is alive or dead, ours or AReaL's. Both
-use launcher/policy/checkpoint_status.py. It checks names, lengths and headers; `verified` reads everything.
+The run, retention and every tool of the operator use it. The run gives the step up to which it was judged healthy; a
+tool gives the evidence that it read from files (health_evidence.py), whether the run is alive or dead, ours or AReaL's.
+Both use launcher/policy/checkpoint_status.py. It checks names, lengths and headers; `verified` reads everything.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Self
 
 from launcher.base.errors import CheckpointError, LauncherError, ModelError
 from launcher.checkpoints.areal_folders import METADATA, RecoverInfo, read_recover_info
-from launcher.checkpoints.areal_log import read_areal_rewards
 from launcher.checkpoints.checkpoint_folder import Checkpoint, CheckpointState, check_checkpoint_sizes, list_folder
 from launcher.checkpoints.checkpoint_store import SET_ASIDE, CheckpointStore
+from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMemoryCheckpoints
 from launcher.checkpoints.model_files import find_shards
-from launcher.checkpoints.recorded_health import RecordedHealth, damage_ever_seen, read_health
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Verification, verify
@@ -30,7 +29,6 @@ from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import (
     CheckpointFacts,
     CheckpointStatus,
-    JudgedCheckpoint,
     checkpoint_status,
     newest_first,
 )
@@ -87,7 +85,7 @@ class NewestToResume:
 class CheckpointCatalog:
     """The checkpoints of one trial, and the states in this machine's memory. Reading them changes nothing."""
 
-    def __init__(self, trial: TrialFolder, health: RecordedHealth, *, use_memory: bool = True) -> None:
+    def __init__(self, trial: TrialFolder, health: HealthEvidence, *, use_memory: bool = True) -> None:
         self.trial = trial
         self.health = health
         self._store = CheckpointStore(trial.default)
@@ -96,39 +94,14 @@ class CheckpointCatalog:
     @classmethod
     def of_run(cls, config: RunConfig, paths: RunPaths) -> Self:
         """For the run itself, which knows its health better than its files do."""
-        health = RecordedHealth(settings=config.restore, reward_settings=config.reward_health)
+        health = HealthEvidence(settings=config.restore)
         return cls(TrialFolder.of(paths), health, use_memory=config.recover.memory)
 
-    @classmethod
-    def read(cls, trial: TrialFolder) -> Self:
-        """For a tool, with the health as the files have it."""
-        if trial.is_ours:
-            return cls(trial, read_health(trial.paths))
-        rewards, health = read_areal_rewards(trial.logs), RecordedHealth()
-        damage = damage_ever_seen(rewards, health.reward_settings)
-        return cls(trial, dataclasses.replace(health, rewards=rewards, damage=damage))
-
-    def status_of_step(
-        self,
-        global_step: int,
-        *,
-        healthy_until: int | None = None,
-        is_vouched: bool = True,
-        problem: str = "",
-        set_aside_as: str = "",
-    ) -> JudgedCheckpoint:
-        """Of a checkpoint of this step, if there is one. `healthy_until`: as recorded, if not given."""
-        return checkpoint_status(
-            global_step,
-            healthy_until=self.health.last_step if healthy_until is None else healthy_until,
-            settings=self.health.settings,
-            damage=self.health.damage,
-            is_vouched=is_vouched,
-            problem=problem,
-            set_aside_as=set_aside_as,
-        )
-
     # ── for the run ──
+
+    def status_at(self, global_step: int, healthy_until: int) -> CheckpointStatus:
+        """`healthy_until`: the last step that the run judged healthy."""
+        return checkpoint_status(global_step, healthy_until=healthy_until, settings=self.health.settings).status
 
     def facts(self, healthy_until: int, damaged: Damaged | None = None) -> tuple[CheckpointFacts, ...]:
         """Of each that a restore may choose: committed and not condemned, on the disk, or in memory where the disk does
@@ -142,7 +115,7 @@ class CheckpointCatalog:
             CheckpointFacts(
                 global_step=state.global_step,
                 policy_version=state.facts.policy_version,
-                status=self.status_of_step(state.global_step, healthy_until=healthy_until).status,
+                status=self.status_at(state.global_step, healthy_until),
                 is_complete=state.created_at not in bad.get(state.global_step, ()),
                 in_memory=True,
             )
@@ -158,7 +131,7 @@ class CheckpointCatalog:
             CheckpointFacts(
                 global_step=one.global_step,
                 policy_version=one.manifest.policy_version,
-                status=self.status_of_step(one.global_step, healthy_until=healthy_until).status,
+                status=self.status_at(one.global_step, healthy_until),
                 is_complete=one.global_step not in incomplete,
                 reward=one.manifest.reward_mean,
             )
@@ -274,7 +247,7 @@ class CheckpointCatalog:
         return newest_first(found, before_step=before_step, good=good, condemned=condemned)
 
     def _judged(self, entry: CatalogEntry, *, is_vouched: bool = False) -> CatalogEntry:
-        found = self.status_of_step(
+        found = self.health.status_of(
             entry.global_step,
             is_vouched=is_vouched or entry.is_vouched,
             problem=entry.problem,

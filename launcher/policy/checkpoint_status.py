@@ -48,13 +48,17 @@ class Damage:
     """What went wrong with the learning and was not repaired.
 
     `onset_step`: the first step that shows it. `first_step`: the first whose checkpoint holds it. `source`: what says
-    so: the run's own incident, or the rewards as they are read now.
+    so: the run's own incident, or the rewards as they are read now. `trusted_before`: steps from this one on vouch for
+    nothing; `first_step` where it is None. `needed`: healthy steps after a checkpoint that make it good, where the
+    onset is dated better than most.
     """
 
     onset_step: int
     first_step: int
     reason: str
     source: str
+    trusted_before: int | None = None
+    needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +73,13 @@ def checkpoint_status(
     healthy_until: int,
     settings: RestoreConfig,
     damage: Damage | None = None,
+    healthy_after: int | None = None,
     is_vouched: bool = True,
     problem: str = "",
     set_aside_as: str = "",
 ) -> JudgedCheckpoint:
-    """`healthy_until`: the last step that was judged healthy, or the last there is. `is_vouched`: a manifest, or a full
+    """`healthy_until`: the last step that was judged healthy, by whoever saw all of them. `healthy_after`: of whoever
+    read files instead, how many steps after it were seen healthy. `is_vouched`: a manifest, or a full
     verification, says what it holds. `problem`: why it is not complete. `set_aside_as`: why the run took it out of its
     list.
     """
@@ -93,7 +99,7 @@ def checkpoint_status(
         return JudgedCheckpoint(status=unverified, reason=reason)
     if damage is not None:
         healthy_until = min(healthy_until, damage.first_step - 1)
-    after = max(0, healthy_until - global_step)
+    after = max(0, healthy_until - global_step) if healthy_after is None else healthy_after
     if after >= settings.good_after_steps:
         return JudgedCheckpoint(status=CheckpointStatus.GOOD, reason=f"{after} healthy steps after it")
     reason = f"{after} healthy steps after it, {settings.good_after_steps} are needed"

@@ -6,9 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.errors import CheckpointError, StorageError
+from launcher.base.errors import CheckpointError, DataError, StorageError
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
+from launcher.checkpoints.health_evidence import HealthEvidence, SeenSteps
+from launcher.checkpoints.recorded_health import read_health
+from launcher.checkpoints.trial_folders import TrialFolder
+from launcher.diagnosis.judging.step_history import evidence_of, falls_of, passes_of
+from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
+from launcher.diagnosis.reading.log_file import role_of_name
+from launcher.diagnosis.reading.log_records import Contents, Role
 from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.run_paths import names_of
 
@@ -36,6 +43,19 @@ class Chosen:
     entry: CatalogEntry
     passed_over: tuple[str, ...] = ()
     forced: str = ""
+
+
+def read_catalog(trial: TrialFolder) -> CheckpointCatalog:
+    """With the health as its files show it: ours by the journal, AReaL's by whatever in its logs holds steps."""
+    if trial.is_ours:
+        return CheckpointCatalog(trial, read_health(trial.paths))
+    try:
+        files = [one for one in find_inputs([trial.logs]) if role_of_name(one.path.name) is not Role.SERVER]
+        contents = read_inputs(files) if files else Contents(sources=())
+    except (DataError, StorageError) as error:
+        return CheckpointCatalog(trial, HealthEvidence(seen=SeenSteps(unread=(error.message,))))
+    passes = passes_of(contents.steps)
+    return CheckpointCatalog(trial, evidence_of(contents, falls_of(contents.steps, passes), passes))
 
 
 def choose(catalog: CheckpointCatalog, wanted: Wanted) -> Chosen | None:
@@ -73,7 +93,7 @@ def _recover_folder_fits(catalog: CheckpointCatalog, wanted: Wanted, *, oldest: 
     if info is None or info.name is None or info.problems or not info.has_optimizer:
         return False
     step = info.name.global_step
-    status = catalog.status_of_step(step).status
+    status = catalog.health.status_of(step).status
     if status is CheckpointStatus.CONDEMNED or (wanted.good and status is not CheckpointStatus.GOOD):
         return False
     return step >= oldest and (wanted.before_step is None or step < wanted.before_step)
@@ -132,7 +152,7 @@ def _why_none(catalog: CheckpointCatalog, wanted: Wanted) -> str:
     fitting = [entry for entry in catalog.entries if before is None or entry.global_step < before]
     if not fitting:
         return f"the oldest is of step {catalog.entries[0].global_step}"
-    if catalog.health.last_step < 0 and wanted.good:
-        return f"no rewards are known, {catalog.trial.logs} does not show what followed any of them; name one yourself"
+    if catalog.health.not_known and wanted.good:
+        return f"{catalog.health.not_known}; name one yourself"
     found = [catalog.presumed(entry) for entry in fitting[-4:]]
     return "; ".join(f"step {one.global_step} is {one.status} ({one.problem or one.reason})" for one in found)

@@ -55,15 +55,25 @@ def find_source(catalog: CheckpointCatalog, wanted: Wanted, command: Command) ->
 
 
 def _chosen(catalog: CheckpointCatalog, wanted: Wanted) -> ResumeSource:
-    """What was asked for. Else, where damage is known, the last good one; where none is certified, the newest complete
-    one from well before the damage: the onset is an estimate, and the run itself leaves as many steps between.
-    """
-    damage = catalog.health.damage
-    if wanted == Wanted() and damage is not None:
+    """What was asked for. Else, where damage is known, the last good one; where none is, the newest complete one from
+    well before the damage, as far as that was seen. What nobody saw is taken only if it is named."""
+    health = catalog.health
+    if wanted == Wanted() and health.damage is not None:
         with contextlib.suppress(CheckpointError):
             return _source(catalog, Wanted(good=True))
-        wanted = Wanted(before_step=damage.first_step - catalog.health.settings.onset_margin_steps)
+        if health.unsure_until is None:
+            raise _not_seen(catalog, health.not_known or "no step before the fall was seen healthy")
+        wanted = Wanted(before_step=health.unsure_until + 1)
+    elif wanted == Wanted() and not catalog.trial.is_ours and (why := health.not_known):
+        raise _not_seen(catalog, why)
     return _source(catalog, wanted)
+
+
+def _not_seen(catalog: CheckpointCatalog, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"which checkpoint of {catalog.trial.name} is healthy can't be seen: {why}",
+        f"bring the logs to {catalog.trial.logs}, or name one yourself: --before-step N",
+    )
 
 
 def _check_same_run(config: RunConfig, catalog: CheckpointCatalog) -> None:

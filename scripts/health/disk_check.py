@@ -11,11 +11,12 @@ from launcher.base.disk_faults import DiskFault, fault_of_room
 from launcher.base.durable import room
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause
-from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog, find_problem
+from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
+from scripts.checkpoints.choosing import read_catalog
 from scripts.health.findings import BAD, NOTE, OK, CheckResult, Finding
 from scripts.health.machine_check import GIB
 from scripts.health.run_check import Subject
@@ -113,7 +114,7 @@ def _last_good(paths: RunPaths) -> int | None:
     """As `scripts.list_checkpoints` has it. Of our runs only: for AReaL's all of its logs would have to be read."""
     try:
         trial = find_trial(paths.fileroot, paths.user, paths.experiment_name, paths.trial_name)
-        good = CheckpointCatalog.read(trial).last_good if trial.is_ours else None
+        good = read_catalog(trial).last_good if trial.is_ours else None
     except LauncherError:
         return None
     return None if good is None else good.global_step

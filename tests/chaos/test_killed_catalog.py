@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from launcher.checkpoints.areal_folders import read_recover_info
-from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.pending_restore import KEPT_UNDOS, read_record
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.checkpoints.verification import verify
 from launcher.policy.checkpoint_status import CheckpointStatus
 from scripts.checkpoints import areal_setup
+from scripts.checkpoints.choosing import read_catalog
 from tests.programs.killed_catalog import FIRST, GOOD_AFTER, TEMPLATE, Forks, save
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_areal, make_trial, trial_paths
 
@@ -48,7 +48,7 @@ def test_save_retention_and_setup(ours, kills):
         leftovers = [path.name for path in (*paths.checkpoints.iterdir(), *paths.default_checkpoints.iterdir())]
         met.update(name.split("-")[0] for name in leftovers if name.startswith("."))
         assert len(leftovers) <= MOST_LEFT + len(CheckpointStore(paths.default_checkpoints).list()), "nothing piles up"
-        catalog = CheckpointCatalog.read(find_trial(root, USER, EXPERIMENT, TRIAL))
+        catalog = read_catalog(find_trial(root, USER, EXPERIMENT, TRIAL))
         proven = [catalog.verified(entry) for entry in catalog.entries]
         assert all(entry.problem == "" for entry in proven), "what is listed is whole"
         assert sum(entry.status is CheckpointStatus.GOOD for entry in proven) >= 1

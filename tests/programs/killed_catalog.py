@@ -18,14 +18,15 @@ from pathlib import Path
 from launcher.checkpoints import pending_restore
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
+from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.manifest import Manifest
-from launcher.checkpoints.recorded_health import RecordedHealth
 from launcher.checkpoints.trial_folders import TrialFolder, find_trial
 from launcher.config.schema import RecoverConfig, RunConfig
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointStatus
 from launcher.run_files.journal import append_line
 from scripts.checkpoints import areal_setup
+from scripts.checkpoints.choosing import read_catalog
 from tests.support.trial_names import EXPERIMENT, TRIAL, USER, name_of, trial_paths
 
 REPOSITORY = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ def save(root, step):
             health={"reward_mean": point["grpo_actor/task_reward/avg"]},
             keep=False,
         )
-    catalog = CheckpointCatalog(TrialFolder.of(paths), RecordedHealth(settings=config_of(root).restore))
+    catalog = CheckpointCatalog(TrialFolder.of(paths), HealthEvidence(settings=config_of(root).restore))
     store.prune(KEEP_LAST, spare=catalog.worth_sparing(KEEP_LAST, healthy_until=step))
 
 
@@ -81,7 +82,7 @@ def live_ours(root):
     while True:
         step += 1
         save(root, step)
-        good = [entry for entry in CheckpointCatalog.read(trial).entries if entry.status is CheckpointStatus.GOOD]
+        good = [entry for entry in read_catalog(trial).entries if entry.status is CheckpointStatus.GOOD]
         pending_restore.prepare(paths, good[-1].checkpoint)
         if step % 3 == 0:
             pending_restore.undo(paths)
@@ -92,7 +93,7 @@ def live_areal(root):
     while True:
         areal_setup.finish(trial)
         trial = find_trial(root, USER, EXPERIMENT, TRIAL)
-        catalog = CheckpointCatalog.read(trial)
+        catalog = read_catalog(trial)
         entry = random.choice(catalog.entries)
         areal_setup.prepare(catalog, entry)
         if entry.global_step % 2:

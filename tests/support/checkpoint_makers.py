@@ -188,9 +188,10 @@ def make_dcp(folder, *, optimizer):
 
 
 def write_areal_log(file, rewards):
+    """`rewards`: from step 0 on, or by step."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = []
-    for step, reward in enumerate(rewards):
+    for step, reward in rewards.items() if isinstance(rewards, dict) else enumerate(rewards):
         at = time.strftime("%Y%m%d-%H:%M:%S", time.gmtime(1.79e9 + step))
         epoch, epoch_step = divmod(step, STEPS_PER_EPOCH)
         lines += [

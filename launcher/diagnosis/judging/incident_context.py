@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.diagnosis.judging.onset import Shape
+from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.step_history import FoundFall
 from launcher.diagnosis.reading.log_records import Contents, Floats, Kind, LogEvent, Role
 

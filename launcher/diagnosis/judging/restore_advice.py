@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from dataclasses import dataclass
 
-from launcher.base.messages import Cause, Incident
-from launcher.config.supervision import RestoreConfig
-from launcher.diagnosis.judging.causes import Guess
+from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.diagnosis.reading.run_folders import FoundCheckpoint, RunFolders
-from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
-from launcher.policy.restore import choose
 
-SETTINGS = RestoreConfig(begin_anew=False)
 AREALS_COMMAND = "the command that started it"
 """No log of AReaL's contains it."""
-
-CAUSES = {
-    Guess.DEGRADATION: Cause.REWARD_COLLAPSE,
-    Guess.REWARD_FUNCTION: Cause.VERIFIER_BROKEN,
-    Guess.SERVER_CRASH: Cause.SERVER_CRASH,
-    Guess.SERVER_HANG: Cause.SERVER_HANG,
-    Guess.OUT_OF_MEMORY: Cause.SERVER_OOM,
-    Guess.TRAINER_CRASH: Cause.TRAINER_CRASH,
-}
-"""As launcher/policy/restore.py knows them: a policy that degraded accuses the weights before the onset too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreAdvice:
-    """`checkpoint`: None where none is known that is old enough. `until`: the last step that can be trusted, None where
-    nothing was damaged. `reason` as text; `commands` in order."""
+    """`checkpoint`: None where none is known that is old enough. `until`: the last step that can be trusted, -1 where
+    none can be, None where nothing was damaged. `reason` as text; `commands` in order."""
 
     checkpoint: FoundCheckpoint | None
     until: int | None
@@ -40,21 +24,19 @@ class RestoreAdvice:
     warning: str = ""
 
 
-def advise_restore(
-    folders: RunFolders, guess: Guess | None, *, earliest: int | None, is_sharp: bool, overrides: tuple[str, ...]
-) -> RestoreAdvice:
-    """`earliest`: the earliest step at which the damage may have begun, None where no step was trained on it.
-    `is_sharp`: it began from one step to the next, so that no step before is suspect."""
-    until = None
-    if earliest is not None:
-        first_damaged = earliest - 1 if guess in (Guess.DEGRADATION, None) else earliest
-        margin = 0 if is_sharp and guess is not Guess.DEGRADATION else SETTINGS.onset_margin_steps
-        until = first_damaged - 1 - margin
-    chosen = _choose(folders.checkpoints, guess, earliest, is_sharp=is_sharp)
+def advise_restore(folders: RunFolders, health: HealthEvidence, overrides: tuple[str, ...]) -> RestoreAdvice:
+    """By the evidence alone, whatever the cause: the same that every other tool takes."""
+    until, whole = None, [one for one in folders.checkpoints if one.is_whole]
+    chosen = whole[-1] if whole else None
+    if health.damage is not None:
+        limits = [limit for limit in (health.good_until, health.unsure_until) if limit is not None and limit >= 0]
+        chosen = next((one for limit in limits for one in reversed(whole) if one.global_step <= limit), None)
+        until = max(limits[:1], default=-1)
     if chosen is None:
-        reason = _why_none(folders, until)
+        reason = _why_none(folders, health, until)
     else:
-        place = ", the newest" if earliest is None else f", {earliest - chosen.global_step} steps before the onset"
+        last = health.last_good_step
+        place = ", the newest" if until is None or last is None else f", {_beyond(health, chosen.global_step)}"
         unseen = "" if chosen.on_disk else "; named by the log, not seen on this machine"
         reason = f"step {chosen.global_step}{place}{unseen}"
     return RestoreAdvice(
@@ -66,35 +48,16 @@ def advise_restore(
     )
 
 
-def _choose(
-    checkpoints: tuple[FoundCheckpoint, ...], guess: Guess | None, earliest: int | None, *, is_sharp: bool
-) -> FoundCheckpoint | None:
-    cause = CAUSES[guess] if guess else Cause.REWARD_COLLAPSE
-    began_at_once = is_sharp and cause is not Cause.REWARD_COLLAPSE
-    settings = dataclasses.replace(SETTINGS, onset_margin_steps=0) if began_at_once else SETTINGS
-    facts = []
-    for one in checkpoints:
-        healthy_until = one.global_step + 98 if earliest is None else earliest - 1
-        status = checkpoint_status(one.global_step, healthy_until=healthy_until, settings=settings).status
-        facts.append(
-            CheckpointFacts(
-                global_step=one.global_step,
-                policy_version=one.global_step + 1,
-                status=CheckpointStatus.GOOD if began_at_once else status,
-                is_complete=one.is_whole,
-            )
-        )
-    incident = None
-    if earliest is not None:
-        incident = Incident(cause=cause, subject="run", reason="", since=0.0, onset_step=earliest)
-    step = choose(facts, incident, (), settings).global_step
-    return next((one for one in checkpoints if one.global_step == step and one.is_whole), None)
+def _beyond(health: HealthEvidence, step: int) -> str:
+    count = health.healthy_after(step)
+    return f"{count} healthy step{'' if count == 1 else 's'} seen after it, up to step {health.last_good_step}"
 
 
-def _why_none(folders: RunFolders, until: int | None) -> str:
+def _why_none(folders: RunFolders, health: HealthEvidence, until: int | None) -> str:
     limit = "" if until is None else f" of step {until} or earlier"
     if until is not None and until < 0:
-        return "none can be: the damage is there from the beginning"
+        why = health.not_known or f"the fall may have begun by step {health.last_good_step or 0}"
+        return f"none was seen: {why}; give the earlier logs too"
     if folders.looked_in:
         there = ", ".join(str(one.global_step) for one in folders.checkpoints[-8:]) or "none"
         return f"none{limit} in {folders.looked_in[0]} (there: {there})"

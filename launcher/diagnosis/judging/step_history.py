@@ -6,12 +6,15 @@ be in these, or in a pass that a recovery undid.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.diagnosis.judging.onset import Fall, find_falls
-from launcher.diagnosis.reading.log_records import REWARD, Floats, Steps
+from launcher.checkpoints.health_evidence import HealthEvidence, SeenSteps, judge
+from launcher.checkpoints.onset import ZERO_STREAK, Fall, find_falls, standing
+from launcher.config.supervision import RestoreConfig
+from launcher.diagnosis.reading.log_records import REWARD, Contents, Floats, Steps
 
 MOST_PASSES = 60
 """The longest passes are judged each for itself; a run that crashes for ever has thousands of two steps."""
@@ -67,3 +70,26 @@ def falls_of(steps: Steps, passes: list[Pass]) -> list[FoundFall]:
             if one.begin <= row and not any(abs(row - other) <= 3 for other in found):
                 found[row] = FoundFall(fall=fall, rows=one.rows, is_current=row in current)
     return [found[row] for row in sorted(found)]
+
+
+def main_fall(falls: Sequence[FoundFall]) -> FoundFall | None:
+    """The fall to explain: one of the run as it is now that is not over, else the last that did harm."""
+    down = [one for one in falls if one.is_current and not one.fall.is_over]
+    harmful = [one for one in falls if not one.is_current or one.fall.zeros >= ZERO_STREAK]
+    return next(iter([*down, *reversed(harmful), *reversed(falls)]), None)
+
+
+def evidence_of(contents: Contents, falls: Sequence[FoundFall], passes: Sequence[Pass]) -> HealthEvidence:
+    """Of what a run's files show: its steps as they are now, and the fall among them that no recovery undid."""
+    rows = passes[-1].rows if passes else np.array([], dtype=np.int64)
+    origins = np.array(contents.origins, dtype=np.int64)
+    seen = SeenSteps(
+        steps=contents.steps.steps[rows],
+        rewards=contents.steps.column(REWARD)[rows],
+        origins=origins[rows] if len(origins) else origins,
+        files=tuple(source.path for source in contents.sources),
+        total=contents.total_steps,
+        unread=tuple(source.note for source in contents.sources if source.is_unread),
+    )
+    fall = standing([one.fall for one in falls if passes and one.rows is passes[-1].rows])
+    return judge(seen, fall, RestoreConfig(), source="the rewards, as read now")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.base.wording import in_one_line, some_of
+from launcher.checkpoints.onset import Shape, usual_range
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
 from launcher.diagnosis.judging.evidence import CONNECTION, SHARP_STEPS, place_of, ran_out_of
 from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
-from launcher.diagnosis.judging.onset import Shape, usual_range
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
-from launcher.diagnosis.judging.step_history import FoundFall, Pass, falls_of, passes_of
+from launcher.diagnosis.judging.step_history import FoundFall, Pass, evidence_of, falls_of, main_fall, passes_of
 from launcher.diagnosis.reading.log_clock import say_time
 from launcher.diagnosis.reading.log_records import REWARD, Contents, Kind, LogEvent, Role
 from launcher.diagnosis.reading.run_folders import RunFolders
@@ -86,7 +86,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     """The verdict on what was read. Uses nothing but its arguments."""
     passes = passes_of(contents.steps)
     falls = falls_of(contents.steps, passes)
-    main = _main(falls)
+    main = main_fall(falls)
     condition = _condition(contents, main)
     context = context_of(contents, main)
     causes = weigh(context) if condition is not RunCondition.FINE else None
@@ -94,7 +94,8 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     onset = None if main is None or condition in (RunCondition.STOPPED, RunCondition.FINE) else _onset(contents, main)
     remedy = _remedy(guess, context, folders) if causes else None
     is_taken_back = onset is not None and not onset.stands and condition is RunCondition.RECOVERED
-    advice = None if remedy is None or is_taken_back else _restore_advice(folders, guess, onset, remedy)
+    health = evidence_of(contents, falls, passes) if folders.health is None else folders.health
+    advice = None if remedy is None or is_taken_back else advise_restore(folders, health, remedy.overrides)
     return Diagnosis(
         condition=condition,
         headline=_headline(condition, contents, onset, causes),
@@ -109,13 +110,6 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
         passes=tuple(passes),
         folders=folders,
     )
-
-
-def _main(falls: Sequence[FoundFall]) -> FoundFall | None:
-    """The fall to explain: one of the run as it is now that is not over, else the last that did harm."""
-    down = [one for one in falls if one.is_current and not one.fall.is_over]
-    harmful = [one for one in falls if not one.is_current or one.fall.zeros >= 5]
-    return next(iter([*down, *reversed(harmful), *reversed(falls)]), None)
 
 
 def _condition(contents: Contents, main: FoundFall | None) -> RunCondition:
@@ -180,20 +174,13 @@ def _remedy(guess: Guess | None, context: IncidentContext, folders: RunFolders) 
     return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out), place=place_of(ran_out))
 
 
-def _restore_advice(folders: RunFolders, guess: Guess | None, onset: Onset | None, remedy: Remedy) -> RestoreAdvice:
-    is_sharp = onset is not None and onset.is_sharp
-    earliest = None if onset is None else onset.earliest
-    if onset is not None and is_sharp and guess is not Guess.DEGRADATION:
-        earliest = onset.step
-    return advise_restore(folders, guess, earliest=earliest, is_sharp=is_sharp, overrides=remedy.overrides)
-
-
 def _headline(condition: RunCondition, contents: Contents, onset: Onset | None, causes: Causes | None) -> str:
     why = _why(causes)
     if onset is not None:
         fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
         if onset.shape is Shape.NEVER:
-            return f"the rewards were 0 from the first step. {why}"
+            where = "the first step" if onset.step == 0 else f"the first step seen, {onset.step}: the fall is earlier"
+            return f"the rewards were 0 from {where}. {why}"
         if condition is RunCondition.FELL:
             return f"since global step {onset.step} the rewards are down, {fell}, {onset.bad_steps} steps. {why}"
         how = "and came back" if onset.stands else "and a recovery took it back"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.base.errors import DataError, StorageError
+from launcher.base.errors import DataError, LauncherError, StorageError
 from launcher.base.wording import some_of
 from launcher.diagnosis.reading.log_file import read_log
 from launcher.diagnosis.reading.log_records import (
@@ -32,6 +32,10 @@ from launcher.diagnosis.reading.wandb_files import MAGIC, read_csv, read_offline
 STARTS = (Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 """A run's own events have these better than its servers' logs."""
 PACKED = {b"\x1f\x8b": "gunzip", b"(\xb5/\xfd": "unzstd", b"PK\x03\x04": "unzip", b"\xfd7zXZ": "unxz"}
+
+
+class PackedError(DataError):
+    """A log that must be unpacked first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +112,20 @@ def read_inputs(
     Raises UsageError for a file that is not what it seems, and where `metric` is in none.
     """
     names, read, before = FigureNames(metric), list[Contents](), 0
-    refused: list[DataError] = []
+    refused: list[LauncherError] = []
     for one in inputs:
         try:
             read.append(_read(one.path, names, metric, lambda done, before=before: on_progress(before + done)))  # type: ignore[misc]
-        except OSError as error:
-            raise _unreadable(one.path, error) from error
-        except DataError as error:
+        except (OSError, DataError) as found:
+            error = _unreadable(one.path, found) if isinstance(found, OSError) else found
             if one.is_named:
-                raise
+                raise error from found
             refused.append(error)
-            source = Source(path=str(one.path), what="not read", role=Role.UNKNOWN, bytes=one.bytes, note=error.message)
+            may_hold_steps = isinstance(found, OSError | PackedError)
+            source = Source(
+                path=str(one.path), what="not read", role=Role.UNKNOWN, bytes=one.bytes, note=error.message,
+                is_unread=may_hold_steps,
+            )  # fmt: skip
             read.append(Contents(sources=(source,)))
         before += one.bytes
         on_progress(before)
@@ -143,7 +150,7 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
         head = file.read(65536)
     for magic, command in PACKED.items():
         if head.startswith(magic):
-            raise DataError(f"{path} is packed", f"unpack it first: {command} {path}")
+            raise PackedError(f"{path} is packed", f"unpack it first: {command} {path}")
     if head.startswith(MAGIC) or path.suffix == ".wandb":
         return read_offline(path, names)
     if path.suffix == ".csv":
@@ -160,9 +167,10 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
 
 def _joined(read: Sequence[Contents]) -> Contents:
     used = _used_for_steps(read)
-    steps = Steps()
+    steps, origins = Steps(), list[int]()
     for contents in used:
         steps.extend(contents.steps)
+        origins += [next(i for i, one in enumerate(read) if one is contents)] * len(contents.steps)
     unused = "its steps are not used: another file has as many or more"
     sources = [
         replace(one.sources[0], note=unused) if len(one.steps) and one not in used else one.sources[0] for one in read
@@ -172,6 +180,7 @@ def _joined(read: Sequence[Contents]) -> Contents:
     placed = (event for event in _placed(events, steps) if not _is_first_start(event))
     return Contents(
         steps=steps,
+        origins=tuple(origins),
         log_events=tuple(sorted(placed, key=lambda event: (event.time is None, event.time or 0.0))),
         sources=tuple(sources),
         keys=tuple(sorted({key for contents in read for key in contents.keys})),

@@ -171,7 +171,8 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file that was read. `role`: who wrote it. `steps`: how many it has. `first_time`, `last_time`: its dates."""
+    """A file that was read. `role`: who wrote it. `steps`: how many it has. `first_time`, `last_time`: its dates.
+    `is_unread`: it may hold steps, and could not be read, as `note` says."""
 
     path: str
     what: str
@@ -181,14 +182,17 @@ class Source:
     first_time: float | None = None
     last_time: float | None = None
     note: str = ""
+    is_unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What was read: the steps as written, and all events, by time where it is known."""
+    """What was read: the steps as written, and all events, by time where it is known. `origins`: of each step the
+    index of its source."""
 
     sources: tuple[Source, ...]
     steps: Steps = field(default_factory=Steps)
+    origins: tuple[int, ...] = ()
     log_events: tuple[LogEvent, ...] = ()
     keys: tuple[str, ...] = ()
     total_steps: int = 0

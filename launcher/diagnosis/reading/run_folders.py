@@ -14,6 +14,8 @@ from pathlib import Path
 
 from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
+from launcher.checkpoints.health_evidence import HealthEvidence
+from launcher.checkpoints.recorded_health import read_health
 from launcher.checkpoints.trial_folders import trial_roots
 from launcher.diagnosis.reading.log_records import Kind, LogEvent
 from launcher.run_files.run_paths import RunPaths, names_of
@@ -35,7 +37,8 @@ class FoundCheckpoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolders:
     """What was found around the logs. `flags` name the run for other scripts. `settings` by dotted keys.
-    `is_ours`: of this launcher. `recover_step`: of AReaL's one recover checkpoint, which is overwritten."""
+    `is_ours`: of this launcher. `recover_step`: of AReaL's one recover checkpoint, which is overwritten.
+    `health`: as the journal of a run of ours has it."""
 
     flags: str
     is_ours: bool
@@ -43,6 +46,7 @@ class RunFolders:
     checkpoints: tuple[FoundCheckpoint, ...] = ()
     looked_in: tuple[str, ...] = ()
     recover_step: int | None = None
+    health: HealthEvidence | None = None
 
 
 def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoints: Path | None = None) -> RunFolders:
@@ -55,9 +59,11 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
     steps = {one.global_step for one in found.values()}
     logged = [one for one in _logged(log_events) if one.global_step not in steps]
     recover = [step for root in roots for step in _recover_steps(root)]
+    is_ours = folder is not None and any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl"))
     return RunFolders(
         flags=_flags(run, settings),
-        is_ours=folder is not None and any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl")),
+        is_ours=is_ours,
+        health=read_health(run) if is_ours and run is not None else None,
         settings=dict(_dotted("", settings)),
         checkpoints=tuple(sorted([*found.values(), *logged], key=lambda one: (one.global_step, not one.on_disk))),
         looked_in=tuple(str(root) for root in roots if root.is_dir()),

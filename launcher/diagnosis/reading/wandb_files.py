@@ -55,7 +55,8 @@ def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
                     f"export it with one of {', '.join(STEP_COLUMNS)}",
                 )
             time = next((header.index(name) for name in TIME_COLUMNS if name in header), None)
-            steps = _steps_of((parsed for row in rows if row and (parsed := _parse(row, step, time, keys))), names)
+            found = [parsed for row in rows if row and (parsed := _parse(row, step, time, keys))]
+            steps = _steps_of(sorted(found, key=lambda one: one[0]), names)  # a table may be sorted in any way
         except csv.Error as error:
             raise DataError(f"{path} is not a CSV file: {error}", "give the file that WandB exported") from error
     return _contents(path, "WandB's CSV", steps, keys.values())

@@ -1,5 +1,6 @@
 """resume_training: what it goes on from, whether the settings fit, the exact command; asks, and the run takes over."""
 
+import gzip
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from tests.support.checkpoint_makers import (
     reseal,
     save,
     snapshot,
+    write_areal_log,
     write_rewards,
 )
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY, began
@@ -270,16 +272,28 @@ def test_areal_goes_on_with_its_own_command(tool, folder, areal):
     assert "settings    fit the checkpoint as far as the words of the command say" in said
     assert became[-2:] == ["recover.mode=auto", "recover.no_load_optim=true"]
     assert "an export: its weights with a fresh optimizer" in said.splitlines()[0]
-    assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] == 40
+    assert json.loads((areal[1] / "step_info.json").read_text())["global_step"] == 60
 
 
 def test_areal_s_own_folder_needs_no_setup(tool, folder, areal):
     before = snapshot(areal[0])
-    (folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log").unlink()
+    write_areal_log(folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log", HEALTHY * 3)
     became, said = tool("--yes", "--command", AREAL)
     assert became[-1] == "recover.mode=auto"
     assert "resumes from step 99, AReaL's own recover folder, with its optimizer" in said
     assert snapshot(areal[0]) == before
+
+
+@pytest.mark.parametrize("hide", [Path.unlink, lambda log: log.write_bytes(gzip.compress(log.read_bytes()))])
+def test_without_its_logs_the_newest_is_taken_only_if_it_is_named(tool, folder, areal, hide):
+    log = folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log"
+    hide(log)
+    before = snapshot(folder / "root")
+    code, said = tool("--yes", "--command", AREAL)
+    assert code == 1 and "which checkpoint of exp/t1 is healthy can't be seen" in said and "--before-step N" in said
+    assert snapshot(folder / "root") == before
+    became, said = tool("--yes", "--before-step", "100", "--command", AREAL)
+    assert became[-1] == "recover.mode=auto" and "health      not seen: " in said
 
 
 def test_areal_s_differences_and_a_command_that_is_not_known(tool, folder, areal):

@@ -1,10 +1,13 @@
-"""The rewards in an AReaL log: of each step the one that stands, whatever else the log says."""
+"""The rewards in an AReaL log, as every tool reads them: of each step the one that counts."""
 
 import math
 
 import pytest
 
-from launcher.checkpoints.areal_log import read_areal_rewards, read_steps_per_epoch
+from launcher.checkpoints.areal_log import read_steps_per_epoch
+from launcher.checkpoints.trial_folders import TrialFolder
+from scripts.checkpoints.choosing import read_catalog
+from tests.support.trial_names import trial_paths
 
 
 def step(number, *tables):
@@ -17,11 +20,16 @@ def step(number, *tables):
     return lines
 
 
+def trial(logs):
+    return TrialFolder(paths=trial_paths(logs), root=logs, logs=logs, recover_info=None, is_ours=False)
+
+
 @pytest.fixture
 def read(tmp_path):
-    def write_and_read(*steps, name="trainer.log", **how):
+    def write_and_read(*steps, name="trainer.log"):
         (tmp_path / name).write_text("\n".join(line for lines in steps for line in lines) + "\n")
-        return [(point.step, point.mean) for point in read_areal_rewards(tmp_path, **how)]
+        seen = read_catalog(trial(tmp_path)).health.seen
+        return list(zip(seen.steps.tolist(), seen.rewards.tolist(), strict=True))
 
     return write_and_read
 
@@ -30,8 +38,8 @@ def test_each_step_counted_from_0(read):
     assert read(step(1, ("5.0e-01", "0.0", "1.0")), step(2, ("-2.5e-01", "-1.0", "0.0"))) == [(0, 0.5), (1, -0.25)]
 
 
-def test_of_several_minibatches_the_first_tells(read):
-    assert read(step(1, (0.5, 0, 1), (0.9, 0, 1))) == [(0, 0.5)]
+def test_of_several_minibatches_the_mean_counts(read):
+    assert read(step(1, (0.5, 0, 1), (0.9, 0, 1))) == [(0, pytest.approx(0.7))]
 
 
 def test_after_a_recovery_the_later_line_stands(read):
@@ -40,16 +48,11 @@ def test_after_a_recovery_the_later_line_stands(read):
 
 def test_a_step_without_rewards_and_numbers_that_are_none(read):
     found = read(step(1, (0.5, 0, 1)), step(2), step(3, ("nan", "nan", "inf")))
-    assert found[0] == (0, 0.5) and found[1][0] == 2 and math.isnan(found[1][1])
-
-
-def test_of_a_log_too_large_its_end_is_read(read):
-    steps = [step(n, (n / 100, 0, 1)) for n in range(1, 51)]
-    assert read(*steps, largest=3000)[-1] == (49, 0.5)
-    assert 3 <= len(read(*steps, largest=3000)) < 50
+    assert found[0] == (0, 0.5) and [number for number, _ in found] == [0, 1, 2]
+    assert math.isnan(found[1][1]) and math.isnan(found[2][1])
 
 
 def test_other_names_of_the_log_and_none_at_all(read, tmp_path):
-    assert read_areal_rewards(tmp_path) == () and read_steps_per_epoch(tmp_path) is None
+    assert len(read_catalog(trial(tmp_path)).health.seen) == 0 and read_steps_per_epoch(tmp_path) is None
     assert read(step(1, (0.5, 0, 1)), name="merged.log") == [(0, 0.5)]
     assert read_steps_per_epoch(tmp_path) == 80

@@ -1,11 +1,13 @@
 """What a run's files tell of its health, dead or alive: the damage that stands, and the state of each checkpoint."""
 
+import numpy as np
 import pytest
 
-from launcher.checkpoints.recorded_health import damage_ever_seen, read_health
-from launcher.config.supervision import RestoreConfig, RewardHealthConfig
+from launcher.checkpoints.health_evidence import SeenSteps, judge
+from launcher.checkpoints.onset import find_falls, standing
+from launcher.checkpoints.recorded_health import read_health
+from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointStatus, Damage, checkpoint_status
-from launcher.policy.reward_health import RewardPoint
 from tests.support.checkpoint_makers import trial_paths, write_rewards
 
 HEALTHY = [0.5, 0.55, 0.48, 0.52, 0.5] * 8
@@ -33,7 +35,7 @@ def restored(step, *, at=1100.5, event="trainer.restored"):
 
 def test_a_run_without_files_tells_nothing(paths):
     past = read_health(paths)
-    assert (past.rewards, past.damage, past.last_step) == ((), None, -1)
+    assert (len(past.seen), past.damage, past.last_step) == (0, None, -1)
 
 
 def test_a_healthy_run_has_no_damage(paths):
@@ -100,32 +102,32 @@ def test_a_fall_of_new_prompts_is_no_damage_and_one_after_it_is(paths):
     assert read_health(paths).damage.onset_step == 80
 
 
-def test_the_run_s_own_settings_hold(paths):
+def test_the_run_s_own_settings_hold_and_detectors_that_were_off_hide_nothing(paths):
     write_rewards(paths, [*HEALTHY, *[0.0] * 12])
-    section = (
-        "reward_health: {zero_breaker_steps: null, fall_threshold: null, no_such: 1}\nrestore: {good_after_steps: 3}"
-    )
-    paths.config.write_text(section)
+    off = "reward_health: {zero_breaker_steps: null, fall_threshold: null}\n"
+    paths.config.write_text(f"{off}restore: {{good_after_steps: 3, no_such: 1}}")
     past = read_health(paths)
-    assert (past.damage, past.settings.good_after_steps) == (None, 3)
+    assert (past.damage.onset_step, past.settings.good_after_steps) == (40, 3)
     for broken in ("- 1", "{", "restore: 3"):
         paths.config.write_text(broken)
         assert read_health(paths).settings == RestoreConfig()
 
 
-def points(rewards):
-    return [RewardPoint(step=i, mean=x, low=0.0, high=float(x > 0)) for i, x in enumerate(rewards)]
+def damage_in(rewards):
+    series = np.array(rewards, dtype=float)
+    seen = SeenSteps(steps=np.arange(len(series)), rewards=series)
+    return judge(seen, standing(find_falls(series)), RestoreConfig(), source="").damage
 
 
 @pytest.mark.parametrize("after", [[0.0] * 300, [0.1, 0.12] * 150, [0.0] * 40 + HEALTHY * 3])
 def test_a_collapse_of_long_ago_is_found_too(after):
-    """At the end of such a series everything has been flat, or well, for longer than any detector looks back."""
-    damage = damage_ever_seen(points([*HEALTHY, *after]), RewardHealthConfig())
+    """At the end of such a series everything has been flat, or well, for a long time."""
+    damage = damage_in([*HEALTHY, *after])
     assert damage is not None and abs(damage.onset_step - 40) <= 2
 
 
 def test_a_healthy_series_stays_one_however_it_is_cut():
-    assert damage_ever_seen(points(HEALTHY * 20), RewardHealthConfig()) is None
+    assert all(damage_in((HEALTHY * 20)[:end]) is None for end in range(0, 800, 10))
 
 
 # ── the state of a checkpoint ──

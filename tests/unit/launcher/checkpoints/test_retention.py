@@ -5,7 +5,7 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
-from launcher.checkpoints.recorded_health import RecordedHealth
+from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
@@ -19,7 +19,7 @@ SETTINGS = RestoreConfig(good_after_steps=5)
 
 def spared_of(store, healthy_until, *, keep_last=2):
     trial = TrialFolder.of(trial_paths(store.root.parents[4]))
-    return CheckpointCatalog(trial, RecordedHealth(settings=SETTINGS)).worth_sparing(
+    return CheckpointCatalog(trial, HealthEvidence(settings=SETTINGS)).worth_sparing(
         keep_last, healthy_until=healthy_until
     )
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from launcher.base.errors import DataError
+from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.causes import Guess
-from launcher.diagnosis.judging.onset import Shape
 from launcher.diagnosis.judging.remedies import remedy_of
 from launcher.diagnosis.judging.verdict import RunCondition, diagnose
 from launcher.diagnosis.output.as_json import to_dict
@@ -199,7 +199,7 @@ def test_the_last_whole_checkpoint_before_the_onset_is_chosen(tmp_path):
     logs = made_run(tmp_path, Made(fails="crash", onset=60), steps=(19, 39, 79, 99))
     export(tmp_path / "checkpoints" / "me" / "exp" / "t0" / "default", 59, is_whole=False)
     way = diagnosis_of(logs).restore_advice
-    assert (way.checkpoint.global_step, way.until) == (39, 59)
+    assert (way.checkpoint.global_step, way.until) == (39, 58)  # step 59 was seen to earn what it should
     (command,) = way.commands
     assert command.startswith("python -m scripts.resume_training --experiment-name exp --trial-name t0 --fileroot")
     assert "--before-step 40 --command " in command
@@ -232,8 +232,8 @@ def test_other_layouts_are_found(tmp_path, layout):
 def test_without_a_checkpoint_folder_the_limit_is_said(tmp_path):
     way = diagnosis_of(RunMaker(Made(fails="crash", onset=60)).write(tmp_path / "run")).restore_advice
     assert way.checkpoint is None
-    assert "step 59 or earlier" in way.reason
-    assert "--before-step 60" in way.commands[0]
+    assert "step 58 or earlier" in way.reason
+    assert "--before-step 59" in way.commands[0]
 
 
 def test_a_run_that_stopped_undamaged_goes_on_from_its_newest(tmp_path):

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from launcher.diagnosis.judging.onset import Shape, find_falls
-from launcher.diagnosis.judging.segments import partition
+from launcher.checkpoints.onset import Shape, find_falls
+from launcher.checkpoints.segments import partition
 from launcher.diagnosis.judging.step_history import falls_of, passes_of
 from launcher.diagnosis.reading.log_records import REWARD, Steps
 from scripts.benchmark.onsets import FALLS, HEALTHY, judge, measure, report

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.diagnosis.reading.log_records import Floats
+from launcher.checkpoints.segments import Floats
 
 LONGEST_SLOPE = 1500
 GRID = 160

@@ -14,14 +14,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from launcher.diagnosis.judging.broken_line import date_fall
-from launcher.diagnosis.judging.segments import partition
-from launcher.diagnosis.reading.log_records import Floats
+from launcher.checkpoints.broken_line import date_fall
+from launcher.checkpoints.segments import Floats, partition
 
 MIN_DROP = 0.15
 """A fall is at least this share of the old level's height above the worst possible reward, 0 where none was below."""
@@ -40,6 +40,9 @@ RETURN_STEPS = 20
 ZERO_STREAK = 5
 LOOKED_BACK = 50
 CHANCE_OF_ZEROS = 1e-6
+LEVEL_STEPS = 10
+IN_DOUBT, IN_DOUBT_WHERE_CAREFUL = 2.0, 1.0
+"""Standard errors of the difference of two levels, below the best."""
 
 
 class Shape(enum.StrEnum):
@@ -76,6 +79,18 @@ class Fall:
     def is_over(self) -> bool:
         return self.end is not None
 
+    def moved(self, rows: int) -> Fall:
+        """With the indices of a series in which so many rows come before."""
+        end = None if self.end is None else self.end + rows
+        at = {name: getattr(self, name) + rows for name in ("onset", "earliest", "latest", "bottom")}
+        return dataclasses.replace(self, end=end, **at)
+
+
+def standing(falls: Sequence[Fall]) -> Fall | None:
+    """The fall to go back to before: the one that is not over, else the last that did harm by steps of only zeros."""
+    down = [one for one in falls if not one.is_over]
+    return next(iter([*down, *(one for one in reversed(falls) if one.zeros >= ZERO_STREAK)]), None)
+
 
 def find_falls(rewards: Floats) -> list[Fall]:
     """All falls of a series, in order. NaN is a step without a reward: some in a row count as lost reward."""
@@ -92,6 +107,22 @@ def find_falls(rewards: Floats) -> list[Fall]:
             break
         begin = fall.end
     return falls
+
+
+def leaves_level_at(rewards: Floats, *, is_careful: bool) -> int:
+    """The first row from which on the level stays below the best so far, be it too little for a fall; else the length.
+
+    `is_careful`: for a series with gaps, or one that ends in a fall. Of too few rows nothing is then believed.
+    """
+    n = len(rewards)
+    if n < LEVEL_STEPS:
+        return 0 if is_careful else n
+    series = np.clip(rewards, *usual_range(rewards))
+    sums = np.concatenate(([0.0], np.cumsum(series)))
+    level = (sums[LEVEL_STEPS:] - sums[:-LEVEL_STEPS]) / LEVEL_STEPS
+    doubt = (IN_DOUBT_WHERE_CAREFUL if is_careful else IN_DOUBT) * _noise(series) * math.sqrt(2 / LEVEL_STEPS)
+    is_low = level < np.maximum.accumulate(level) - doubt
+    return n if not is_low[-1] else int(np.flatnonzero(~is_low)[-1])
 
 
 def usual_range(values: Floats) -> tuple[float, float]:

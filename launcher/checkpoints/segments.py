@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
-from launcher.diagnosis.reading.log_records import Floats
+Floats = NDArray[np.float64]
+
 
 PENALTY = 4.0
 """Of a change, times log n: in standard errors a single step must stand out by √(8 log n), 7 at 500 steps."""

@@ -1,0 +1,70 @@
+"""Whatever is hidden, sampled, cut or reordered: no advice is newer than the last step that was seen good."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.checkpoints.health_evidence import SeenSteps, judge
+from launcher.checkpoints.onset import find_falls, standing
+from launcher.config.supervision import RestoreConfig
+from launcher.diagnosis.judging.step_history import evidence_of, falls_of, passes_of
+from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
+from scripts.benchmark.hidden_steps import WAYS, advise
+
+ONSET, STEPS = 120, 260
+
+
+def rewards():
+    noise = np.random.default_rng(0).normal(0, 0.03, STEPS)
+    return np.where(np.arange(STEPS) < ONSET, 0.7 + noise, 0.0)
+
+
+def health_of(steps):
+    seen = np.array(sorted(set(steps)), dtype=np.int64)
+    series = rewards()[seen]
+    return judge(SeenSteps(steps=seen, rewards=series), standing(find_falls(series)), RestoreConfig(), source="")
+
+
+def last_seen_good(steps):
+    return max((step for step in steps if step < ONSET), default=-1)
+
+
+shown = st.one_of(
+    st.sets(st.integers(0, STEPS - 1)),
+    st.builds(lambda every, first: set(range(first, STEPS, every)), st.integers(1, 40), st.integers(0, 200)),
+    st.builds(lambda a, b: {step for step in range(STEPS) if not a <= step < b}, *[st.integers(0, STEPS)] * 2),
+    st.builds(lambda a, b: set(range(min(a, b), max(a, b))), *[st.integers(0, STEPS)] * 2),
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(shown)
+def test_no_advice_is_newer_than_the_last_step_seen_good(steps):
+    health = health_of(steps)
+    for until in (health.good_until, health.unsure_until):
+        assert until is None or until < last_seen_good(steps)
+    for step in range(STEPS):
+        if step not in steps:
+            assert health.of(step)[0] == "not seen"
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(shown, st.randoms(use_true_random=False))
+def test_a_table_in_any_order_says_the_same(tmp_path_factory, steps, random):
+    series, order = rewards(), sorted(steps)
+    random.shuffle(order)
+    file = tmp_path_factory.mktemp("table") / "export.csv"
+    file.write_text("Step,run - task_reward/avg\n" + "".join(f"{step},{float(series[step])}\n" for step in order))
+    if not order:
+        return
+    contents = read_inputs(find_inputs([file]))
+    passes = passes_of(contents.steps)
+    assert len(passes) == 1
+    assert evidence_of(contents, falls_of(contents.steps, passes), passes).good_until == health_of(steps).good_until
+
+
+@pytest.mark.parametrize("number", range(len(WAYS)))
+def test_hidden_steps_of_made_runs(number):
+    """The benchmark `onsets --hidden` has 2,000 of these."""
+    assert advise(number, seed=7).too_new is None
