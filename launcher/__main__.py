@@ -18,7 +18,7 @@ import hydra
 from omegaconf import DictConfig
 
 from launcher import __version__
-from launcher.base.errors import LauncherError
+from launcher.base.errors import DataError, LauncherError, RewardImportError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor
@@ -124,11 +124,9 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
 def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
     """Of each trial that is possible; the exit code is that of a wrong command where one is not."""
     _, candidates = candidates_of(combinations, read)
-    for candidate in candidates:
-        if candidate.config is not None:
-            _show_plan(candidate.config, find_hardware())
-    codes = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
-    return max(codes, default=0)
+    shown = [_show_plan(one.config, find_hardware()) for one in candidates if one.config is not None]
+    refused = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
+    return max([*shown, *refused], default=0)
 
 
 def _run_composed(composed: DictConfig) -> int:
@@ -145,8 +143,7 @@ def launch(config: RunConfig) -> int:
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:
-        _show_plan(config, hardware)
-        return 0
+        return _show_plan(config, hardware)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     plan = make_plan(config, hardware, shape)
     preflight(config, hardware, plan, check_node())
@@ -167,12 +164,25 @@ def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
     return found if config.cluster.address == "local" else planned_hardware(config, found)
 
 
-def _show_plan(config: RunConfig, found: Hardware) -> None:
+def _show_plan(config: RunConfig, found: Hardware) -> int:
+    """Of data that is here, each record is read and one answer scored; the exit code is that of a wrong command where
+    they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
     with as_far_as_it_is_read():
         show(config, make_plan(config, planned, shape), console_of_width(WIDTH))
-    for missing in find_missing(config, judged, make_plan(config, judged, shape), check_node()):
+    all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
+    for missing in all_missing:
         print(f"missing here: {missing}", file=sys.stderr)
+    if any(isinstance(missing, DataError | RewardImportError) for missing in all_missing):
+        return 0
+    from actors.reward.data_check import check_data
+
+    try:
+        for note in check_data(config):
+            print(f"note: {note}", file=sys.stderr)
+    except LauncherError as error:
+        return _refuse(error)
+    return 0
 
 
 def _refuse(error: LauncherError) -> int:

@@ -60,7 +60,8 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
     `server_entry`: the command in SGLang's place, for tests. Raises the UsageErrors that can be known before anything
     is started; later ones are reported as the run's outcome.
     """
-    check_data(config)
+    for note in check_data(config):
+        print(f"note: {note}", file=sys.stderr)
     paths = RunPaths.of(config)
     paths.prepare()
     out = sys.stdout if unattended is None else unattended.out

@@ -1,64 +1,77 @@
-"""Records from files or the Hugging Face hub, and the prompts made of them.
+"""Records of any columns from files or the Hugging Face hub, each checked as it is read.
 
 Imports neither torch nor ray: the driver reads the data before it starts anything, so that a data set that can't be
-used costs seconds and not a cluster. Each record is checked as it is read; the message names its file and line (from
-1) or row (from 0).
+used costs seconds and not a cluster. A message names the record's file and line (from 1) or row (from 0). What an
+answer must look like is the reward function's own business (`actors/reward/data_check.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
-from actors.data.answers import has_number
+from actors.data.chat_messages import Message, messages_of, tools_of
 from actors.data.record_sources import Sourced, read_hub, read_path
-from launcher.base.errors import DataError, ModelError
-from launcher.base.rollouts import Prompt
-from launcher.config.schema import DatasetConfig
+from launcher.base.errors import DataError
+from launcher.config.data import DATA_ENDINGS, DatasetConfig
 
 ID_HEX = 16
 """64 bits: two different records among a million share them once in 10⁷ data sets, and then get suffixes."""
-
-PROMPTS_AT_ONCE = 512
-"""Tokenised in one call: batches use the fast tokenizer's threads, and bound its memory."""
+MOST_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
-    """One problem. `record` is all that the data set has of it, as the reward function gets it."""
+    """One problem, `where` it was read, and its chat. `record` is all that the data set has of it, as the reward
+    function gets it. `question` is the text of the last message."""
 
     id: str
+    where: str
     question: str
-    answer: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, object], ...]
+    answer: object
+    answer_key: str | None
     record: Mapping[str, object]
 
 
-class ChatTokenizer(Protocol):
-    """What is needed of a transformers tokenizer."""
+class BadRecords:
+    """What doesn't fit: raised, or counted with a few examples, as the data set's `bad_records` says."""
 
-    chat_template: Any
-    name_or_path: str
+    def __init__(self, dataset: DatasetConfig) -> None:
+        self._refuses = dataset.bad_records == "refuse"
+        self.count = 0
+        self.examples: list[str] = []
 
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+    def add(self, error: DataError) -> None:
+        if self._refuses:
+            raise error
+        self.count += 1
+        if len(self.examples) < MOST_EXAMPLES:
+            self.examples.append(error.message)
 
 
-def load_records(dataset: DatasetConfig, *, key: str) -> list[DataRecord]:
+def load_records(dataset: DatasetConfig, *, key: str, bad: BadRecords | None = None) -> list[DataRecord]:
     """The records in the data set's own order. `key` is the setting's name for messages, e.g. train_dataset.
 
-    Raises DataError: nothing there, nothing in it, or a record that can't be used.
+    Raises DataError: nothing there, nothing in it, or a record that can't be used and isn't to be skipped.
     """
-    source = _open(dataset, key)
+    bad = bad or BadRecords(dataset)
     seen: Counter[str] = Counter()
-    records = [_record(where, fields, seen) for where, fields in islice(source, dataset.max_items)]
+    records = []
+    for where, fields in islice(_open(dataset, key), dataset.max_items):
+        try:
+            records.append(_record(where, fields, seen, dataset, key))
+        except DataError as error:
+            bad.add(error)
     if not records:
-        raise DataError(f"{key}.path={dataset.path!r} holds no records", f"{key}.path: a data set with at least one")
+        found = f"no record that fits: {bad.examples[0]}" if bad.count else "no records"
+        raise DataError(f"{key}.path={dataset.path!r} holds {found}", f"{key}.path: a data set with at least one")
     return records
 
 
@@ -70,7 +83,7 @@ def _open(dataset: DatasetConfig, key: str) -> Iterator[Sourced]:
         return read_hub(dataset.path, name=dataset.name, split=dataset.split, key=key)
     raise DataError(
         f"{key}.path={dataset.path!r} does not exist",
-        f"{key}.path: a .parquet, .jsonl or .json file, a folder of those, or a hub name such as openai/gsm8k",
+        f"{key}.path: a {', '.join(DATA_ENDINGS)} file, a folder of those, or a hub name such as openai/gsm8k",
     )
 
 
@@ -82,99 +95,70 @@ def _exists(path: Path, key: str) -> bool:
 
 
 def _is_hub_name(path: str) -> bool:
-    looks_local = path.startswith(("/", ".", "~")) or Path(path).suffix in {".parquet", ".jsonl", ".json"}
+    looks_local = path.startswith(("/", ".", "~")) or Path(path).suffix in DATA_ENDINGS
     return not looks_local and path.count("/") <= 1
 
 
-def _record(where: str, fields: Mapping[str, object], seen: Counter[str]) -> DataRecord:
-    question, answer = _text(where, fields, "question"), _text(where, fields, "answer")
-    if not has_number(answer):
-        raise DataError(
-            f"{where}: the answer has no number after ####: {answer[-60:]!r}",
-            "an answer must end in its number, as in: ... #### 42",
-        )
+def _record(
+    where: str, fields: Mapping[str, object] | DataError, seen: Counter[str], dataset: DatasetConfig, key: str
+) -> DataRecord:
+    if isinstance(fields, DataError):
+        raise fields
+    given: object
+    if dataset.messages_key is None:
+        given = question = _question(where, fields, dataset.prompt_key, key)
+        messages: tuple[Message, ...] = ({"role": "user", "content": question},)
+    else:
+        given = _column(where, fields, dataset.messages_key, f"{key}.messages_key")
+        messages = messages_of(given, where=where, column=dataset.messages_key)
+        question = str(messages[-1].get("content", ""))
+    tools = () if dataset.tools_key is None else tools_of(fields.get(dataset.tools_key), where, dataset.tools_key)
+    answer = None
+    if dataset.answer_key is not None:
+        answer = _column(where, fields, dataset.answer_key, f"{key}.answer_key")
+    content = (given, answer, list(tools)) if tools else (given, answer)
     return DataRecord(
-        id=_stable_id(where, question, answer, seen), question=question, answer=answer, record=dict(fields)
+        id=_stable_id(where, content, seen),
+        where=where,
+        question=question,
+        messages=messages,
+        tools=tools,
+        answer=answer,
+        answer_key=dataset.answer_key,
+        record=dict(fields),
     )
 
 
-def _text(where: str, fields: Mapping[str, object], name: str) -> str:
-    value = fields.get(name)
+def _question(where: str, fields: Mapping[str, object], column: str, key: str) -> str:
+    value = _column(where, fields, column, f"{key}.prompt_key")
     if isinstance(value, str) and value.strip():
         return value
-    found = f"has no {name}" if value is None else f"has the {name} {value!r}"
     raise DataError(
-        f"{where}: the record {found}; its fields are {sorted(map(str, fields))}",
-        "each record needs `question` and `answer`, both texts that are not empty",
+        f"{where}: the record has the {column} {value!r:.100}; its fields are {sorted(map(str, fields))}",
+        f"{key}.prompt_key: a column of texts that are not empty; of chat messages: {key}.messages_key",
     )
 
 
-def _stable_id(where: str, question: str, answer: str, seen: Counter[str]) -> str:
+def _column(where: str, fields: Mapping[str, object], column: str, setting: str) -> object:
+    value = fields.get(column)
+    if value is None:
+        hint = f"{setting}: the column to read"
+        hint += ", or null where the data set has no answers" if setting.endswith("answer_key") else ""
+        raise DataError(f"{where}: the record has no {column}; its fields are {sorted(map(str, fields))}", hint)
+    return value
+
+
+def _stable_id(where: str, content: tuple[object, ...], seen: Counter[str]) -> str:
     """The content's hash, so that neither the order nor the file's name matters. Exact copies count up: `…-2`."""
+    texts = [part if isinstance(part, str) else _as_text(part) for part in content]
     try:
-        content = f"{question}\0{answer}".encode()
+        data = "\0".join(texts).encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which no tokenizer takes
         raise DataError(f"{where}: not valid Unicode: {error}", "repair or drop the record") from error
-    digest = hashlib.sha256(content).hexdigest()[:ID_HEX]
+    digest = hashlib.sha256(data).hexdigest()[:ID_HEX]
     seen[digest] += 1
     return digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
 
 
-def build_prompts(
-    records: Sequence[DataRecord],
-    tokenizer: ChatTokenizer,
-    *,
-    max_prompt_tokens: int | None,
-    max_length: int | None,
-    key: str,
-) -> tuple[list[Prompt], int]:
-    """The records' prompts in order, and how many were left out for being longer than `max_length` tokens.
-
-    `max_prompt_tokens` is what the context has room for beside a complete completion. Raises ModelError where the
-    tokenizer can't write a chat, DataError where a prompt that is not left out has no room, or none is left.
-    """
-    prompts: list[Prompt] = []
-    for start in range(0, len(records), PROMPTS_AT_ONCE):
-        chunk = records[start : start + PROMPTS_AT_ONCE]
-        for record, token_ids in zip(chunk, _tokenise(chunk, tokenizer), strict=True):
-            if max_length is not None and len(token_ids) > max_length:
-                continue
-            _check_room(record, len(token_ids), max_prompt_tokens, key)
-            prompts.append(Prompt(id=record.id, token_ids=token_ids, record=record.record))
-    if not prompts:
-        raise DataError(
-            f"all {len(records)} prompts of {key} are longer than {key}.max_length={max_length} tokens",
-            f"raise {key}.max_length, or set it to null",
-        )
-    return prompts, len(records) - len(prompts)
-
-
-def _tokenise(records: Sequence[DataRecord], tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
-    name = tokenizer.name_or_path
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"the tokenizer of {name!r} has no chat template",
-            "set tokenizer_path to a chat model's (…-Instruct), or put a chat_template.jinja into the folder",
-        )
-    chats = [[{"role": "user", "content": record.question}] for record in records]
-    try:
-        # transformers 4 and 5 differ in what they return unasked, so the dictionary is asked for
-        encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=True)
-    except TemplateError as error:
-        raise ModelError(
-            f"the chat template of {name!r} can't write a user's message: {error}", "set another tokenizer_path"
-        ) from error
-    ids = [tuple(map(int, token_ids)) for token_ids in encoded["input_ids"]]
-    if not all(ids):
-        raise ModelError(f"the chat template of {name!r} writes an empty prompt", "set another tokenizer_path")
-    return ids
-
-
-def _check_room(record: DataRecord, length: int, limit: int | None, key: str) -> None:
-    if limit is not None and length > limit:
-        raise DataError(
-            f"{key}: the prompt of record {record.id} ({record.question[:50]!r}…) has {length} tokens, "
-            f"and there is room for {limit}",
-            f"room is sglang.context_length - gconfig.max_new_tokens; raise the one, lower the other, "
-            f"or leave such prompts out with {key}.max_length={max(limit, 1)}",
-        )
+def _as_text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

@@ -1,11 +1,13 @@
-"""Reads records from JSON lines, a JSON list, parquet, a folder of those, or the Hugging Face hub.
+"""Reads records from JSON lines, a JSON list, parquet, Arrow, CSV, a folder of those, or the Hugging Face hub.
 
 Files are streamed: a few records are in memory at a time, and reading stops when the caller has enough. Each source
-yields (where, fields); `where` names file and line or row. All raise DataError.
+yields (where, fields); `where` names file and line or row. A line that is no record has a DataError in place of its
+fields, so that others can still be read; what makes the rest of a file unreadable raises DataError.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from launcher.base.errors import DataError
+from launcher.config.data import DATA_ENDINGS
 
-Sourced = tuple[str, Mapping[str, object]]
+Sourced = tuple[str, Mapping[str, object] | DataError]
 Reader = Callable[[Path], Iterator[Sourced]]
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -24,6 +27,7 @@ MAX_LIST_BYTES = 512 * 2**20
 """A JSON list has to be read completely, at several times its size in memory."""
 
 PARQUET_ROWS = 1024
+ARROW_FILE = b"ARROW1"
 HUB_PROBE_S = 10.0
 SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
@@ -31,24 +35,33 @@ SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 def read_path(path: Path, *, name: str | None, split: str, key: str) -> Iterator[Sourced]:
     """A file's records, or those of a folder's files in the order of their names."""
     try:
-        files = _files_of_split(_folder_of(path, name), split, key) if path.is_dir() else [path]
+        files = _files_of_split(_folder_of(path, name, split), split, key) if path.is_dir() else [path]
         for file in files:
             yield from _reader(file, key)(file)
     except OSError as error:
         raise DataError(f"{key}.path: {path} can't be read: {error}", "check the path and its permissions") from error
 
 
-def _folder_of(path: Path, name: str | None) -> Path:
-    """A copy of a hub repository keeps its configurations in folders of their own."""
-    return path / name if name and (path / name).is_dir() else path
+def _folder_of(path: Path, name: str | None, split: str) -> Path:
+    """A copy of a hub repository keeps its configurations in folders of their own, or its files in `data`;
+    `datasets.save_to_disk` keeps each split in a folder."""
+    folder = path / name if name and (path / name).is_dir() else path
+    is_saved = (folder / "dataset_dict.json").is_file()
+    if not is_saved and any(file.suffix in DATA_ENDINGS for file in folder.iterdir()):
+        return folder
+    return next((folder / below for below in (split, "data") if (folder / below).is_dir()), folder)
 
 
 def _files_of_split(folder: Path, split: str, key: str) -> list[Path]:
     """`train-00000-of-00001.parquet` and `train.jsonl` are of the split train; where no file is named so, all are."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in READERS and file.is_file())
+    entries = sorted(folder.iterdir())
+    is_saved = (folder / "state.json").is_file()  # by `datasets`, whose other JSON files here are not records
+    endings = (".arrow",) if is_saved else DATA_ENDINGS
+    files = [entry for entry in entries if entry.suffix in endings and entry.is_file()]
     if not files:
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
-        raise DataError(f"{key}.path: {folder} holds no {', '.join(READERS)} file, but {found}", f"change {key}.path")
+        found = ", ".join(entry.name for entry in entries[:5]) or "nothing"
+        message = f"{key}.path: {folder} holds no {', '.join(DATA_ENDINGS)} file, but {found}"
+        raise DataError(message, f"change {key}.path")
     words = {file: file.stem.replace(".", "-").replace("_", "-").split("-")[0] for file in files}
     chosen = [file for file in files if words[file] == split]
     others = sorted({word for word in words.values() if word in SPLIT_WORDS})
@@ -60,7 +73,8 @@ def _files_of_split(folder: Path, split: str, key: str) -> list[Path]:
 
 def _reader(path: Path, key: str) -> Reader:
     if path.suffix not in READERS:
-        raise DataError(f"{key}.path: {path} has the unknown ending {path.suffix!r}", f"allowed: {', '.join(READERS)}")
+        message = f"{key}.path: {path} has the unknown ending {path.suffix!r}"
+        raise DataError(message, f"allowed: {', '.join(DATA_ENDINGS)}")
     return READERS[path.suffix]
 
 
@@ -76,7 +90,7 @@ def _json_lines(path: Path, file: BinaryIO) -> Iterator[Sourced]:
         if len(line) > MAX_LINE_BYTES:
             raise DataError(f"{path}:{number} is longer than {MAX_LINE_BYTES} bytes", "write one record on each line")
         if line.strip():
-            yield f"{path}:{number}", _object(_parse(line, f"{path}:{number}"), f"{path}:{number}")
+            yield f"{path}:{number}", _line(line, f"{path}:{number}")
 
 
 def _read_json(path: Path) -> Iterator[Sourced]:
@@ -90,7 +104,16 @@ def _read_json(path: Path) -> Iterator[Sourced]:
         if path.stat().st_size > MAX_LIST_BYTES:
             raise DataError(f"{path} is a JSON list of over {MAX_LIST_BYTES} bytes", "turn it into .jsonl or .parquet")
         for row, fields in enumerate(_parse(file.read(), str(path))):
-            yield f"{path} row {row}", _object(fields, f"{path} row {row}")
+            where = f"{path} row {row}"
+            yield where, fields if isinstance(fields, dict) else _no_record(fields, where)
+
+
+def _line(line: bytes, where: str) -> Mapping[str, object] | DataError:
+    try:
+        fields = _parse(line, where)
+    except DataError as error:
+        return error
+    return fields if isinstance(fields, dict) else _no_record(fields, where)
 
 
 def _parse(text: bytes, where: str) -> Any:
@@ -100,10 +123,29 @@ def _parse(text: bytes, where: str) -> Any:
         raise DataError(f"{where} is not valid JSON: {error}", "repair the file") from error
 
 
-def _object(value: object, where: str) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise DataError(f"{where} is a {type(value).__name__}, not a record", 'write {"question": …, "answer": …}')
-    return value
+def _no_record(value: object, where: str) -> DataError:
+    return DataError(f"{where} is a {type(value).__name__}, not a record", 'write {"question": …, "answer": …}')
+
+
+def _read_csv(path: Path) -> Iterator[Sourced]:
+    """The first line names the columns, and every value is a text. A record is named by the line it ends in."""
+    csv.field_size_limit(MAX_LINE_BYTES)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = next(reader, [])
+            if len(set(header)) < len(header):
+                raise DataError(f"{path}: its header names a column twice: {header}", "rename one of them")
+            for row in reader:
+                where = f"{path}:{reader.line_num}"
+                if len(row) == len(header):
+                    yield where, dict(zip(header, row, strict=True))
+                elif row:
+                    what = f"{where} has {len(row)} values for {len(header)} columns ({', '.join(header)})"
+                    yield where, DataError(what, 'quote a value that holds a comma: "a, b"')
+        except (csv.Error, UnicodeDecodeError) as error:
+            where = f"{path}:{reader.line_num + 1}"
+            raise DataError(f"{where} is no CSV in UTF-8: {error}", "write the file again") from error
 
 
 def _read_parquet(path: Path) -> Iterator[Sourced]:
@@ -121,7 +163,41 @@ def _read_parquet(path: Path) -> Iterator[Sourced]:
         raise DataError(f"{path} is not a sound parquet file (row {row}): {error}", "write the file again") from error
 
 
-READERS: Mapping[str, Reader] = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".json": _read_json}
+def _read_arrow(path: Path) -> Iterator[Sourced]:
+    """Both forms of it: a stream, as `datasets` writes it, and a file."""
+    import pyarrow as pa
+
+    row = 0
+    try:
+        with pa.memory_map(str(path)) as source:
+            for batch in _arrow_batches(source):
+                for start in range(0, batch.num_rows, PARQUET_ROWS):
+                    for fields in batch.slice(start, PARQUET_ROWS).to_pylist():
+                        yield f"{path} row {row}", fields
+                        row += 1
+    except (pa.ArrowException, OSError) as error:  # pyarrow raises OSError for a file that ends too early
+        raise DataError(f"{path} is not a sound Arrow file (row {row}): {error}", "write the file again") from error
+
+
+def _arrow_batches(source: Any) -> Iterator[Any]:
+    from pyarrow import ipc
+
+    if source.read(len(ARROW_FILE)) == ARROW_FILE:
+        with ipc.open_file(source) as file:
+            yield from (file.get_batch(number) for number in range(file.num_record_batches))
+        return
+    source.seek(0)
+    with ipc.open_stream(source) as stream:
+        yield from stream
+
+
+READERS: Mapping[str, Reader] = {
+    ".parquet": _read_parquet,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".arrow": _read_arrow,
+}
 
 
 def read_hub(path: str, *, name: str | None, split: str, key: str) -> Iterator[Sourced]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.data.dataset import DataRecord, build_prompts, load_records
+from actors.data.dataset import BadRecords, DataRecord
+from actors.data.prompts import build_prompts
 from launcher.base.rollouts import Prompt
-from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.config.data import DatasetConfig
+from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 
 
@@ -33,6 +35,13 @@ class TrainingData:
         return self.prompts[min(self.prompts)].token_ids
 
 
+def record_bad(journal: Journal, bad: BadRecords, key: str) -> None:
+    """The event of the records that were skipped, where some were."""
+    if bad.count:
+        reason = f"{bad.count} records don't fit: {'; '.join(bad.examples)}"
+        journal.record("data.left_out", subject=key, reason=reason, prompts=bad.count)
+
+
 class DataLoader:
     """`context`: tokens that model and server take, None where it is not known."""
 
@@ -44,26 +53,29 @@ class DataLoader:
         self._context = context
         self._journal = journal
 
-    def load(self, records: Sequence[DataRecord]) -> TrainingData:
-        """`records` of train_dataset, and what valid_dataset holds. Raises DataError."""
+    def load(self, records: Sequence[DataRecord], held_out_records: Sequence[DataRecord]) -> TrainingData:
+        """Of train_dataset and of valid_dataset, where there is one. Raises DataError, ModelError, ConfigError."""
         config = self._config
         prompts, left_out = self._encode(records, config.train_dataset, "train_dataset")
         held_out: dict[str, Prompt] = {}
         if config.valid_dataset is not None:
-            found = load_records(config.valid_dataset, key="valid_dataset")
-            held_out = self._encode(found, config.valid_dataset, "valid_dataset")[0]
+            held_out = self._encode(held_out_records, config.valid_dataset, "valid_dataset")[0]
         return TrainingData(
             prompts=prompts, held_out=held_out, left_out=left_out, max_new_tokens=config.gconfig.max_new_tokens
         )
 
     def _encode(self, records: Sequence[DataRecord], dataset: DatasetConfig, key: str) -> tuple[dict[str, Prompt], int]:
+        bad = BadRecords(dataset)
         prompts, left_out = build_prompts(
             records,
             self._tokenizer,
             max_prompt_tokens=None if self._context is None else self._context - self._config.gconfig.max_new_tokens,
             max_length=dataset.max_length,
             key=key,
+            chat=self._config.chat,
+            bad=bad,
         )
+        record_bad(self._journal, bad, key)
         if left_out:
             self._journal.record("data.left_out", subject=key, reason=f"over {key}.max_length", prompts=left_out)
         return {prompt.id: prompt for prompt in prompts}, left_out

@@ -95,5 +95,13 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "grpo_actor/seq_len/max": float(max(lengths)),
         "grpo_actor/no_eos_ratios/avg": fmean(cut),
         "grpo_actor/flat_groups/avg": fmean(flat),
+        **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
+        **{f"reward_parts/{name}/avg": value for name, value in _mean_parts(batch).items()},
         **stats.metrics(),
     }
+
+
+def _mean_parts(batch: RolloutBatch) -> dict[str, float]:
+    """Over the completions that have the part: a function may answer others for other prompts."""
+    names = dict.fromkeys(name for rollout in batch.rollouts for name in rollout.parts)
+    return {name: fmean(one.parts[name] for one in batch.rollouts if name in one.parts) for name in names}

@@ -38,19 +38,11 @@ class CanaryScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryPrompt:
-    """What a scorer needs to know of a record."""
-
-    id: str
-    record: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
     """`completion` to the record `prompt` must get `expected`."""
 
     name: str
-    prompt: CanaryPrompt
+    prompt: Scorable
     completion: str
     expected: float
 
@@ -126,16 +118,17 @@ async def _score(canary: Canary, scorer: CanaryScorer) -> CanaryScore:
 
 def _texts(record: Scorable) -> dict[str, str]:
     """Completion by the canary's name."""
-    answer = str(record.record["answer"])
+    answer = record.answer
+    if not isinstance(answer, str):
+        return {}
     wrong = with_another_number(answer)
     texts = {f"right answer of {record.id}": answer}
     return texts if wrong is None else texts | {f"wrong answer of {record.id}": wrong}
 
 
 def _made(record: Scorable, rewards: Mapping[str, float]) -> list[Canary]:
-    prompt = CanaryPrompt(id=record.id, record=record.record)
     texts = _texts(record)
-    return [Canary(name=name, prompt=prompt, completion=texts[name], expected=rewards[name]) for name in texts]
+    return [Canary(name=name, prompt=record, completion=texts[name], expected=rewards[name]) for name in texts]
 
 
 def _from_kept(record: Scorable, known: Mapping[str, float]) -> list[Canary]:

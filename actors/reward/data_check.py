@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from actors.data.dataset import load_records
+from actors.data.dataset import BadRecords, DataRecord, load_records
 from actors.reward.reward_pool import RewardPool
+from launcher.base.errors import DataError
+from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 
 
-def check_data(config: RunConfig) -> None:
-    """Read every record, and score one answer: whatever is wrong with them costs seconds now and a cluster later."""
-    records = load_records(config.train_dataset, key="train_dataset")
-    if config.valid_dataset is not None:
-        load_records(config.valid_dataset, key="valid_dataset")
+def check_data(config: RunConfig) -> list[str]:
+    """Read every record, and score one answer: whatever is wrong with them costs seconds now and a cluster later.
+
+    Answers a line for each data set of which records are skipped. Raises DataError and RewardImportError.
+    """
+    notes = []
     with RewardPool(config.reward) as pool:
-        pool.check(records[0])
+        for key, dataset in datasets_of(config):
+            if dataset is None:
+                continue
+            records, bad = records_of(dataset, pool, key=key)
+            if key == "train_dataset":
+                pool.check(records[0])
+            if bad.count:
+                notes.append(f"{key}: {bad.count} records are skipped, such as {'; '.join(bad.examples)}")
+    return notes
+
+
+def datasets_of(config: RunConfig) -> tuple[tuple[str, DatasetConfig | None], ...]:
+    return ("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)
+
+
+def records_of(dataset: DatasetConfig, pool: RewardPool | None, *, key: str) -> tuple[list[DataRecord], BadRecords]:
+    """The records, without those that are skipped. `pool`: whose reward function says which answers it can compare
+    with; None: not asked."""
+    bad = BadRecords(dataset)
+    records = load_records(dataset, key=key, bad=bad)
+    problems = {} if pool is None else pool.find_bad_answers([record.answer for record in records])
+    for place, problem in problems.items():
+        hint = f"so says reward.fn; {key}.answer_key names the column, {key}.bad_records=skip leaves it out"
+        bad.add(DataError(f"{records[place].where}: {problem}", hint))
+    if problems and len(problems) == len(records):
+        raise DataError(f"{key}.path={dataset.path!r} holds no record that fits: {bad.examples[0]}", f"check {key}")
+    return [record for place, record in enumerate(records) if place not in problems], bad

@@ -13,7 +13,8 @@ from decimal import Decimal
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-from actors.data.answers import bare, final_answers, plain_number
+from actors.data.answers import bare, final_answers, has_number, plain_number
+from actors.reward.reward_import import checked_by
 
 # math-verify warns that its own limit is off. It has to be: it needs SIGALRM, and the worker has a limit already.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -29,6 +30,15 @@ _MIXED = re.compile(r"(\d)\s+(\d+)\s*/\s*(\d+)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
+def answer_problem(answer: object) -> str:
+    """Why GSM8K's rule can't be used with a record's answer; "" where it can."""
+    if isinstance(answer, str) and has_number(answer):
+        return ""
+    said = answer[-60:] if isinstance(answer, str) else answer
+    return f"the answer has no number after ####: {said!r:.100} (an answer must end in its number, as in: ... #### 42)"
+
+
+@checked_by(answer_problem)
 def gsm8k_reward(*, completion: str, answer: str, prompt_id: str, record: Mapping[str, object]) -> float:
     """1.0 where the last number that `completion` marks with `####` or `\\boxed{}` equals that of `answer`, else 0.0.
 

@@ -1,14 +1,17 @@
-"""How a reward function is found by its name.
+"""How a reward function is found by its name, and what it may ask for.
 
-Write a function with this signature in any importable module, and name it `module:function` in `reward.fn`:
+Write a function, plain or `async`, in any importable module, and name it `module:function` in `reward.fn`; several are
+joined by `+`. It gets those of these arguments that its signature names:
 
-    def my_reward(*, completion: str, answer: str, prompt_id: str, record: Mapping[str, object]) -> float: ...
+    completion     what the model wrote                 prompt_id       the prompt's stable id
+    answer         the record's, of any type            token_ids       of the completion
+    record         the full record                      finish_reason   "stop" or "length"
+    group          the texts of all completions of the prompt
 
-`completion` is what the model wrote, `answer` the record's, `prompt_id` the prompt's stable id, `record` the full
-record as the data set has it. Answer a finite number. If a completion can't be scored, raise: the completion
-then has no reward, which is not the same as 0. The function runs in a process of its own
-(`actors/reward/reward_worker.py`), which is killed when one completion takes longer than `reward.timeout`; what it
-prints goes to the log.
+It answers a finite number, a dict of parts (whose sum is the reward), or None: no answer, and the completion is made
+anew. If a completion can't be scored, raise: it then has no reward, which is not the same as 0. The function runs in a
+process of its own (`actors/reward/reward_worker.py`), which is killed when one completion takes longer than
+`reward.timeout`; what it prints goes to the log.
 """
 
 from __future__ import annotations
@@ -16,14 +19,35 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from typing import TypeVar
 
 from launcher.base.errors import RewardImportError
 
 RewardFn = Callable[..., object]
+Fn = TypeVar("Fn", bound=RewardFn)
+
+ALWAYS = ("completion", "answer", "prompt_id", "record")
+ARGUMENTS = (*ALWAYS, "token_ids", "finish_reason", "group")
+
+
+def checked_by(check: Callable[[object], str]) -> Callable[[Fn], Fn]:
+    """Declares which answers of a data set a reward function can compare with: `check(answer)` returns the problem, or
+    "". They are checked before a run begins."""
+
+    def declare(fn: Fn) -> Fn:
+        fn.check_answer = check  # type: ignore[attr-defined]
+        return fn
+
+    return declare
+
+
+def function_names(setting: str) -> list[str]:
+    """`a:f+b:g` names two."""
+    return [name.strip() for name in setting.split("+")]
 
 
 def load_reward_fn(path: str) -> RewardFn:
-    """The function that `reward.fn` names. Raises RewardImportError, whose message says what is wrong with it."""
+    """One of the functions that `reward.fn` names. Raises RewardImportError, which says what is wrong with it."""
     module_name, _, name = path.partition(":")
     if not module_name or not name.isidentifier():
         raise RewardImportError(
@@ -53,17 +77,16 @@ def _import(path: str, module_name: str) -> object:
 
 
 def _check_signature(path: str, fn: object) -> None:
-    wanted = "def fn(*, completion, answer, prompt_id, record) -> float"
+    wanted = f"a function of any of {', '.join(ARGUMENTS)}"
     if not callable(fn):
         raise RewardImportError(f"reward.fn={path!r} is a {type(fn).__name__}, not a function", wanted)
-    if inspect.iscoroutinefunction(fn):
-        raise RewardImportError(f"reward.fn={path!r} is an async function", f"an ordinary one is wanted: {wanted}")
     try:
         signature = inspect.signature(fn)
     except ValueError:  # written in C without a signature: the first call will show it
         return
     try:
-        signature.bind(completion="", answer="", prompt_id="", record={})
+        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+        signature.bind(**{name: None for name in ARGUMENTS if takes_all or name in signature.parameters})
     except TypeError as error:
         message = f"reward.fn={path!r} can't be called: {error}"
-        raise RewardImportError(message, f"its signature must be {wanted}") from error
+        raise RewardImportError(message, f"it must be {wanted}") from error

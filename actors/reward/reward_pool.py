@@ -18,25 +18,34 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from actors.reward.reward_process import ProcessGone, RewardProcess
 from launcher.base.errors import RewardError, RewardImportError
-from launcher.config.schema import RewardConfig
+from launcher.config.data import RewardConfig
 
 TRIES = 2
 """A process may be killed from outside; one that dies twice on the same item died of it."""
+
+ASYNC_GRACE_S = 1.0
+"""An async function's process keeps the time limit itself; it is killed where it does not."""
 
 log = logging.getLogger("reward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A completion's reward; None where it could not be scored, and then `error` is the reason."""
+    """A completion's reward; None where it could not be scored, and then `error` is the reason.
+
+    `parts`: of several functions, or of one that answers a dict. `is_unanswered`: the function answered None, and asks
+    for another completion.
+    """
 
     value: float | None
     error: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    is_unanswered: bool = False
 
 
 class Scorable(Protocol):
@@ -48,14 +57,29 @@ class Scorable(Protocol):
     @property
     def record(self) -> Mapping[str, object]: ...
 
+    @property
+    def answer(self) -> object: ...
+
+
+class Generated(Protocol):
+    """A `Completion`."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def finish_reason(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One prompt's completions, as keyword arguments of the reward function. `whole_or_none`: see `score`."""
+    """One prompt's completions, as arguments of the reward function (`whole_or_none`: see `score`), or the answers of a
+    data set that are to be checked."""
 
-    items: list[dict[str, object]]
-    whole_or_none: bool
-    scores: Future[list[Score]]
+    items: list[dict[str, object]] = field(default_factory=list)
+    whole_or_none: bool = False
+    answers: list[object] | None = None
+    result: Future[Any] = field(default_factory=Future)
 
 
 class RewardPool:
@@ -68,35 +92,50 @@ class RewardPool:
         self._submitting = threading.Lock()  # a job put in after the queue was emptied would never be answered
         self._scorers = [RewardScorer(config, self._jobs, self._closed, index) for index in range(config.workers)]
 
-    async def score(self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False) -> list[Score]:
+    async def score(
+        self,
+        completions: Sequence[str],
+        prompt: Scorable,
+        *,
+        whole_or_none: bool = False,
+        made: Sequence[Generated] = (),
+        group: Sequence[str] = (),
+    ) -> list[Score]:
         """One score for each completion, in order. Raises RewardImportError and RewardError where no process can score.
 
         `whole_or_none`: after the first that takes too long the rest is not tried, so a function that never returns
-        is found out after one time limit, not after one for each sample.
+        is found out after one time limit, not after one for each sample. `made`: tokens and end of each completion.
+        `group`: all texts of the prompt, where `completions` are only some. They are divided among the processes.
         """
-        return await asyncio.wrap_future(self._submit(completions, prompt, whole_or_none=whole_or_none))
+        items = _items(completions, prompt, made, group or completions)
+        share = -(-len(items) // self._config.workers)
+        parts = [items[start : start + share] for start in range(0, len(items), share)] if items else []
+        jobs = [self._submit(Job(items=part, whole_or_none=whole_or_none)) for part in parts]
+        return [score for scores in await asyncio.gather(*map(asyncio.wrap_future, jobs)) for score in scores]
 
-    def check(self, prompt: Scorable) -> float:
+    def find_bad_answers(self, answers: Sequence[object]) -> dict[int, str]:
+        """By its place, why an answer is none that the reward function can compare with. Raises RewardImportError."""
+        found: dict[int, str] = self._submit(Job(answers=list(answers))).result()
+        return found
+
+    def check(self, prompt: Scorable) -> float | None:
         """The reward of the prompt's own answer, as a check before the first step. Raises RewardImportError."""
-        (score,) = self._submit([str(prompt.record["answer"])], prompt).result()
-        if score.value is None:
+        answer = "" if prompt.answer is None else str(prompt.answer)
+        scores: list[Score] = self._submit(Job(items=_items([answer], prompt, (), [answer]))).result()
+        (score,) = scores
+        if score.value is None and not score.is_unanswered:
             raise RewardImportError(
                 f"reward.fn={self._config.fn!r} can't score the answer of prompt {prompt.id} itself: {score.error}",
                 "repair the function, or change reward.fn, reward.timeout or the data set",
             )
         return score.value
 
-    def _submit(
-        self, completions: Sequence[str], prompt: Scorable, *, whole_or_none: bool = False
-    ) -> Future[list[Score]]:
-        known = {"answer": str(prompt.record["answer"]), "prompt_id": prompt.id, "record": dict(prompt.record)}
-        items: list[dict[str, object]] = [{"completion": completion, **known} for completion in completions]
-        job = Job(items=items, whole_or_none=whole_or_none, scores=Future())
+    def _submit(self, job: Job) -> Future[Any]:
         with self._submitting:
             if self._closed.is_set():
                 raise _closed()
             self._jobs.put(job)
-        return job.scores
+        return job.result
 
     def close(self) -> None:
         """Kill the processes; callers that wait for a score get RewardError."""
@@ -108,8 +147,8 @@ class RewardPool:
             scorer.close()
         while not self._jobs.empty():
             job = self._jobs.get()
-            if job is not None and job.scores.set_running_or_notify_cancel():
-                job.scores.set_exception(_closed())
+            if job is not None and job.result.set_running_or_notify_cancel():
+                job.result.set_exception(_closed())
 
     def __enter__(self) -> RewardPool:
         return self
@@ -143,13 +182,26 @@ class RewardScorer:
     def _run(self) -> None:
         self._start_early()
         while (job := self._jobs.get()) is not None:
-            if not job.scores.set_running_or_notify_cancel():
+            if not job.result.set_running_or_notify_cancel():
                 continue
             try:
-                job.scores.set_result(self._score(job.items, whole_or_none=job.whole_or_none))
+                if job.answers is None:
+                    job.result.set_result(self._score(job.items, whole_or_none=job.whole_or_none))
+                else:
+                    job.result.set_result(self._find_bad_answers(job.answers))
             except Exception as error:  # noqa: BLE001 - whatever it is, who waits must hear of it
-                job.scores.set_exception(error)
+                job.result.set_exception(error)
         self._bury()
+
+    def _find_bad_answers(self, answers: list[object]) -> dict[int, str]:
+        process, deadline = self._warm(), time.monotonic() + self._config.setup_timeout
+        try:
+            process.send({"answers": answers}, deadline)
+            return dict(process.receive(deadline)["problems"])
+        except (TimeoutError, ProcessGone) as error:
+            self._replace(str(error))
+            what = f"reward.fn={self._config.fn!r}: check_answer did not answer: {error or 'reward.setup_timeout'}"
+            raise RewardImportError(what, "it gets an answer and returns the problem, or an empty text") from error
 
     def _score(self, items: Sequence[dict[str, object]], *, whole_or_none: bool) -> list[Score]:
         scores: list[Score] = []
@@ -174,8 +226,16 @@ class RewardScorer:
         """Append the process's answers to `scores`. Raises TimeoutError and ProcessGone for the next item."""
         process.send(items[len(scores) :], time.monotonic() + self._config.timeout)
         while len(scores) < len(items):
-            answer = process.receive(time.monotonic() + self._config.timeout)
-            scores.append(Score(value=answer.get("value"), error=answer.get("error", "")))
+            limit = self._config.timeout + (ASYNC_GRACE_S if process.is_async else 0.0)
+            answer = process.receive(time.monotonic() + limit)
+            scores.append(
+                Score(
+                    value=answer.get("value"),
+                    error=answer.get("error", ""),
+                    parts=answer.get("parts", {}),
+                    is_unanswered=answer.get("unanswered", False),
+                )
+            )
 
     def _warm(self) -> RewardProcess:
         process = self._process or self._start()
@@ -211,6 +271,17 @@ class RewardScorer:
             process, self._process = self._process, None
         if process is not None:
             process.bury()
+
+
+def _items(
+    completions: Sequence[str], prompt: Scorable, made: Sequence[Generated], group: Sequence[str]
+) -> list[dict[str, object]]:
+    known = {"answer": prompt.answer, "prompt_id": prompt.id, "record": dict(prompt.record), "group": list(group)}
+    ends = [(list(one.token_ids), one.finish_reason) for one in made] or [([], "stop")] * len(completions)
+    return [
+        {"completion": completion, "token_ids": token_ids, "finish_reason": finish, **known}
+        for completion, (token_ids, finish) in zip(completions, ends, strict=True)
+    ]
 
 
 def _closed() -> RewardError:

@@ -14,13 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import RewardImportError
-from launcher.config.schema import RewardConfig
+from launcher.config.data import RewardConfig
 
 WORKER = Path(__file__).with_name("reward_worker.py")
 RECEIVE_BYTES = 65536
@@ -37,7 +36,7 @@ class RewardProcess:
         self._fn = config.fn
         self._ready_by = time.monotonic() + config.setup_timeout
         self._setup_timeout = config.setup_timeout
-        self._ready = False
+        self._ready = self.is_async = False
         self._received = b""
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -48,7 +47,12 @@ class RewardProcess:
                 stdout=2,  # what the function prints is for the log
                 start_new_session=True,  # a separate group, so that what the function started is killed with it
             )
-        hello = {"fn": config.fn, "sys_path": [entry or str(Path.cwd()) for entry in sys.path]}
+        hello = {
+            "fn": config.fn,
+            "weights": list(config.weights),
+            "timeout": config.timeout,
+            "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
+        }
         with suppress(OSError):  # it has ended already, which `wait_ready` reports
             self._socket.sendall(pickle.dumps(hello))
 
@@ -70,9 +74,9 @@ class RewardProcess:
             raise RewardImportError(f"importing reward.fn={self._fn!r} ended the process: {error}", hint) from error
         if "refused" in message:
             raise RewardImportError(*message["refused"])
-        self._ready = True
+        self._ready, self.is_async = True, bool(message["is_async"])
 
-    def send(self, items: Sequence[dict[str, object]], deadline: float) -> None:
+    def send(self, items: object, deadline: float) -> None:
         """Raises TimeoutError and ProcessGone."""
         self._socket.settimeout(_until(deadline))
         try:

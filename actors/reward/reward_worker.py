@@ -1,4 +1,4 @@
-"""The process in which a reward function runs. Started as a script by `actors/reward/reward_process.py`, never
+"""The process in which reward functions run. Started as a script by `actors/reward/reward_process.py`, never
 imported.
 
 A separate process, since only a process can be killed when a completion takes too long: math may hang in C, where
@@ -7,26 +7,28 @@ the parent's main module (Ray, torch) is imported here.
 
     parent ─► pickled Hello                 once
     parent ─► pickled list of Item          a group's completions
-    worker ─► {"ready": true}               once, or {"refused": [message, hint]}
-    worker ─► {"value": 1.0} or {"error": "…"}   one line for each item, as soon as it is scored
+    parent ─► pickled {"answers": […]}      which of a data set's answers can't be compared with?
+    worker ─► {"ready": true, "is_async": …}             once, or {"refused": [message, hint]}
+    worker ─► {"value": 1.0, "parts": {…}} or {"error": "…", "unanswered": …}   one line for each item
+    worker ─► {"problems": [[place, "…"], …]}
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import math
-import numbers
 import os
 import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actors.reward.reward_functions import RewardFunctions
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-MAX_ERROR_CHARS = 500
 
 
 def main(fd: int, parent: int) -> None:
@@ -37,14 +39,17 @@ def main(fd: int, parent: int) -> None:
     requests = line.makefile("rb")
     hello = pickle.load(requests)
     sys.path[:] = hello["sys_path"]
-    reward = load(hello["fn"], line)
+    rewards = load(hello, line)
     while True:
         try:
-            items = pickle.load(requests)
+            asked = pickle.load(requests)
         except EOFError:
             return
-        for item in items:
-            say(line, score(reward, item))
+        if isinstance(asked, dict):
+            say(line, {"problems": list(rewards.find_bad_answers(asked["answers"]).items())})
+            continue
+        for message in rewards.score(asked):
+            say(line, message)
 
 
 def die_with_parent(parent: int) -> None:
@@ -54,29 +59,17 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def load(path: str, line: socket.socket) -> Callable[..., object]:
-    from actors.reward.reward_import import load_reward_fn
+def load(hello: Mapping[str, Any], line: socket.socket) -> RewardFunctions:
+    from actors.reward.reward_functions import RewardFunctions
     from launcher.base.errors import RewardImportError
 
     try:
-        reward = load_reward_fn(path)
+        rewards = RewardFunctions(hello["fn"], hello["weights"], hello["timeout"])
     except RewardImportError as error:
         say(line, {"refused": [error.message, error.hint]})
         sys.exit(0)
-    say(line, {"ready": True})
-    return reward
-
-
-def score(reward: Callable[..., object], item: Mapping[str, Any]) -> dict[str, object]:
-    """The function's answer, or why there is none. Never 0 for a failure (P1)."""
-    try:
-        value = reward(**{**item, "record": dict(item["record"])})  # its own, whatever the function does to it
-        if not isinstance(value, numbers.Real):
-            return {"error": f"answered {value!r:.100}, a {type(value).__name__} and not a number"}
-        number = float(value)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - what a function raises is that completion's alone
-        return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]}
-    return {"value": number} if math.isfinite(number) else {"error": f"answered {number}, which is not finite"}
+    say(line, {"ready": True, "is_async": rewards.is_async})
+    return rewards
 
 
 def say(line: socket.socket, message: Mapping[str, object]) -> None:

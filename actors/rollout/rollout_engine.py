@@ -38,7 +38,13 @@ class RolloutScorer(Protocol):
     """Scores the completions of one prompt (a RewardPool)."""
 
     async def score(
-        self, completions: Sequence[str], prompt: Prompt, *, whole_or_none: bool = False
+        self,
+        completions: Sequence[str],
+        prompt: Prompt,
+        *,
+        whole_or_none: bool = False,
+        made: Sequence[Completion] = (),
+        group: Sequence[str] = (),
     ) -> list[Score]: ...
 
 
@@ -58,6 +64,7 @@ class Tally:
     retried: int = 0
     tokens: int = 0
     kept: int = 0
+    unanswered: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     unscored_in_a_row: int = 0
 
@@ -133,6 +140,7 @@ class RolloutEngine:
             retried=tally.retried,
             generated_tokens=tally.tokens,
             kept_tokens=tally.kept,
+            unanswered=tally.unanswered,
             seconds=time.monotonic() - started,
         )
 
@@ -159,15 +167,34 @@ class RolloutEngine:
     ) -> RolloutGroup:
         try:
             completions = await self._completions(prompt, n_samples, sampling, weight_version, tally)
+            return await self._scored(prompt, completions, sampling, weight_version, tally)
         except RequestFailed as failure:
             raise GroupFailed(str(failure)) from failure
+
+    async def _scored(
+        self, prompt: Prompt, completions: list[Completion], sampling: Sampling, weight_version: int, tally: Tally
+    ) -> RolloutGroup:
+        """The group with its rewards. A completion for which the reward function has no answer is generated anew, as
+        often as a prompt is tried. Raises GroupFailed and RequestFailed."""
         texts = self._decode([completion.token_ids for completion in completions])
-        scores = await self._scorer.score(texts, prompt, whole_or_none=True)
-        for score in scores:
-            if score.value is None:
-                raise GroupFailed(score.error, scoring=True)
+        scores = await self._scorer.score(texts, prompt, whole_or_none=True, made=completions)
+        for attempt in range(self._config.prompt_attempts):
+            failed = [place for place, score in enumerate(scores) if score.value is None]
+            if not failed:
+                break
+            unanswered = [place for place in failed if scores[place].is_unanswered]
+            if len(unanswered) < len(failed) or attempt == self._config.prompt_attempts - 1:
+                raise GroupFailed(next(one.error for one in scores if one.error), scoring=True)
+            tally.unanswered += len(unanswered)
+            anew = await self._completions(prompt, len(unanswered), sampling, weight_version, tally)
+            written = self._decode([completion.token_ids for completion in anew])
+            for place, completion, text in zip(unanswered, anew, written, strict=True):
+                completions[place], texts[place] = completion, text
+            scored = await self._scorer.score(written, prompt, whole_or_none=True, made=anew, group=texts)
+            for place, score in zip(unanswered, scored, strict=True):
+                scores[place] = score
         rollouts = [
-            Rollout(completion=completion, text=text, reward=score.value)
+            Rollout(completion=completion, text=text, reward=score.value, parts=score.parts)
             for completion, text, score in zip(completions, texts, scores, strict=True)
         ]
         return RolloutGroup(prompt=prompt, rollouts=tuple(rollouts))

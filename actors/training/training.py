@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from actors.data.dataset import load_records
+from actors.data.dataset import DataRecord
 from actors.data.prompt_queue import PromptQueue
-from actors.data.training_data import DataLoader
+from actors.data.training_data import DataLoader, record_bad
 from actors.model.policy_model import PolicyModel
 from actors.ranks.rank_controller import RankController
 from actors.reward.canaries import CanaryRounds, make_canaries
+from actors.reward.data_check import datasets_of, records_of
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
@@ -36,6 +37,7 @@ from launcher.base.messages import (
     TrainerView,
 )
 from launcher.base.rollouts import RolloutBatch
+from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -73,7 +75,7 @@ class Training:
         self._records = StepRecords(paths)
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward)  # its processes start while the model loads
-        records = load_records(config.train_dataset, key="train_dataset")
+        records, held_out = (self._read(dataset, key) for key, dataset in datasets_of(config))
         crew = None
         if config.actor.dp_size > 1:
             crew = RankController(config, paths, self._journal, rank_options)
@@ -86,7 +88,7 @@ class Training:
             crew=crew,
         )
         context = config.sglang.context_length or self._model.context_length
-        self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records)
+        self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records, held_out)
         weights_lock = threading.RLock()
         self.servers = TrainingServers(
             config,
@@ -278,6 +280,14 @@ class Training:
         handler = PatientFileHandler(self._paths.trainer_log)
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+    def _read(self, dataset: DatasetConfig | None, key: str) -> list[DataRecord]:
+        """Without those that were skipped. That the others fit was checked before anything was started."""
+        if dataset is None:
+            return []
+        records, bad = records_of(dataset, self._reward if dataset.bad_records == "skip" else None, key=key)
+        record_bad(self._journal, bad, key)
+        return records
 
     def _assemble(self, weights_lock: threading.RLock) -> GrpoLoop:
         return GrpoLoop(

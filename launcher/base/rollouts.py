@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 
@@ -13,12 +13,18 @@ class Prompt:
     """One training item.
 
     `id` is stable across runs and attempts. `token_ids` is the chat template applied to the question.
-    `record` is the data set's own record, as the reward function gets it.
+    `record` is the data set's own record, as the reward function gets it; `answer_key` its column of answers.
     """
 
     id: str
     token_ids: tuple[int, ...]
     record: Mapping[str, object]
+    answer_key: str | None = "answer"
+
+    @property
+    def answer(self) -> object:
+        """None where the data set has no answers."""
+        return None if self.answer_key is None else self.record[self.answer_key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +40,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A completion with its text and reward; `reward` is None only where scoring failed, never 0 for a failure."""
+    """A completion with its text and reward; `reward` is None only where scoring failed, never 0 for a failure.
+
+    `parts` of the reward, where it has several.
+    """
 
     completion: Completion
     text: str
     reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,8 @@ class RolloutBatch:
 
     `failed` counts requests that ended without a completion (their prompts went back to the queue),
     `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
-    completion before it failed, and from which another request continued.
+    completion before it failed, and from which another request continued; `unanswered` completions that were
+    generated anew because the reward function had no answer for them.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -64,6 +75,7 @@ class RolloutBatch:
     generated_tokens: int
     seconds: float
     kept_tokens: int = 0
+    unanswered: int = 0
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:

@@ -55,8 +55,9 @@ def check_weights(folder: Path, shape: ModelShape) -> None:
         )
 
 
-def check_tokenizer(folder: Path) -> None:
+def check_tokenizer(folder: Path, *, needs_template: bool = True) -> None:
     """A tokenizer that can be loaded and has a chat template. Raises ModelError."""
+    named = [*(folder / "additional_chat_templates").glob("*.jinja")]
     config = read_json(folder / "tokenizer_config.json")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(
@@ -66,10 +67,12 @@ def check_tokenizer(folder: Path) -> None:
     if (folder / "tokenizer.json").is_file():
         read_json(folder / "tokenizer.json")
     template = folder / "chat_template.jinja"
-    if not config.get("chat_template") and not (template.is_file() and template.stat().st_size):
+    has_one = bool(config.get("chat_template") or named or (template.is_file() and template.stat().st_size))
+    if needs_template and not has_one:
         raise ModelError(
             f"the tokenizer in {folder} has no chat template, so that no prompt can be made of a question",
-            "take an instruct model's tokenizer (tokenizer_path=…), or put a chat_template.jinja into the folder",
+            "take an instruct model's tokenizer (tokenizer_path=…), put a chat_template.jinja into the folder, "
+            "or set chat.template",
         )
 
 

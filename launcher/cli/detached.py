@@ -58,7 +58,8 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
 
     `drive` is called in the actor's process, so it must be importable by name there.
     """
-    check_data(config)
+    for note in check_data(config):
+        print(f"note: {note}", flush=True)
     paths = RunPaths.of(config)
     paths.prepare()
     config.cluster.fileroot = str(paths.fileroot)  # the actor may be on another machine, in another folder

@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.base.errors import ConfigError
 from launcher.config import hydra_plugin
+from launcher.config.data import HeldOutConfig
 from launcher.config.hydra_messages import explain, unknown_key
-from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,7 +36,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
     # A held-out data set is a section like any other here, so that `valid_dataset.path=…` can be given where the
     # preset has none: Hydra can't override below a section that is null.
-    ConfigStore.instance().store(name="schema", node=RunConfig(valid_dataset=DatasetConfig()))
+    ConfigStore.instance().store(name="schema", node=RunConfig(valid_dataset=HeldOutConfig()))
     hydra_plugin.store()
 
 
@@ -92,7 +93,7 @@ def _keys(node: Any, settings: set[str], prefix: str = "") -> Iterator[str]:
 
 def _drop_absent_held_out(composed: DictConfig) -> None:
     """No held-out data set is meant where nothing of it was given."""
-    if composed.valid_dataset == OmegaConf.structured(DatasetConfig):
+    if OmegaConf.to_container(composed.valid_dataset) == OmegaConf.to_container(OmegaConf.structured(HeldOutConfig)):
         composed.valid_dataset = None
 
 
@@ -107,6 +108,8 @@ def _completed(config: RunConfig) -> RunConfig:
             dataset.path = local_or_name(dataset.path)
     config.sglang.model_path = local_or_name(config.sglang.model_path)
     config.tokenizer_path = local_or_name(config.tokenizer_path)
+    if config.chat.template is not None:
+        config.chat.template = local_or_name(config.chat.template)
     return config
 
 

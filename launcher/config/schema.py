@@ -3,8 +3,9 @@
 Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
 turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. The settings of supervision
-are in `launcher/config/supervision.py`, contradictions between settings in `launcher/resources/config_checks.py`;
-`python -m scripts.document_settings` writes docs/configuration.md from here.
+are in `launcher/config/supervision.py`, those of data and rewards in `launcher/config/data.py`, contradictions between
+settings in `launcher/resources/config_checks.py`; `python -m scripts.document_settings` writes docs/configuration.md
+from here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
 from launcher.config.settings import (
     COUNT,
     DEADLINE,
@@ -75,19 +77,6 @@ class ClusterConfig:
     node_wait_s: float = setting(
         600.0, "for a node with room for the trainer, or for a single server; then the run halts", DEADLINE
     )
-
-
-@dataclass
-class DatasetConfig:
-    """GSM8K records: `question`, and an `answer` that ends in `#### 42`."""
-
-    path: str = setting(MISSING, "hub name, a .parquet or .jsonl file, or a folder of those")
-    name: str | None = setting(None, "the hub's configuration name, e.g. main")
-    split: str = setting("train", "the hub's split")
-    batch_size: int = setting(16, "prompts per step", COUNT)
-    shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
-    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is reported", COUNT)
-    max_items: int | None = setting(None, "the first n records only", COUNT)
 
 
 @dataclass
@@ -221,18 +210,6 @@ class RefConfig:
 
 
 @dataclass
-class RewardConfig:
-    fn: str = setting(
-        "actors.reward:gsm8k_reward",
-        "function(completion=, answer=, prompt_id=, record=) -> float, by import path",
-        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_rewards.maths:score"),
-    )
-    timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
-    setup_timeout: float = setting(120.0, "until a scoring process has imported the function", DEADLINE)
-    workers: int = setting(1, "processes that score", COUNT)
-
-
-@dataclass
 class FreqConfig:
     """Due when any of the given intervals has passed; null switches one off."""
 
@@ -324,6 +301,7 @@ class RunConfig:
     hardware: HardwareConfig = part(HardwareConfig)
     train_dataset: DatasetConfig = part(DatasetConfig)
     valid_dataset: DatasetConfig | None = None
+    chat: ChatConfig = part(ChatConfig)
     gconfig: GenerationConfig = part(GenerationConfig)
     rollout: RolloutConfig = part(RolloutConfig)
     sglang: SGLangConfig = part(SGLangConfig)

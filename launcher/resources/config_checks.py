@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from launcher.base.addresses import is_every_interface, url_problem
 from launcher.base.errors import ConfigError, ResourceError
+from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
@@ -139,6 +140,16 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
         path = value_of(config, key)
         if path is not None and not path.strip():
             yield key, "a hub name, a file or a folder"
+    if config.chat.template == NO_TEMPLATE:
+        for key in ("train_dataset.messages_key", "train_dataset.tools_key", "chat.system_prompt"):
+            if value_of(config, key) is not None:
+                yield key, f"null with chat.template={NO_TEMPLATE}: plain text has no messages"
+    for name in config.chat.template_kwargs:
+        if name in WRITTEN_BY_US:
+            yield "chat.template_kwargs", f"variables of the template; {name} is the launcher's own"
+    functions, weights = config.reward.fn.count("+") + 1, config.reward.weights
+    if weights and (len(weights) != functions or not all(map(math.isfinite, weights))):
+        yield "reward.weights", f"one finite number for each of the {functions} functions of reward.fn, or none"
     if train.max_items is not None and train.max_items < train.batch_size:
         yield "train_dataset.max_items", f"at least train_dataset.batch_size={train.batch_size}, or no batch is full"
     if rollout.retry_wait_initial > rollout.retry_wait_max:

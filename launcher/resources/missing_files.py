@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, DataError, ModelError, UsageError
 from launcher.checkpoints import model_files
 from launcher.checkpoints.model_shape import ModelShape, known_shape
+from launcher.config.data import DATA_ENDINGS, NO_TEMPLATE
 from launcher.config.schema import RunConfig
 from launcher.resources import hub
-
-DATA_ENDINGS = (".parquet", ".jsonl", ".json")
 
 
 def find_shape(config: RunConfig) -> ModelShape | None:
@@ -44,7 +44,7 @@ def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[Usag
         problems |= {str(problem): problem for problem in _missing_model(path, keys, _check_model)}
     is_reported = config.tokenizer_path in models.values() and model_folder(config.tokenizer_path) is None
     if not is_reported:
-        found = _missing_model(config.tokenizer_path, "tokenizer_path", model_files.check_tokenizer)
+        found = _missing_model(config.tokenizer_path, "tokenizer_path", _tokenizer_check(config))
         problems |= {str(problem): problem for problem in found}
     yield from problems.values()
     if shape is not None:
@@ -85,6 +85,13 @@ def _problems(check: Callable[[Path], None], folder: Path) -> Iterator[UsageErro
         yield error
 
 
+def _tokenizer_check(config: RunConfig) -> Callable[[Path], None]:
+    """With a chat template where no other is given."""
+    template = config.chat.template
+    needs_one = template != NO_TEMPLATE and (template is None or not Path(template).is_file())
+    return functools.partial(model_files.check_tokenizer, needs_template=needs_one)
+
+
 def _check_model(folder: Path) -> None:
     model_files.check_weights(folder, model_files.read_shape(folder))
 
@@ -113,7 +120,7 @@ def _models_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageErro
             f"sglang.model_path={server} is of another shape than actor.path={config.actor.path}",
             "leave sglang.model_path out: it follows actor.path",
         )
-    if tokenizer is not None and not list(_problems(model_files.check_tokenizer, tokenizer)):
+    if tokenizer is not None and not list(_problems(_tokenizer_check(config), tokenizer)):
         yield from _problems(lambda folder: model_files.check_vocabulary(folder, shape), tokenizer)
 
 
@@ -137,7 +144,7 @@ def _missing_dataset(path: str, keys: str) -> Iterator[UsageError]:
     elif not hub.is_cached_dataset(path) and (reason := hub.why_unavailable(path, kind="dataset")):
         yield DataError(
             f"the data set {keys}={path} is not on this machine: not in the cache of `datasets`, and {reason}",
-            "copy the cache from where there is network, or give it as a .parquet or .jsonl file of it",
+            "copy the cache from where there is network, or give a .parquet or .jsonl file of it",
         )
 
 

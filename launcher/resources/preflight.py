@@ -35,11 +35,12 @@ IMPORT_WITHIN_S = 120.0
 
 PROBE = """
 import json, sys
-from actors.reward.reward_import import load_reward_fn
+from actors.reward.reward_import import function_names, load_reward_fn
 from launcher.base.errors import RewardImportError
 answer = None
 try:
-    load_reward_fn(sys.argv[1])
+    for name in function_names(sys.argv[1]):
+        load_reward_fn(name)
 except RewardImportError as error:
     answer = [error.message, error.hint]
 print(json.dumps(answer))

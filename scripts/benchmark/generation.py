@@ -21,8 +21,9 @@ from typing import Any
 import uvloop
 from transformers import AutoTokenizer
 
-from actors.data.dataset import build_prompts, load_records
+from actors.data.dataset import load_records
 from actors.data.prompt_queue import PromptQueue
+from actors.data.prompts import build_prompts
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LiveRollouts, LoopThread
 from actors.rollout.rollout_engine import RolloutEngine

@@ -165,7 +165,9 @@ class Scorer:
 
     run: MadeRun
 
-    async def score(self, completions: Sequence[str], prompt: Any, *, whole_or_none: bool = False) -> list[Score]:
+    async def score(
+        self, completions: Sequence[str], prompt: Any, *, whole_or_none: bool = False, made: Any = (), group: Any = ()
+    ) -> list[Score]:
         del prompt, whole_or_none
         known, change = self.run.texts, self.run.fault.old
         return [Score(value=self.run.score(known[text], random.Random(text).random(), change)) for text in completions]

@@ -11,7 +11,8 @@ import pytest
 import torch
 import yaml
 
-from actors.data.dataset import build_prompts, load_records
+from actors.data.dataset import load_records
+from actors.data.prompts import build_prompts
 from actors.model.model_folder import load_model, load_tokenizer
 from launcher.base.errors import LauncherError, ModelError
 from launcher.checkpoints.model_files import refuse_own_code

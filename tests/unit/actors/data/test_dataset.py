@@ -138,18 +138,18 @@ def test_an_empty_list_and_an_empty_table(tmp_path):
 
 
 def test_a_folder_without_a_data_file(tmp_path):
-    (tmp_path / "data.arrow").touch()
+    (tmp_path / "data.npy").touch()
     message = refused(tmp_path)
-    assert f"{tmp_path} holds no .parquet, .jsonl, .json file, but data.arrow" in message
-    (tmp_path / "data.arrow").unlink()
+    assert f"{tmp_path} holds no .parquet, .jsonl, .json, .csv, .arrow file, but data.npy" in message
+    (tmp_path / "data.npy").unlink()
     assert "but nothing" in refused(tmp_path)
 
 
 def test_an_unknown_ending(tmp_path):
-    (tmp_path / "d.csv").write_text("question,answer\n")
-    message = refused(tmp_path / "d.csv")
-    assert "unknown ending '.csv'" in message
-    assert "allowed: .parquet, .jsonl, .json" in message
+    (tmp_path / "d.xlsx").write_text("question,answer\n")
+    message = refused(tmp_path / "d.xlsx")
+    assert "unknown ending '.xlsx'" in message
+    assert "allowed: .parquet, .jsonl, .json, .csv, .arrow" in message
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,9 @@ def test_an_unknown_ending(tmp_path):
     [
         ({"question": "1+1?"}, "the record has no answer; its fields are ['question']"),
         ({"question": "1+1?", "answer": None}, "the record has no answer"),
-        ({"question": "1+1?", "answer": ""}, "the record has the answer ''"),
-        ({"question": "1+1?", "answer": 2}, "the record has the answer 2"),
         ({"answer": "#### 2"}, "the record has no question"),
         ({"question": " ", "answer": "#### 2"}, "the record has the question ' '"),
         ({"prompt": "1+1?", "solution": "#### 2"}, "its fields are ['prompt', 'solution']"),
-        ({"question": "1+1?", "answer": "it is 2"}, "the answer has no number after ####: 'it is 2'"),
-        ({"question": "1+1?", "answer": "2 ####"}, "the answer has no number after ####: '2 ####'"),
-        ({"question": "1+1?", "answer": "#### two"}, "the answer has no number after ####: '#### two'"),
         ({"question": "\ud800", "answer": "#### 2"}, "not valid Unicode"),
         (["1+1?", "#### 2"], "is a list, not a record"),
     ],

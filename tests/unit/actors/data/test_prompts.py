@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from actors.data.dataset import build_prompts
+from actors.data.prompts import build_prompts
 from launcher.base.errors import DataError, ModelError
 from tests.unit.actors.data.test_dataset import RECORDS, TEMPLATE, load, write
 

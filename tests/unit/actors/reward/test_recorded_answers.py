@@ -20,7 +20,7 @@ class Scorer:
         self.value = 1.0
         self.quick = None
 
-    async def score(self, completions, prompt, *, whole_or_none=False):
+    async def score(self, completions, prompt, *, whole_or_none=False, made=(), group=()):
         if isinstance(self.value, Exception):
             raise self.value
         if len(completions) == 1 and self.quick is not None:

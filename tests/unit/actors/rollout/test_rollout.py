@@ -29,7 +29,7 @@ class EveryoneIsRight:
     def __init__(self, fails=lambda prompt: False):
         self._fails = fails
 
-    async def score(self, completions, prompt, *, whole_or_none=False):
+    async def score(self, completions, prompt, *, whole_or_none=False, made=(), group=()):
         if self._fails(prompt):
             return [Score(value=None, error="it raised")] * len(completions)
         return [Score(value=1.0)] * len(completions)

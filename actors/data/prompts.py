@@ -1,0 +1,187 @@
+"""Prompts made of records: the chat template's tokens, or those of the question alone.
+
+Named templates, files of one's own and the template's variables are settings (`chat.*`). A variable or a tool that the
+template doesn't read is refused: it would change nothing, silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from actors.data.chat_messages import SYSTEM
+from actors.data.dataset import BadRecords, DataRecord
+from launcher.base.errors import ConfigError, DataError, ModelError
+from launcher.base.rollouts import Prompt
+from launcher.config.data import NO_TEMPLATE, ChatConfig
+
+PROMPTS_AT_ONCE = 512
+"""Tokenised in one call: batches use the fast tokenizer's threads, and bound its memory."""
+
+
+class ChatTokenizer(Protocol):
+    """What is needed of a transformers tokenizer."""
+
+    chat_template: Any
+    name_or_path: str
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
+
+    def __call__(self, text: Any) -> Any: ...
+
+
+def build_prompts(
+    records: Sequence[DataRecord],
+    tokenizer: ChatTokenizer,
+    *,
+    max_prompt_tokens: int | None,
+    max_length: int | None,
+    key: str,
+    chat: ChatConfig | None = None,
+    bad: BadRecords | None = None,
+) -> tuple[list[Prompt], int]:
+    """The records' prompts in order, and how many were left out for being longer than `max_length` tokens.
+
+    `max_prompt_tokens` is what the context has room for beside a complete completion. Raises ModelError and ConfigError
+    where the tokenizer can't write a chat, DataError where a prompt that is not left out can't be written (without
+    `bad`) or has no room, or none is left.
+    """
+    writer = PromptWriter(tokenizer, chat or ChatConfig())
+    prompts: list[Prompt] = []
+    unwritten = left_out = 0
+    for start in range(0, len(records), PROMPTS_AT_ONCE):
+        chunk = records[start : start + PROMPTS_AT_ONCE]
+        for record, token_ids in zip(chunk, writer.write_each(chunk, bad), strict=True):
+            if token_ids is None:
+                unwritten += 1
+            elif max_length is not None and len(token_ids) > max_length:
+                left_out += 1
+            else:
+                _check_room(record, len(token_ids), max_prompt_tokens, key)
+                prompts.append(
+                    Prompt(id=record.id, token_ids=token_ids, record=record.record, answer_key=record.answer_key)
+                )
+    if not prompts and unwritten:
+        raise DataError(f"the chat template can't write one of the {len(records)} prompts of {key}", "chat.template")
+    if not prompts:
+        raise DataError(
+            f"all {len(records)} prompts of {key} are longer than {key}.max_length={max_length} tokens",
+            f"raise {key}.max_length, or set it to null",
+        )
+    return prompts, left_out
+
+
+class PromptWriter:
+    """Token ids of chats, by one tokenizer and the settings of `chat`."""
+
+    def __init__(self, tokenizer: ChatTokenizer, chat: ChatConfig) -> None:
+        self._tokenizer = tokenizer
+        self._name = tokenizer.name_or_path
+        self._is_plain = chat.template == NO_TEMPLATE
+        self._system = chat.system_prompt
+        self._options: dict[str, Any] = dict(chat.template_kwargs)
+        self._source = "" if self._is_plain else self._template(chat.template)
+        if chat.template not in (None, NO_TEMPLATE):
+            self._options["chat_template"] = self._source
+        for variable in chat.template_kwargs:
+            if not self._reads(variable):
+                raise ConfigError(
+                    f"chat.template_kwargs.{variable}: the chat template of {self._name!r} has no such variable",
+                    "leave it out, or set chat.template to one that reads it",
+                )
+
+    def write_each(self, records: Sequence[DataRecord], bad: BadRecords | None) -> list[tuple[int, ...] | None]:
+        """None for a record that the template refuses, which `bad` has counted."""
+        try:
+            return [*self._write(records)]
+        except (TemplateError, TypeError) as error:  # a template adds texts, and a content may be a list
+            if len(records) > 1:
+                return [ids for record in records for ids in self.write_each([record], bad)]
+            self._check_simplest(error)
+            (record,) = records
+            refusal = DataError(
+                f"{record.where}: the chat template of {self._name!r} can't write this chat: {error}",
+                "repair the record; bad_records=skip leaves such records out",
+            )
+            if bad is None:
+                raise refusal from error
+            bad.add(refusal)
+            return [None]
+
+    def _check_simplest(self, error: Exception) -> None:
+        """A template that can't write even this is at fault, and no record is."""
+        try:
+            self._apply([[{"role": "user", "content": "?"}]])
+        except (TemplateError, TypeError):
+            what = f"the chat template of {self._name!r} can't write a user's message: {error}"
+            raise ModelError(what, "set another tokenizer_path, or chat.template") from error
+
+    def _write(self, records: Sequence[DataRecord]) -> list[tuple[int, ...]]:
+        if self._is_plain:
+            return self._checked(self._tokenizer([record.question for record in records]))
+        if not any(record.tools for record in records):
+            return self._apply([self._chat(record) for record in records])
+        if not self._reads("tools"):
+            where = next(record.where for record in records if record.tools)
+            raise ModelError(
+                f"{where}: there are tools, and the chat template of {self._name!r} writes none",
+                "set chat.template to one that does, or tools_key to null",
+            )
+        return [ids for r in records for ids in self._apply([self._chat(r)], tools=list(r.tools) or None)]
+
+    def _chat(self, record: DataRecord) -> list[Any]:
+        messages = list(record.messages)
+        if self._system is not None and messages[0]["role"] not in SYSTEM:
+            messages.insert(0, {"role": "system", "content": self._system})
+        return messages
+
+    def _apply(self, chats: list[Any], **more: Any) -> list[tuple[int, ...]]:
+        # transformers 4 and 5 differ in what they return unasked, so the dictionary is asked for
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True} | self._options | more
+        return self._checked(self._tokenizer.apply_chat_template(chats, **options))
+
+    def _checked(self, encoded: Any) -> list[tuple[int, ...]]:
+        ids = [tuple(map(int, token_ids)) for token_ids in encoded["input_ids"]]
+        if not all(ids):
+            writer = "tokenizer" if self._is_plain else "chat template"
+            raise ModelError(f"the {writer} of {self._name!r} writes an empty prompt", "set another tokenizer_path")
+        return ids
+
+    def _template(self, wanted: str | None) -> str:
+        """The text of the template that `chat.template` means."""
+        known = self._tokenizer.chat_template
+        if wanted is not None and Path(wanted).is_file():
+            return Path(wanted).read_text()
+        if isinstance(known, dict) and (wanted or "default") in known:
+            return str(known[wanted or "default"])
+        named = sorted(known) if isinstance(known, dict) else []
+        if wanted is not None:
+            raise ConfigError(
+                f"chat.template={wanted} is no file, and no template of the tokenizer of {self._name!r}",
+                f"a .jinja file, {NO_TEMPLATE}, or one of: {', '.join(named) or 'none that has a name'}",
+            )
+        if not known or named:
+            of_several = f" by default, but by name: {', '.join(named)}" if named else ""
+            raise ModelError(
+                f"the tokenizer of {self._name!r} has no chat template{of_several}",
+                "set tokenizer_path to a chat model's (…-Instruct), put a chat_template.jinja into the folder, "
+                f"or set chat.template to a file, or to {NO_TEMPLATE} for plain text",
+            )
+        return str(known)
+
+    def _reads(self, variable: str) -> bool:
+        return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
+
+
+def _check_room(record: DataRecord, length: int, limit: int | None, key: str) -> None:
+    if limit is not None and length > limit:
+        raise DataError(
+            f"{key}: the prompt of record {record.id} ({record.question[:50]!r}…) has {length} tokens, "
+            f"and there is room for {limit}",
+            f"room is sglang.context_length - gconfig.max_new_tokens; raise the one, lower the other, "
+            f"or leave such prompts out with {key}.max_length={max(limit, 1)}",
+        )

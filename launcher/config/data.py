@@ -1,0 +1,82 @@
+"""The settings of data and rewards: which records, how they become prompts, and what scores the completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.config.settings import COUNT, DEADLINE, MISSING, Matching, OneOf, same_as, setting
+
+DATA_ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow")
+"""Of the files that hold records (actors/data/record_sources.py reads them)."""
+
+
+@dataclass
+class DatasetConfig:
+    """Records of any columns (docs/your_data.md)."""
+
+    path: str = setting(MISSING, f"hub name, a {', '.join(DATA_ENDINGS)} file, or a folder of those")
+    prompt_key: str = setting("question", "column of the question: a text; not read where messages_key is given")
+    messages_key: str | None = setting(
+        None, "column of chat messages: a list of {role, content}; null: prompt_key's text is the user's message"
+    )
+    tools_key: str | None = setting(None, "column of the tools that the chat template writes; null: none")
+    answer_key: str | None = setting(
+        "answer", "column of the answer, of any type, which the reward function gets; null: there is none"
+    )
+    bad_records: str = setting(
+        "refuse", "a record that doesn't fit: end with its line, or skip and count it", OneOf(("refuse", "skip"))
+    )
+    name: str | None = setting(None, "the hub's configuration name, e.g. main")
+    split: str = setting("train", "the hub's split")
+    batch_size: int = setting(16, "prompts per step", COUNT)
+    shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
+    max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is reported", COUNT)
+    max_items: int | None = setting(None, "the first n records only", COUNT)
+
+
+@dataclass
+class HeldOutConfig(DatasetConfig):
+    """Held-out records: columns as those of train_dataset."""
+
+    prompt_key: str = same_as("train_dataset.prompt_key", "column of the question")
+    messages_key: str | None = same_as("train_dataset.messages_key", "column of chat messages")
+    tools_key: str | None = same_as("train_dataset.tools_key", "column of the tools")
+    answer_key: str | None = same_as("train_dataset.answer_key", "column of the answer")
+    bad_records: str = same_as(
+        "train_dataset.bad_records", "refuse or skip a record that doesn't fit", OneOf(("refuse", "skip"))
+    )
+
+
+NO_TEMPLATE = "none"
+WRITTEN_BY_US = ("add_generation_prompt", "chat_template", "conversation", "return_dict", "tokenize", "tools")
+"""Arguments of a template that are no variables for users."""
+
+
+@dataclass
+class ChatConfig:
+    """How a record becomes the tokens of a prompt."""
+
+    template: str | None = setting(
+        None, "a .jinja file, or one of the tokenizer's by name; null: its default; none: the question's text alone"
+    )
+    template_kwargs: dict[str, Any] = setting(
+        {}, "variables of the template, e.g. `+chat.template_kwargs.enable_thinking=false`"
+    )
+    system_prompt: str | None = setting(None, "the system message of each chat that has none of its own")
+
+
+@dataclass
+class RewardConfig:
+    fn: str = setting(
+        "actors.reward:gsm8k_reward",
+        "the reward function by import path, or several joined by + (docs/your_data.md)",
+        Matching(
+            r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\s*\+\s*[A-Za-z_][\w.]*:[A-Za-z_]\w*)*",
+            "module:function, e.g. my_rewards.maths:score, or several joined by +",
+        ),
+    )
+    weights: list[float] = setting([], "of the functions in the order of fn; empty: 1 each")
+    timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
+    setup_timeout: float = setting(120.0, "until a scoring process has imported the function", DEADLINE)
+    workers: int = setting(1, "processes that score", COUNT)

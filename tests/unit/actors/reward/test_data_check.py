@@ -1,0 +1,69 @@
+"""The data and one answer are looked at before a run: what the reward can't compare with is named or skipped."""
+
+import json
+import re
+
+import pytest
+
+from actors.reward.data_check import check_data
+from launcher.base.errors import DataError, RewardImportError
+from launcher.config.compose import compose
+
+GOOD = {"question": "1+1?", "answer": "#### 2"}
+REWARD = """
+def score(completion, answer):
+    return float(completion == answer)
+
+def closed(answer):
+    return "" if answer in ("yes", "no") else f"{answer!r} is neither yes nor no"
+
+score.check_answer = closed
+
+def free(completion, answer):
+    return 1.0
+
+def raising(completion, answer):
+    raise KeyError("spoon")
+
+def silent(completion):
+    return None
+"""
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    (tmp_path / "checked_rewards.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(records, *settings, fn="actors.reward:gsm8k_reward"):
+        (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        words = [f"train_dataset.path={tmp_path / 'd.jsonl'}", "valid_dataset.max_items=2", f"reward.fn={fn}"]
+        return check_data(compose(["conf=arithmetic_cpu", *words, *settings]))
+
+    return run
+
+
+@pytest.mark.parametrize("answer", ["it is 2", "2 ####", "#### two", 2, ""])
+def test_the_rule_of_gsm8k_holds_for_its_own_reward(check, tmp_path, answer):
+    message = re.escape(f"{tmp_path / 'd.jsonl'}:2: the answer has no number after ####: {answer!r}")
+    with pytest.raises(DataError, match=message):
+        check([GOOD, {"question": "1+1?", "answer": answer}])
+
+
+def test_answers_without_a_number_are_skipped_where_asked(check, tmp_path):
+    (note,) = check([GOOD, {"question": "?", "answer": "two"}], "train_dataset.bad_records=skip")
+    assert note.startswith(f"train_dataset: 1 records are skipped, such as {tmp_path / 'd.jsonl'}:2: the answer has no")
+    with pytest.raises(DataError, match="holds no record that fits"):
+        check([{"question": "?", "answer": "two"}], "train_dataset.bad_records=skip")
+
+
+def test_a_function_of_ones_own_declares_its_own_rule_or_none(check):
+    with pytest.raises(DataError, match=r"d.jsonl:1: '#### 2' is neither yes nor no"):
+        check([GOOD], fn="checked_rewards:score")
+    assert check([{"question": "?", "answer": [7, "seven"]}], fn="checked_rewards:free") == []
+
+
+def test_one_answer_is_scored(check):
+    with pytest.raises(RewardImportError, match=r"can't score the answer of prompt .* itself: KeyError: 'spoon'"):
+        check([GOOD], fn="checked_rewards:raising")
+    assert check([GOOD], fn="checked_rewards:silent") == []

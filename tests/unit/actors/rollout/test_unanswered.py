@@ -1,0 +1,51 @@
+"""Completions for which the reward function has no answer are generated anew, so often and no more, and never 0."""
+
+import asyncio
+
+import pytest
+
+from actors.reward.reward_pool import Score
+from launcher.base.errors import RewardError
+from tests.programs import stand_in_server
+from tests.support.replay import prompts
+from tests.unit.actors.rollout.test_rollout import QUICK, collect, engine, queue_of
+
+
+class AnswersLater:
+    """Has no answer for some of the first completions of a prompt, and notes what it is given."""
+
+    def __init__(self, silent, times):
+        self.silent, self.left, self.asked = silent, times, []
+
+    async def score(self, completions, prompt, *, whole_or_none=False, made=(), group=()):
+        self.asked.append((len(completions), len(made), len(group)))
+        nothing = Score(value=None, error="judge gave no answer (None)", is_unanswered=True)
+        silent = self.silent if self.left > 0 else 0
+        self.left -= 1
+        return [nothing if place < silent else Score(value=1.0, parts={"a": 1.0}) for place in range(len(completions))]
+
+
+def collected(scorer):
+    items = prompts(1)
+
+    async def scenario(url):
+        async with engine([url], scorer=scorer) as (rollouts, _):
+            return await collect(rollouts, queue_of(items), items, 1)
+
+    with stand_in_server.running("--weight-version", "0") as url:
+        return asyncio.run(scenario(url))
+
+
+def test_of_a_group_only_what_has_no_answer_is_generated_anew():
+    scorer = AnswersLater(silent=3, times=1)
+    batch = collected(scorer)
+    assert scorer.asked == [(8, 8, 0), (3, 3, 8)]
+    assert (batch.unanswered, batch.failed) == (3, 0)
+    assert [(one.reward, one.parts) for one in batch.rollouts] == [(1.0, {"a": 1.0})] * 8
+
+
+def test_a_function_that_never_answers_ends_the_run_and_not_with_0():
+    scorer = AnswersLater(silent=1, times=1000)
+    with pytest.raises(RewardError, match=r"judge gave no answer \(None\)"):
+        collected(scorer)
+    assert len(scorer.asked) == QUICK.prompt_attempts**2
