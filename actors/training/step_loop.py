@@ -63,7 +63,7 @@ class GrpoLoop:
         rollouts: RolloutSource,
         publish: Callable[[int], None],
         checkpointer: Checkpointer,
-        record: Callable[[StepReport], Refusal | None],
+        record: Callable[[StepReport, RolloutBatch], Refusal | None],
         journal: Journal,
         attempt: int,
         gate: Gate,
@@ -275,7 +275,7 @@ class GrpoLoop:
         started = time.monotonic()
         self._checkpointer.remember(self._model, self._queue, self._position, report)
         self._state_s = time.monotonic() - started
-        self.refusal = self._record(report) or self.refusal
+        self.refusal = self._record(report, batch) or self.refusal
         self._is_half_taken = False
 
     def _do_what_is_due(self) -> None:

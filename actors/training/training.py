@@ -23,14 +23,17 @@ from actors.rollout.live_rollouts import LoopThread
 from actors.training.admission_gate import AdmissionGate, Ask
 from actors.training.checkpointing import Checkpointer
 from actors.training.patient_log import PatientFileHandler
+from actors.training.sample_log import SampleLog
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
 from actors.training.training_servers import TrainingServers
+from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
 from launcher.base.messages import (
     LoopFailure,
     Snapshot,
+    StepReport,
     TrainerEnd,
     TrainerReady,
     TrainerStatus,
@@ -123,6 +126,9 @@ class Training:
         self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
         self._first_position = self._queue.state_dict()
         self._checkpointer = Checkpointer(config, paths, self._journal)
+        self._samples = SampleLog(
+            paths, config.stats_logger, lambda ids: self._model.tokenizer.batch_decode([list(one) for one in ids])
+        )
         self._loop = self._assemble(weights_lock)
         self._busy, self._is_loaded, self._is_allowed, self._is_running = "", False, False, False
         self._is_finished = False
@@ -297,12 +303,17 @@ class Training:
             rollouts=self.servers.rollouts,
             publish=self.servers.publish,
             checkpointer=self._checkpointer,
-            record=self._records.write,
+            record=self._write_down,
             journal=self._journal,
             attempt=self._attempt,
             gate=self._gate,
             weights_lock=weights_lock,
         )
+
+    def _write_down(self, report: StepReport, batch: RolloutBatch) -> Refusal | None:
+        refusal = self._records.write(report)
+        self._samples.keep(report, batch)
+        return refusal
 
     def _replay(self, queue: PromptQueue, want: int, weight_version: int) -> RolloutBatch:
         """It is a rollout to whoever watches: where no server is ready, the trainer waits for one and doesn't hang."""

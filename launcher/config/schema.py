@@ -266,6 +266,8 @@ class WandbConfig:
 
 @dataclass
 class StatsLoggerConfig:
+    samples: int = setting(4, "completions of each step that samples.jsonl keeps; 0: none", NATURAL)
+    samples_mib: float = setting(64.0, "samples.jsonl and the file before it together hold no more (MiB)", POSITIVE)
     wandb: WandbConfig = part(WandbConfig)
 
 

@@ -104,6 +104,7 @@ class RunPaths:
     events = _InLogs("events.jsonl")
     ledger = _InLogs("ledger.jsonl")
     memory = _InLogs("memory.jsonl")
+    samples = _InLogs("samples.jsonl")
     trainer_log = _InLogs("trainer.log")
     config = _InLogs("config.yaml")
     report = _InLogs("report.html")

@@ -29,6 +29,7 @@ from actors.training.admission_gate import AdmissionGate
 from actors.training.step_loop import GrpoLoop
 from actors.training.trainer import Trainer
 from launcher import driver
+from launcher.base.disk_faults import Refusal
 from launcher.base.messages import Overrides, StepReport, TrainerReady
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.compose import compose
@@ -100,11 +101,11 @@ class Switch:
         self._gate_s += time.perf_counter() - began
         return admission
 
-    def write(self, report: StepReport) -> None:
-        self._record(report)
+    def write(self, report: StepReport, batch: RolloutBatch) -> Refusal | None:
+        refusal = self._record(report, batch)
         step = report.global_step + 1
         if self._schedule.block_of(step) == self._schedule.block_of(step - 1):
-            return
+            return refusal
         is_on = self._schedule.is_on(step)
         processes = self._processes = self._processes or self._find()
         for name in ("health_monitor", "coordinator"):
@@ -112,6 +113,7 @@ class Switch:
         line = {"step": step, "on": is_on, "gate_s": self._gate_s, "cpu_s": processor_seconds(processes)}
         append_line(self._paths.logs / DONE, line)
         self._is_on, self._gate_s = is_on, 0.0
+        return refusal
 
     def _find(self) -> dict[str, psutil.Process]:
         found = find_run(self._paths)

@@ -89,7 +89,7 @@ def live(config: RunConfig, model: PolicyModel) -> None:
         rollouts=Replay(prompts(N_PROMPTS), SAMPLES),
         publish=published,
         checkpointer=checkpointer,
-        record=records.write,
+        record=lambda report, _: records.write(report),
         gate=AdmissionGate(config, journal, ask=None),
         journal=journal,
         attempt=1,

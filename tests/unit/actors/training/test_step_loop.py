@@ -89,7 +89,7 @@ class Trial:
             rollouts=rollouts or Replay(prompts(N_PROMPTS), SAMPLES),
             publish=publish,
             checkpointer=checkpointer,
-            record=self.reports.append,
+            record=lambda report, _: self.reports.append(report),
             journal=journal,
             attempt=1,
             gate=AdmissionGate(self.config, journal, ask=ask),

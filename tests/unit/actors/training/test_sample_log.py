@@ -1,0 +1,109 @@
+"""samples.jsonl: a few of each step, within its size, harmless to a terminal, and no step's concern."""
+
+import json
+
+import pytest
+
+from actors.training.sample_log import SampleLog
+from launcher.base.messages import StepReport
+from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
+from launcher.config.schema import StatsLoggerConfig
+from launcher.run_files.run_paths import RunPaths
+from tests.support.hostile_text import HOSTILE, obeyed
+
+
+@pytest.fixture
+def paths(tmp_path):
+    made = RunPaths(fileroot=tmp_path, user="me", experiment_name="kept", trial_name="trial0")
+    made.prepare()
+    return made
+
+
+def step(number, text="4+4=8", n=8):
+    made = Completion(
+        token_ids=(1, 2), logprobs=(0.0, 0.0), weight_version=number, finish_reason="stop", server="http://s"
+    )
+    rollouts = tuple(Rollout(completion=made, text=text, reward=0.5, parts={"right": 0.5}) for _ in range(n))
+    group = RolloutGroup(prompt=Prompt(id="p", token_ids=(7,), record={}), rollouts=rollouts)
+    batch = RolloutBatch(groups=(group,), failed=0, retried=0, generated_tokens=2, seconds=1.0)
+    report = StepReport(
+        global_step=number,
+        epoch=0,
+        epoch_step=number,
+        attempt=1,
+        policy_version=number + 1,
+        time=5.0,
+        prompt_ids=("p",),
+        weight_versions=(number,),
+        rollouts_failed=0,
+        rollouts_retried=0,
+        metrics={},
+    )
+    return report, batch
+
+
+def log_of(paths, **changes):
+    return SampleLog(paths, StatsLoggerConfig(**changes), lambda ids: [f"prompt {one}" for one in ids])
+
+
+def test_a_line_has_all_that_made_the_completion(paths):
+    log_of(paths, samples=1).keep(*step(3))
+    assert json.loads(paths.samples.read_text()) == {
+        "global_step": 3,
+        "attempt": 1,
+        "time": 5.0,
+        "prompt_id": "p",
+        "prompt": "prompt (7,)",
+        "completion": "4+4=8",
+        "tokens": 2,
+        "finish_reason": "stop",
+        "reward": 0.5,
+        "parts": {"right": 0.5},
+        "weight_version": 3,
+        "server": "http://s",
+    }
+
+
+@pytest.mark.parametrize(("wanted", "there", "kept"), [(4, 8, 4), (4, 2, 2), (0, 8, 0)])
+def test_so_many_of_each_step(paths, wanted, there, kept):
+    samples = log_of(paths, samples=wanted)
+    for number in range(3):
+        samples.keep(*step(number, n=there))
+    assert len(paths.samples.read_text().splitlines() if kept else []) == 3 * kept
+    assert paths.samples.exists() == bool(kept)
+
+
+def test_the_two_files_stay_within_their_size_and_end_with_the_newest(paths):
+    samples = log_of(paths, samples=2, samples_mib=0.02)
+    for number in range(200):
+        samples.keep(*step(number, text="x" * 500))
+        sizes = [file.stat().st_size for file in paths.logs.glob("samples*.jsonl")]
+        assert len(sizes) <= 2
+        assert sum(sizes) <= 0.02 * 2**20
+    older = paths.samples.with_name("samples.1.jsonl").read_text()
+    steps = [json.loads(line)["global_step"] for line in (older + paths.samples.read_text()).splitlines()]
+    assert steps == sorted(steps)
+    assert steps[-1] == 199
+
+
+def test_what_a_model_writes_commands_no_terminal(paths):
+    log_of(paths).keep(*step(0, text=HOSTILE + "\udc9b"))
+    printed = paths.samples.read_text()
+    assert obeyed(printed) == set()
+    assert json.loads(printed.splitlines()[0])["completion"] == HOSTILE + "\udc9b"
+
+
+def test_long_texts_are_cut(paths):
+    log_of(paths).keep(*step(0, text="x" * 10_000))
+    assert len(json.loads(paths.samples.read_text().splitlines()[0])["completion"]) == 4000
+
+
+def test_a_disk_that_refuses_costs_no_step_and_is_told_once(paths, caplog):
+    paths.samples.mkdir()
+    samples = log_of(paths)
+    samples.keep(*step(0))
+    samples.keep(*step(1))
+    assert [record.message.startswith("samples.not_kept") for record in caplog.records] == [True]
+    paths.samples.rmdir()
+    samples.keep(*step(2))
+    assert {json.loads(line)["global_step"] for line in paths.samples.read_text().splitlines()} == {2}
