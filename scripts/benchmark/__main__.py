@@ -17,7 +17,7 @@ BENCHMARKS = {
     "step": "share of a step that is neither generation nor training",
     "publish": "new weights to the server: from a folder and over the wire",
     "supervision": "steps with supervision against steps without, in one run",
-    "failover": "from a server's SIGKILL to the next completion, with a standby and without",
+    "failover": "from a server's SIGKILL to the next tokens, with a standby and without",
     "state": "the state after a step into memory, by its size",
     "start": "from the command to the first optimizer step",
     "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",

@@ -1,9 +1,9 @@
-"""Benchmark `failover`: from a server's SIGKILL to the next completion, with a standby and without one, in one run.
+"""Benchmark `failover`: from a server's SIGKILL to the next tokens, with a standby and without one, in one run.
 
 Each kill is of the main process of every server that has traffic; those of the cold arm are of the standby too, in the
-same moment. In turn, each once a standby is parked again. What counts is the first completion of a server that was not
-killed, when it arrives in the trainer (timed_completions.py), on the clock that the kill is taken on. The learning rate
-is next to nothing, so that steps stay equal work.
+same moment. In turn, each once a standby is parked again, and in the midst of a rollout. What counts is when the first
+tokens of a server that was not killed arrive in the trainer (timed_completions.py), on the clock that the kill is taken
+on; servers send each token. The learning rate is next to nothing, so that steps stay equal work.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.benchmark.experiment import PRESET
 from scripts.benchmark.ratios import spread
 from scripts.benchmark.supervision import SAME_WORK
-from scripts.benchmark.timed_completions import COMPLETIONS
+from scripts.benchmark.timed_completions import TOKENS
 from scripts.faults.run_processes import find_servers
 
 ARMS = ("standby", "cold")
-ENDLESS = ("total_train_steps=100000", "total_train_epochs=1000", "recovery.standby_servers=1")
+SETTINGS = (
+    *("total_train_steps=100000", "total_train_epochs=1000"),
+    *("recovery.standby_servers=1", "rollout.stream_interval=1"),
+)
 PARKED_WITHIN_S = 900.0
 SERVED_WITHIN_S = 400.0
 BETWEEN_S = 5.0
@@ -42,18 +45,20 @@ BETWEEN_S = 5.0
 NO_STATE = ("_failed", ".slow", ".pace_back", ".joined", ".restarted")
 TRAFFIC = frozenset({"server.ready", "server.promoted"})
 
+LOOK_S, SOON_S = 0.2, 0.002
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
     """Seconds from the signal to the journal's line of the death, to that of a server with traffic, and to the first
-    completion. `version` of that one, and `newest` of all completions before the signal."""
+    tokens. `version` of those, and `newest` of all before the signal."""
 
     arm: str
     died_s: float
     serves_s: float
-    completion_s: float
+    tokens_s: float
     version: int
     newest: int
 
@@ -66,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     draw = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, *ENDLESS, *arguments.overrides]
+        words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, *SETTINGS, *arguments.overrides]
         paths = RunPaths.of(compose(words))
         command = [sys.executable, "-m", "scripts.benchmark.timed_completions", *words]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -83,14 +88,16 @@ def kill(paths: RunPaths, process: subprocess.Popen[bytes], arm: str, draw: rand
     standby = _until(process, lambda: parked(_lines(paths.events)), PARKED_WITHIN_S)
     time.sleep(BETWEEN_S + 2 * draw.random())
     victims = [server for server in find_servers(paths) if arm == "cold" or server.name != standby]
+    size = (paths.logs / TOKENS).stat().st_size
+    _until(process, lambda: (paths.logs / TOKENS).stat().st_size > size or None, SERVED_WITHIN_S, SOON_S)
     at = time.monotonic()
     for victim in victims:
         send(victim.http, signal.SIGKILL)
     urls = {victim.url for victim in victims}
     made = _until(
-        process, lambda: outcome(arm, at, urls, _lines(paths.events), _lines(paths.logs / COMPLETIONS)), SERVED_WITHIN_S
+        process, lambda: outcome(arm, at, urls, _lines(paths.events), _lines(paths.logs / TOKENS)), SERVED_WITHIN_S
     )
-    print(f"{arm:8} died {made.died_s:.3f} s, serves {made.serves_s:.3f} s, completion {made.completion_s:.3f} s")
+    print(f"{arm:8} died {made.died_s:.3f} s, serves {made.serves_s:.3f} s, tokens {made.tokens_s:.3f} s")
     return made
 
 
@@ -108,10 +115,10 @@ def parked(events: Sequence[Record]) -> str | None:
 
 
 def outcome(
-    arm: str, at: float, killed: Collection[str], events: Sequence[Record], completions: Sequence[Record]
+    arm: str, at: float, killed: Collection[str], events: Sequence[Record], tokens: Sequence[Record]
 ) -> Kill | None:
     """None while something of it is missing."""
-    first = next((line for line in completions if _at(line) > at and line["server"] not in killed), None)
+    first = next((line for line in tokens if _at(line) > at and line["server"] not in killed), None)
     died = next((event for event in events if _at(event) > at and event.get("event") == "server.died"), None)
     serves = next((event for event in events if _at(event) > at and event.get("event") in TRAFFIC), None)
     if first is None or died is None or serves is None:
@@ -120,30 +127,32 @@ def outcome(
         arm=arm,
         died_s=_at(died) - at,
         serves_s=_at(serves) - at,
-        completion_s=_at(first) - at,
+        tokens_s=_at(first) - at,
         version=int(str(first["version"])),
-        newest=max((int(str(line["version"])) for line in completions if _at(line) <= at), default=0),
+        newest=max((int(str(line["version"])) for line in tokens if _at(line) <= at), default=0),
     )
 
 
 def report(kills: Sequence[Kill], problems: Sequence[str]) -> dict[str, object]:
-    for what in ("died_s", "serves_s", "completion_s"):
+    for what in ("died_s", "serves_s", "tokens_s"):
         for arm in ARMS:
             seconds = [getattr(one, what) for one in kills if one.arm == arm]
-            print(f"{what:13} {arm:8} {spread(seconds, ' s', 3)}")
-    medians = {arm: median(one.completion_s for one in kills if one.arm == arm) for arm in ARMS}
+            print(f"{what:9} {arm:8} {spread(seconds, ' s', 3)}")
+    medians = {arm: median(one.tokens_s for one in kills if one.arm == arm) for arm in ARMS}
     older = sum(one.version < one.newest for one in kills)
-    print(f"cold ÷ standby: {medians['cold'] / medians['standby']:.0f}; completions of an older version: {older}")
+    print(f"cold ÷ standby: {medians['cold'] / medians['standby']:.0f}; tokens of an older version: {older}")
     print(f"ledger: {'; '.join(problems) or 'complete'}")
-    return {"median_completion_s": medians, "problems": list(problems), "kills": [asdict(one) for one in kills]}
+    return {"median_tokens_s": medians, "problems": list(problems), "kills": [asdict(one) for one in kills]}
 
 
-def _until(process: subprocess.Popen[bytes], look: Callable[[], T | None], within_s: float) -> T:
+def _until(
+    process: subprocess.Popen[bytes], look: Callable[[], T | None], within_s: float, between_s: float = LOOK_S
+) -> T:
     give_up_at = time.monotonic() + within_s
     while (found := look()) is None:
         if process.poll() is not None or time.monotonic() > give_up_at:
             raise RuntimeError(f"the run has ended, or nothing came of it within {within_s:g} s")
-        time.sleep(0.2)
+        time.sleep(between_s)
     return found
 
 

@@ -1,6 +1,6 @@
-"""A run that writes down when each completion arrives: `python -m scripts.benchmark.timed_completions [settings]`.
+"""A run that writes down when each part of a completion arrives: `python -m scripts.benchmark.timed_completions`.
 
-For measuring alone. SGLang is asked for whole completions, so the time of a first token is not seen: these are later.
+Its arguments are settings, as those of `python -m launcher`. For measuring alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 
-COMPLETIONS = "completions.jsonl"
+TOKENS = "tokens.jsonl"
 
 
 class TimedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc, name-defined]
-    """The trainer's actor, with a line for each completion of a rollout."""
+    """The trainer's actor, with a line for each part of a rollout's completions."""
 
     def start(self, overrides: Overrides) -> TrainerReady:
         ready: TrainerReady = super().start(overrides)
@@ -39,7 +39,7 @@ class TimedTrainer(Trainer.__ray_metadata__.modified_class.__ray_actor_class__):
 
 def write_down(paths: RunPaths) -> None:
     """From now on, in this process."""
-    file = (paths.logs / COMPLETIONS).open("a", buffering=1)
+    file = (paths.logs / TOKENS).open("a", buffering=1)
     read = completions.completion_from
 
     def timed(answer: Mapping[str, Any], *, server: str) -> Completion:
