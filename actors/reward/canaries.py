@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from typing import Any, Protocol
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
 from launcher.base.errors import RewardError, RewardImportError
-from launcher.policy.canary_policy import CanaryScore
+from launcher.policy.canary_policy import CanaryScore, is_more_than_noise
 
 MOST_RECORDS = 8
 TRIES = 2
 """A function that scores the same item differently each time can't be tested with it."""
+CONFIRMATIONS = 8
+"""How often a known answer that was scored wrongly is scored once more, before it accuses the function."""
 LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 log = logging.getLogger("canaries")
@@ -81,10 +84,30 @@ def pick(canaries: Sequence[Canary], count: int, step: int) -> tuple[Canary, ...
     return tuple(canaries[(step * count + i) % len(canaries)] for i in range(count))
 
 
-async def score_canaries(canaries: Sequence[Canary], scorer: CanaryScorer) -> tuple[CanaryScore, ...]:
-    """Each scored once, side by side. Never raises for what the reward function does: `got` is None and `error` says
-    why. The pool gives each its time limit."""
-    return tuple(await asyncio.gather(*(_score(canary, scorer) for canary in canaries)))
+class ErrorRates:
+    """How often each known answer was scored wrongly by chance, as far as this process has seen it."""
+
+    def __init__(self) -> None:
+        self._wrong: Counter[str] = Counter()
+        self._scored: Counter[str] = Counter()
+
+    def of(self, name: str) -> float:
+        """One in a hundred, until as many scores say otherwise."""
+        return (1 + self._wrong[name]) / (100 + self._scored[name])
+
+    def add(self, name: str, *, wrong: int, scored: int) -> None:
+        self._wrong[name] += wrong
+        self._scored[name] += scored
+
+
+async def score_canaries(
+    canaries: Sequence[Canary], scorer: CanaryScorer, rates: ErrorRates | None = None, tolerance: float = 0.0
+) -> tuple[CanaryScore, ...]:
+    """Each scored once, side by side, and a few times more where it is wrong: a judge that errs by chance is no broken
+    one. Never raises for what the reward function does: `got` is None and `error` says why. The pool gives each its
+    time limit."""
+    known = rates or ErrorRates()
+    return tuple(await asyncio.gather(*(_score(canary, scorer, known, tolerance) for canary in canaries)))
 
 
 class CanaryRounds:
@@ -97,23 +120,49 @@ class CanaryRounds:
         *,
         count: int,
         submit: Callable[[Coroutine[Any, Any, tuple[CanaryScore, ...]]], Future[tuple[CanaryScore, ...]]],
+        tolerance: float = 0.0,
     ) -> None:
         self._canaries = canaries
         self._scorer = scorer
         self._count = count
         self._submit = submit
+        self._tolerance = tolerance
+        self._rates = ErrorRates()
 
     def begin(self, step: int) -> Future[tuple[CanaryScore, ...]]:
         """Scores those of a step, while the caller continues."""
-        return self._submit(score_canaries(pick(self._canaries, self._count, step), self._scorer))
+        chosen = pick(self._canaries, self._count, step)
+        return self._submit(score_canaries(chosen, self._scorer, self._rates, self._tolerance))
 
 
-async def _score(canary: Canary, scorer: CanaryScorer) -> CanaryScore:
+async def _score(canary: Canary, scorer: CanaryScorer, rates: ErrorRates, tolerance: float) -> CanaryScore:
+    def is_wrong(value: float) -> bool:
+        return not abs(value - canary.expected) <= tolerance  # so that NaN is wrong
+
     try:
-        (score,) = await scorer.score([canary.completion], canary.prompt)
+        score = await _answered(canary, scorer)
+        if score.value is None or not is_wrong(score.value):
+            rates.add(canary.name, wrong=0, scored=score.value is not None)
+            return CanaryScore(name=canary.name, expected=canary.expected, got=score.value, error=score.error)
+        again = await scorer.score([canary.completion] * CONFIRMATIONS, canary.prompt)
     except (RewardError, RewardImportError) as error:
         return CanaryScore(name=canary.name, expected=canary.expected, got=None, error=error.message)
-    return CanaryScore(name=canary.name, expected=canary.expected, got=score.value, error=score.error)
+    values = [one.value for one in again if one.value is not None]
+    wrong = sum(map(is_wrong, values))
+    if 2 * len(values) < CONFIRMATIONS or is_more_than_noise(wrong, len(values), rates.of(canary.name)):
+        name = f"{canary.name} ({1 + wrong} of {1 + len(values)} times)"
+        return CanaryScore(name=name, expected=canary.expected, got=score.value)
+    rates.add(canary.name, wrong=1 + wrong, scored=1 + len(values))
+    return CanaryScore(name=canary.name, expected=canary.expected, got=canary.expected)
+
+
+async def _answered(canary: Canary, scorer: CanaryScorer) -> Score:
+    """A function that answers None asks for another try."""
+    for _ in range(CONFIRMATIONS):
+        (score,) = await scorer.score([canary.completion], canary.prompt)
+        if not score.is_unanswered:
+            break
+    return score
 
 
 def _texts(record: Scorable) -> dict[str, str]:

@@ -106,7 +106,13 @@ class Training:
         scored = list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
         canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
-        self._canaries = CanaryRounds(canaries, self._reward, count=config.gate.canaries, submit=self._thread.submit)
+        self._canaries = CanaryRounds(
+            canaries,
+            self._reward,
+            count=config.gate.canaries,
+            submit=self._thread.submit,
+            tolerance=config.reward_health.canary_tolerance,
+        )
         self._recorded = RecordedAnswers(
             self._data.prompts,
             self._reward,

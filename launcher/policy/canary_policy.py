@@ -22,6 +22,7 @@ from launcher.config.supervision import RewardHealthConfig
 
 STANDARD_ERRORS = 4.0
 """A difference of means that is chance once in ten thousand times."""
+BY_CHANCE = 1e-4
 LEAST_SPREAD = 0.1
 """Standard deviation of one score, as a share of the range of rewards, that any reward function is credited with."""
 
@@ -96,6 +97,13 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
 def is_sound(one: CanaryRound, settings: RewardHealthConfig) -> bool:
     """Every known answer was scored, and as it should be."""
     return all(score.got is not None and not _is_wrong(score, settings) for score in one.scores)
+
+
+def is_more_than_noise(wrong: int, scored: int, rate: float) -> bool:
+    """Would a known answer that is scored wrongly at this `rate` be so `wrong` of so many by chance less than once in
+    ten thousand times?"""
+    chances = (math.comb(scored, n) * rate**n * (1 - rate) ** (scored - n) for n in range(wrong, scored + 1))
+    return wrong > 0 and sum(chances) < BY_CHANCE
 
 
 def _still_accusing(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) -> list[CanaryRound]:
