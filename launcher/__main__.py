@@ -22,6 +22,7 @@ from launcher.base.errors import DataError, LauncherError, RewardImportError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor
+from launcher.cli.unattended import CONTINUES
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
 from launcher.config.hydra_messages import explain
@@ -146,17 +147,19 @@ def launch(config: RunConfig) -> int:
         return _show_plan(config, hardware)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     plan = make_plan(config, hardware, shape)
-    preflight(config, hardware, plan, check_node())
-    with as_far_as_it_is_read():
-        show(config, plan, console_of_width(WIDTH))
+    if CONTINUES not in os.environ:
+        preflight(config, hardware, plan, check_node())
+        with as_far_as_it_is_read():
+            show(config, plan, console_of_width(WIDTH))
     config = replace(config, recovery=replace(config.recovery, standby_servers=plan.standbys))
+    from launcher.cli.continuation import Successor
     from launcher.driver import run  # brings Ray along, which a dry run does without
 
     if config.cluster.detached:
         from launcher.cli import detached
 
         return detached.run(config, run)
-    return run(config)
+    return run(config, successor=Successor())
 
 
 def of_the_run(config: RunConfig, found: Hardware) -> Hardware:

@@ -9,6 +9,7 @@ restarted is asked again.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 import sys
@@ -21,11 +22,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.cluster.cluster_restarts import RESUMES, ClusterLost, ClusterRestarts, end_supervisors
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
 from actors.reward.data_check import check_data
+from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError, RunError
 from launcher.base.exit_codes import EXIT_CODES
@@ -34,6 +37,7 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
+from launcher.cli.continuation import Successor, wait_for_the_next
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command
@@ -43,7 +47,7 @@ from launcher.reporting.event_lines import EventTail, alert_of, tell
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files import control_requests
-from launcher.run_files.journal import Journal
+from launcher.run_files.journal import Journal, Record
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 
@@ -54,18 +58,29 @@ ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
 
 
-def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unattended: Unattended | None = None) -> int:
+def run(
+    config: RunConfig,
+    *,
+    server_entry: tuple[str, ...] | None = None,
+    unattended: Unattended | None = None,
+    successor: Successor | None = None,
+) -> int:
     """Run `config` to its end and return the exit code (docs/design.md).
 
-    `server_entry`: the command in SGLang's place, for tests. Raises the UsageErrors that can be known before anything
-    is started; later ones are reported as the run's outcome.
+    `server_entry`: the command in SGLang's place, for tests. `successor`: where the run's own cluster is lost. Raises
+    the UsageErrors that can be known before anything is started; later ones are reported as the run's outcome.
     """
+    known = successor and successor.known
+    interrupts = Interrupts(is_asked=known is not None and known.is_asked) if unattended is None else NoInterrupts()
+    if known is not None:
+        interrupts.listen_again()
     for note in check_data(config):
         print(f"note: {note}", file=sys.stderr)
     paths = RunPaths.of(config)
     paths.prepare()
     out = sys.stdout if unattended is None else unattended.out
-    with RunLock(paths) as lock, Screen(config, paths, out) as screen:
+    began, held = (None, None) if known is None else (known.screen_began, known.lock)
+    with RunLock(paths, held=held) as lock, Screen(config, paths, out, began=began) as screen:
         remote = remote_of(config)
         prepared = find_prepared(config, paths)
         if prepared is None and (finished := already_finished(config, paths)):
@@ -75,9 +90,9 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
         resume = None if prepared is not None else resume_point(config, paths)
         ServerKeys.make(paths.keys)
         hide_webhook(config, paths)
-        if unattended is None or not unattended.is_again:
+        if known is None and (unattended is None or not unattended.is_again):
             control_requests.forget(paths)
-        attempt = lock.next_attempt()
+        attempt = lock.next_attempt() if known is None else known.attempt
         screen.begin(attempt)
         journal = Journal(paths.events, attempt, time.time)
         if prepared is not None:
@@ -92,7 +107,12 @@ def run(config: RunConfig, *, server_entry: tuple[str, ...] | None = None, unatt
             command=same_command(unattended),
             folder=str(Path.cwd()),
         )
-        outcome = RunLaunch(config, paths, attempt, journal, screen, server_entry, unattended).run()
+        restarts = ClusterRestarts(config, known=known, next_attempt=lock.next_attempt if successor else None)
+        try:
+            outcome = RunLaunch(config, paths, journal, screen, server_entry, unattended, restarts, interrupts).run()
+        except ClusterLost as lost:
+            screen.leave()
+            (successor or Successor()).begin(lost.known, interrupts, screen_began=screen.began, lock=lock.descriptor)
         if remote is not None and (problem := finish_uploads(config, paths, remote, journal)):
             screen.line(problem)
         if outcome.status is TerminalStatus.FINISHED:
@@ -108,24 +128,25 @@ class RunLaunch:
         self,
         config: RunConfig,
         paths: RunPaths,
-        attempt: int,
         journal: Journal,
         screen: Screen,
         server_entry: tuple[str, ...] | None = None,
         unattended: Unattended | None = None,
+        restarts: ClusterRestarts | None = None,
+        interrupts: Interrupts | None = None,
     ) -> None:
         self._unattended = unattended
         self._config = config
         self._paths = paths
-        self._attempt = attempt
         self._journal = journal
         self._screen = screen
         self._server_entry = server_entry
-        self._interrupts = Interrupts() if unattended is None else NoInterrupts()
+        self._interrupts = interrupts or Interrupts()
+        self._restarts = restarts or ClusterRestarts(config)
         self._now = CurrentStatusFile(
-            paths, attempt, address=config.cluster.address, is_detached=unattended is not None
+            paths, journal.attempt, address=config.cluster.address, is_detached=unattended is not None
         )
-        self._events = EventTail(paths.events, attempt)
+        self._events = EventTail(paths.events, journal.attempt)
         self._actors: RunActors | None = None
         self._nodes_told: set[str] = set()
         self._look: ray.ObjectRef[Snapshot] | None = None
@@ -133,14 +154,17 @@ class RunLaunch:
         self._snapshot_error = ""
 
     def run(self) -> RunOutcome:
-        """Never raises for what a run can meet: the outcome says it."""
+        """Raises ClusterLost where a successor is to resume; of what else a run can meet the outcome tells."""
         with self._interrupts:
             try:
                 outcome = self._supervised()
-            except KeyboardInterrupt:
-                outcome = RunOutcome(status=TerminalStatus.ABORTED, reason="ended by the user, at once")
+            except ClusterLost:
+                raise
+            except KeyboardInterrupt as error:
+                outcome = RunOutcome(status=TerminalStatus.ABORTED, reason=str(error) or "ended by the user, at once")
             except LauncherError as error:
-                outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=str(error), exit_code=error.exit_code)
+                code = (error if self._restarts.known is None else RunError).exit_code  # what began is not refused
+                outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=str(error), exit_code=code)
             except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=repr(error))
@@ -157,28 +181,48 @@ class RunLaunch:
         return outcome
 
     def _supervised(self) -> RunOutcome:
+        try:
+            return self._on_its_cluster()
+        except ClusterLost as lost:
+            wait_for_the_next(lost, self._interrupts, meanwhile=self._now.write_if_due)
+            raise
+
+    def _on_its_cluster(self) -> RunOutcome:
         sglang, actor = self._config.sglang, self._config.actor
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
         with ray_cluster(self._config, self._paths, num_cpus=cpus, say=self._screen.milestone) as vital:
             self._interrupts.listen_again()
+            self._restarts.record_restart(self._journal, self._paths)
             if self._config.cluster.address != "local":
                 make_ready(self._config, self._paths, self._screen.milestone, besides=DRIVER_ACTOR)
             try:
-                return self._watch(self._create(), vital)
+                return self._watch(self._create(vital), vital)
+            except (Exception, KeyboardInterrupt) as error:
+                if isinstance(vital, VitalProcesses) and (lost := vital.lost()):
+                    raise self._lost(lost, vital) from error
+                raise
             finally:
                 self._end_actors(is_reachable=not vital.lost())
 
-    def _create(self) -> Any:
+    def _lost(self, lost: str, vital: VitalProcesses) -> ClusterLost:  # RunError, KeyboardInterrupt: the run ends
+        end_supervisors(vital, self._paths, self._journal.attempt)
+        if self._interrupts.asked:
+            raise KeyboardInterrupt(f"ended by the user; {lost}")
+        again = self._restarts.begin(lost, self._journal, self._paths)
+        self._tell(again.began)
+        asyncio.run(collect(self._paths, again.known.incident, facts=again.began, logs=vital.logs, pids={}))
+        return again
+
+    def _create(self, vital: VitalProcesses | HeadWatch) -> Any:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
-        placed = self._place()
+        placed = self._place(vital)
         self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
         history = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
-        self._actors = RunActors(self._config, self._paths, self._attempt, placed, self._server_entry)
+        self._actors = RunActors(self._config, self._paths, self._journal.attempt, placed, self._server_entry)
         return self._actors.create(history)
 
-    def _place(self) -> RunPlacement:
-        """Reserve everything at once, and record where it is."""
-        placed = RunPlacement.book(self._config, is_stopped=lambda: self._interrupts.asked)
+    def _place(self, vital: VitalProcesses | HeadWatch) -> RunPlacement:
+        placed = RunPlacement.book(self._config, is_stopped=lambda: self._interrupts.asked or bool(vital.lost()))
         nodes = placed.nodes()
         self._journal.record("run.placed", reason="the cluster has room for all of it", nodes=nodes)
         for node in sorted(set(nodes.values()) if len(set(nodes.values())) > 1 else ()):
@@ -200,7 +244,7 @@ class RunLaunch:
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
-                raise RunError(lost, "the same command resumes")
+                raise RunError(lost, RESUMES)
             self._say_lost(vital.lost_nodes())
             if heartbeat.has_stopped():
                 self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
@@ -213,7 +257,7 @@ class RunLaunch:
                 coordinator.abort.remote("ended by the user")
             if done:
                 try:
-                    return self._outcome(ray.get(running))
+                    outcome: RunOutcome = ray.get(running)
                 except RayTaskError as error:
                     raise _as_ours(error) from error
                 except RayError as error:
@@ -225,6 +269,9 @@ class RunLaunch:
                     time.sleep(ASK_AGAIN_S)
                     incarnations.begins()
                     running = coordinator.run.remote()
+                else:
+                    self._show(wait=True)
+                    return outcome
 
     def _say_lost(self, nodes: Mapping[str, str]) -> None:
         """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next incarnation waits."""
@@ -232,10 +279,6 @@ class RunLaunch:
             self._nodes_told.add(node)
             facts: dict[str, Any] = {"node": node, "held": ["the Coordinator"], "cause": "node_lost"}
             self._journal.record("node.lost", subject=nodes[node], reason=f"node {node[:8]} was lost", **facts)
-
-    def _outcome(self, outcome: RunOutcome) -> RunOutcome:
-        self._show(wait=True)
-        return outcome
 
     def _show(self, *, wait: bool = False, unwritten: Sequence[Mapping[str, object]] = ()) -> None:
         """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view.
@@ -246,10 +289,7 @@ class RunLaunch:
             if event.get("event") == "node.lost":
                 self._nodes_told.add(str(event.get("node")))
             self._made().follow(event)
-            if line := tell(event):
-                self._screen.milestone(line)
-            if alert := alert_of(event):
-                self._screen.alert(*alert)
+            self._tell(event)
         self._now.write_if_due()
         if self._look is None:
             self._look = self._made().trainer.snapshot.remote(self._steps_seen)
@@ -269,6 +309,12 @@ class RunLaunch:
             self._now.heard(seen)
             self._take(seen)
 
+    def _tell(self, event: Record) -> None:
+        if line := tell(event):
+            self._screen.milestone(line)
+        if alert := alert_of(event):
+            self._screen.alert(*alert)
+
     def _report_snapshot_error(self, error: str) -> None:
         """A defect, which would stop the display silently. Once, until a snapshot succeeds or fails otherwise."""
         if error != self._snapshot_error:
@@ -277,6 +323,7 @@ class RunLaunch:
             self._screen.line(f"the display is out of date: the trainer's snapshot failed: {error} (this is a defect)")
 
     def _take(self, snapshot: Snapshot) -> None:
+        self._restarts.reached(snapshot.status.next_step)
         if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps from 0
             self._trainer_pid, was_new = snapshot.status.pid, self._steps_seen == 0
             self._steps_seen = 0
@@ -288,8 +335,6 @@ class RunLaunch:
     def _made(self) -> RunActors:
         assert self._actors is not None
         return self._actors
-
-    # ── end ──
 
     def _end_actors(self, *, is_reachable: bool) -> None:
         """Without Ray's own processes they end themselves, and asking would wait for an answer that never comes."""

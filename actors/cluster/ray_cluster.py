@@ -10,8 +10,11 @@ import functools
 import logging
 import math
 import os
+import re
+import signal
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +27,8 @@ from ray._private.authentication.authentication_utils import is_token_auth_enabl
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled, and left out of its stub
 
 from actors.cluster.joined_cluster import HeadWatch
+from actors.processes.process_guard import GUARD, SENTINEL
+from actors.processes.process_tree import Process, bearing, descendants, dying_with, name, send, wait_ended
 from launcher.base.errors import ResourceError
 from launcher.base.private_folders import make_private
 from launcher.config.schema import RunConfig
@@ -48,16 +53,27 @@ START_S = 240.0
 answer of its helpers, which a busy machine needs to import what they use. Neither can be set."""
 TOO_SOON_S = 10.0
 """A try that fails sooner has not failed for the load, and is repeated once."""
-STRAGGLERS_S = 3.0
+KILLED_S = 3.0
+"""For the end of what was killed."""
+STRAGGLERS_S, GUARDS_S = 3.0, 10.0
+"""For what a cluster leaves to end by itself: actors take milliseconds, a sentinel seconds where its guard hangs."""
+LOOK_S = 0.1
+MARK = "GRPO_CLUSTER"
+"""In the environment of all that a local cluster starts, and of all that those start: its own name."""
 
 VITAL = ("gcs_server", "raylet")
 """Ray's processes without which its calls wait for ever: it restarts actors, but not these."""
+FAILED_AGENT = re.compile(r"because one Ray agent failed, agent_name = (\w+)")
+"""As the raylet's log has it: it ends itself when one of its agents does."""
 
 
 class VitalProcesses:
-    """Watches the cluster processes that this process has started."""
+    """Watches the cluster processes that this process has started. `mark`: what is in the environment of all of them;
+    `logs`: Ray's own."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = "", logs: Path | None = None) -> None:
+        self.mark = mark
+        self.logs = {} if logs is None else {name: logs / f"{name}.out" for name in VITAL}
         children = psutil.Process().children(recursive=True)
         self._processes = {child: child.name() for child in children if child.name() in VITAL}
 
@@ -66,15 +82,32 @@ class VitalProcesses:
         return {}
 
     def lost(self) -> str:
-        """Which of them has ended; "" where none has. A zombie has ended: nobody may be left to collect it."""
-        for process, name in self._processes.items():
+        """Which of them has ended, and how, as far as it can be seen; "" where none has. A zombie has ended: nobody may
+        be left to collect it."""
+        for process, called in self._processes.items():
             try:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     continue
             except psutil.NoSuchProcess:
                 pass
-            return f"Ray's own process {name} ended, and with it all that it ran"
+            return f"Ray's own process {called} ended{self._how(process.pid, called)}, and with it all that it ran"
         return ""
+
+    def end(self, pids: Collection[int]) -> None:
+        """SIGKILL those of `pids` that belong to this cluster."""
+        for process in bearing(self.mark):
+            if process.pid in pids:
+                send(process, signal.SIGKILL)
+
+    def _how(self, pid: int, called: str) -> str:
+        """By the kernel, and by what the raylet wrote last about its agents."""
+        code = dying_with(pid)
+        if code is not None and code < 0:
+            return f" (by {signal.Signals(-code).name})"
+        with contextlib.suppress(OSError, KeyError):
+            if failed := FAILED_AGENT.findall(self.logs[called].read_text(errors="replace")):
+                return f" (its log: the agent {failed[-1]} failed)"
+        return "" if code is None else f" (exit code {code})"
 
 
 def keep_off_the_screen(file: Path) -> None:
@@ -101,8 +134,8 @@ def ray_cluster(
 
     `say` gets a line for each start that fails and is tried again.
     """
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    for variable, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     keep_off_the_screen(paths.logs / "ray.log")
     local = config.cluster.address == "local"
     if ray.is_initialized() and not local:  # a detached run is on its cluster already
@@ -111,25 +144,30 @@ def ray_cluster(
     if local:
         lock_with_a_token(make_ray_token(paths.keys))
     connect = functools.partial(_connect, config, paths, num_cpus=num_cpus, local=local)
+    mark = f"{MARK}={uuid.uuid4().hex}"
+    os.environ[MARK] = mark.partition("=")[2]
     try:
-        start_patiently(connect, say) if local else connect()
-    except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
-        raise ResourceError(
-            f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
-            f"is this machine overloaded? Ray was started again for up to {START_S:.0f} s"
-            if local
-            else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
-            "(docs/clusters.md); or leave cluster.address=local",
-        ) from error
-    session = _session() if local else ""
-    try:
+        try:
+            start_patiently(connect, say) if local else connect()
+        except Exception as error:  # Ray raises a bare Exception where its own processes start too slowly
+            raise ResourceError(
+                f"no Ray cluster at cluster.address={config.cluster.address}: {error}",
+                f"is this machine overloaded? Ray was started again for up to {START_S:.0f} s"
+                if local
+                else "start one there, and have its RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH here too "
+                "(docs/clusters.md); or leave cluster.address=local",
+            ) from error
+        except SystemExit as error:  # Ray's own handler of SIGTERM, until the driver listens again
+            raise KeyboardInterrupt from error
+        finally:
+            del os.environ[MARK]  # what this process starts besides is not the cluster's
         if local and not is_token_auth_enabled():
             raise ResourceError("Ray started without its token authentication", "unset RAY_AUTH_MODE")
-        yield VitalProcesses() if local else HeadWatch()
+        yield VitalProcesses(mark, _logs()) if local else HeadWatch()
     finally:
         ray.shutdown()
-        if session:
-            end_stragglers(session)
+        if local:
+            end_leftovers(mark)
 
 
 def start_patiently(
@@ -163,7 +201,7 @@ def end_children(*, but: Collection[psutil.Process]) -> None:
     for child in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-    psutil.wait_procs(left, timeout=STRAGGLERS_S)
+    psutil.wait_procs(left, timeout=KILLED_S)
 
 
 def lock_with_a_token(file: Path) -> None:
@@ -172,8 +210,8 @@ def lock_with_a_token(file: Path) -> None:
     Ray's servers listen on every interface, so only the token keeps others out. Ray turns it on by itself for a local
     cluster unless the environment forbids it; RAY_AUTH_MODE is read too early to be set here.
     """
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        os.environ.pop(name, None)
+    for variable in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        os.environ.pop(variable, None)
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(file)
     AuthenticationTokenLoader.instance().reset_cache()  # of an earlier run in this process
 
@@ -192,33 +230,34 @@ def ray_folder() -> Path:
     return folder / "ray"
 
 
-def _session() -> str:
-    """The name of the session that this process has started, which the commands of its processes hold."""
+def _logs() -> Path | None:
+    """Where the processes of the cluster that this process has started write their logs."""
     node = getattr(ray_worker, "_global_node", None)
-    return "" if node is None else Path(node.get_session_dir_path()).name
+    return None if node is None else Path(node.get_logs_dir_path())
 
 
-def end_stragglers(session: str, *, grace_s: float = STRAGGLERS_S) -> list[int]:
-    """Kill what `ray.shutdown` has left of a session; returns the pids.
+def end_leftovers(mark: str, *, patience_s: float = STRAGGLERS_S, guards_s: float = GUARDS_S) -> list[int]:
+    """Wait for all that bears a cluster's mark to end, and kill what does not; returns the pids.
 
-    A worker that is starting while Ray's own processes are killed searches for them for a minute, and nobody ends it.
+    Actors end when their raylet does, and guards then end the servers. What would stay: an actor that is stopped, and a
+    worker that is starting while Ray's own processes are killed, which searches for them for a minute.
     """
-    give_up_at = time.monotonic() + grace_s
-    while (left := _of_session(session)) and time.monotonic() < give_up_at:
-        time.sleep(0.1)
-    for process in left:
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
-            process.kill()
-    return [process.pid for process in left]
+    killed = _end_within(patience_s, lambda: [one for one in bearing(mark) if one not in _guards_and_guarded(mark)])
+    return killed + _end_within(guards_s, lambda: bearing(mark))
 
 
-def _of_session(session: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # ended, or another user's
-            if process.pid != os.getpid() and any(session in word for word in process.cmdline()):
-                found.append(process)
-    return found
+def _end_within(patience_s: float, find: Callable[[], Collection[Process]]) -> list[int]:
+    give_up_at = time.monotonic() + patience_s
+    while (left := find()) and time.monotonic() < give_up_at:
+        time.sleep(LOOK_S)
+    killed = [process for process in left if send(process, signal.SIGKILL)]
+    wait_ended(killed, KILLED_S)
+    return [process.pid for process in killed]
+
+
+def _guards_and_guarded(mark: str) -> set[Process]:
+    guards = [process for process in bearing(mark) if name(process) in (GUARD, SENTINEL)]
+    return {process for guard in guards for process in (guard, *descendants(guard.pid))}
 
 
 def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, local: bool) -> None:

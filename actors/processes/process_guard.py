@@ -56,8 +56,8 @@ from actors.processes.process_tree import (
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
 NOT_MEANT_FOR_US = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """From a terminal, and from SGLang's children to their parent, which is the guard once the server has ended."""
-TICK_MS = 1000
-GIVE_UP_S, STUCK_S = 60.0, 3.0
+SENTINEL, GUARD = "server-sentinel", "server-guard"
+TICK_MS, GIVE_UP_S, STUCK_S = 1000, 60.0, 3.0
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -118,11 +118,11 @@ def reap() -> dict[int, int]:
     return collected
 
 
-def become(title: bytes) -> None:
+def become(title: str) -> None:
     """Lead a new session that adopts all orphans below it and ignores a terminal's signals."""
     os.setsid()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(PR_SET_NAME, title, 0, 0, 0)
+    libc.prctl(PR_SET_NAME, title.encode(), 0, 0, 0)
     for number in NOT_MEANT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
 
@@ -331,7 +331,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if os.fork():
         os._exit(0)
-    become(b"server-sentinel")
+    become(SENTINEL)
     write_to(options.log)
     me = identify(os.getpid())
     assert me is not None
@@ -339,7 +339,7 @@ def main() -> None:
         options.scratch.mkdir(mode=0o700)
     guard = os.fork()
     if guard == 0:
-        become(b"server-guard")
+        become(GUARD)
         Guard(options, sentinel=me).run()
     else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -5,6 +5,7 @@ After each plan: what is seen ─► launcher/policy/incident_policy.py ─► i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from actors.supervision.artifact_collector import ArtifactCollector
@@ -21,6 +22,7 @@ DONE = frozenset(
         "trainer.restarted",
         "trainer.loaded",
         "checkpoint.condemned",
+        "cluster.restarted",
         "server.restarted",
         "server.abandoned",
         "server.loaded",
@@ -85,6 +87,7 @@ class IncidentTracker:
         for ending in endings:
             number = ending.incident.number
             events = self._incidents.lines.pop(number, [])
+            ending = dataclasses.replace(ending, reason=f"{ending.reason}{_what_was_kept(events)}")
             line = self._history.incident_ended(
                 ending,
                 seconds=None if now is None else max(now - ending.incident.since, 0.0),
@@ -94,6 +97,15 @@ class IncidentTracker:
             self._incidents.lines.pop(number, None)
             if self._artifacts is not None:
                 self._artifacts.ended(number, incident_summary(events, line))
+
+
+def _what_was_kept(events: Sequence[Mapping[str, object]]) -> str:
+    """Of a lost cluster: whether what was restored is the last step that was committed; "" where neither is known."""
+    steps = {event.get("event"): event.get("global_step") for event in events}
+    committed, restored = steps.get("cluster.restarted"), steps.get("trainer.loaded")
+    if not isinstance(committed, int) or not isinstance(restored, int):
+        return ""
+    return f"; {committed - restored} steps are repeated" if committed > restored else "; no committed step was lost"
 
 
 def incident_summary(events: Sequence[Mapping[str, object]], ended: Mapping[str, object]) -> dict[str, object]:

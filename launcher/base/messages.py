@@ -274,6 +274,7 @@ class Cause(enum.StrEnum):
     NODE_LOST = "node_lost"
     DISK_FULL = "disk_full"
     OUTSIDE_WEIGHTS = "outside_weights"
+    CLUSTER_LOST = "cluster_lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

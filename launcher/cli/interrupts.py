@@ -6,12 +6,14 @@ import signal
 from types import FrameType
 from typing import Self
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interrupts:
     """A context manager around whatever may be interrupted. `asked` turns true at the first signal."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, *, is_asked: bool = False) -> None:
+        self._count = int(is_asked)
         self._previous: dict[int, signal._HANDLER] = {}
 
     @property
@@ -19,14 +21,20 @@ class Interrupts:
         return self._count > 0
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
+    def hold_back(self) -> None:
+        """Whatever comes from now on waits until somebody listens, in a process that takes this one's place too."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
     def listen_again(self) -> None:
-        """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM."""
-        for number in self._previous:
+        """After somebody else has put a handler of their own in place, as `ray.init` does for SIGTERM, and after what
+        was held back."""
+        for number in SIGNALS:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
@@ -45,3 +53,9 @@ class NoInterrupts(Interrupts):
 
     def __enter__(self) -> Self:
         return self
+
+    def hold_back(self) -> None:
+        pass
+
+    def listen_again(self) -> None:
+        pass

@@ -25,12 +25,14 @@ from launcher.run_files.run_paths import RunPaths
 class Screen:
     """One attempt as its driver sees it. Nothing that fails here ends the run."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, out: TextIO | None = None) -> None:
-        """`out`: sys.stdout by default."""
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, out: TextIO | None = None, *, began: float | None = None
+    ) -> None:
+        """`out`: sys.stdout by default. `began`: since when seconds count (monotonic), by default now."""
         self._config = config
         self._paths = paths
         self._display = Display(sys.stdout if out is None else out)
-        self._started = time.monotonic()
+        self._started = time.monotonic() if began is None else began
         self._progress: RunProgress | None = None
         self._wandb: WandbSink | None = None
         self._report: ReportWriter | None = None
@@ -42,11 +44,19 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Nothing is written to the screen, the report or WandB any more."""
         self._display.close()
         if self._report is not None:
             self._report.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+    @property
+    def began(self) -> float:
+        return self._started
 
     @property
     def elapsed_s(self) -> float:

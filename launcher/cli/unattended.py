@@ -13,6 +13,8 @@ from launcher.run_files.run_paths import RunPaths
 
 DRIVER_ACTOR = "driver"
 """The name of the actor that a detached run's driver is."""
+CONTINUES = "GRPO_CONTINUES"
+"""In the environment of a process that took the place of one that lost its cluster (launcher/cli/continuation.py)."""
 WEBHOOK = ("alerts.webhook", "+alerts.webhook", "++alerts.webhook")
 QUOTES = "'\""
 

@@ -116,6 +116,7 @@ class RestartConfig:
     server: int = setting(3, "restarts of one server", COUNT)
     fleet: int = setting(2, "restarts of all servers", COUNT)
     restore: int = setting(3, "restores of the trainer; then the run halts", COUNT)
+    cluster: int = setting(3, "new local Ray clusters in place of one that was lost; then the run halts", NATURAL)
 
 
 @dataclass

@@ -175,8 +175,8 @@ def _perform(builder: PlanBuilder, server: ServerFacts, cause: Cause, repair: Re
             builder.attempts.append(builder.attempt(cause, server.name, Rung.FLEET))
         case Rung.RESTORE:
             _restore_and_restart_all(builder, server, cause, repair.reason)
-        case Rung.HALT:
-            pass  # given up before
+        case Rung.HALT | Rung.CLUSTER:
+            pass  # given up before; no server's
         case _:
             assert_never(repair.rung)
 

@@ -29,6 +29,7 @@ class Rung(enum.StrEnum):
     STANDBY = "standby"
     FLEET = "fleet"
     RESTORE = "restore"
+    CLUSTER = "cluster"
     HALT = "halt"
 
 
@@ -66,6 +67,7 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.CHECKPOINT_CORRUPT: (Rung.RETRY, *OF_THE_TRAINER),
     Cause.VERIFIER_BROKEN: OF_THE_TRAINER,
     Cause.OUTSIDE_WEIGHTS: (Rung.RETRY, Rung.HALT),
+    Cause.CLUSTER_LOST: (Rung.CLUSTER, Rung.HALT),
 }
 """From the smallest repair that can help to the end of the run."""
 
@@ -126,6 +128,8 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
             return settings.fleet
         case Rung.RESTORE:
             return settings.restore
+        case Rung.CLUSTER:
+            return settings.cluster
         case Rung.HALT:
             return 0
         case _:

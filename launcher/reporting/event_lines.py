@@ -36,6 +36,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "disk_full": "a disk can't be written",
     "node_lost": "{subject} was lost with its node",
     "outside_weights": "rewards fell for a reason outside the weights",
+    "cluster_lost": "the run's Ray cluster was lost",
 }
 
 

@@ -118,6 +118,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "node.joined": "a node joined the cluster",
     "fleet.shrunk": "a server has no node to run on",
     "fleet.grown": "it has one again",
+    "cluster.restarted": "a new local Ray cluster runs in place of one that was lost",
     "coordinator.placed": "the Coordinator runs on this node",
     "coordinator.adopted": "a restarted Coordinator has adopted the running processes",
     "coordinator.hung": "the Coordinator did not answer and is ended",

@@ -289,7 +289,7 @@ class Journal:
         self._lines = LineLog(path, durable=True)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal") if in_background else None
         self._pending: list[tuple[Future[bool], dict[str, object]]] = []
-        self._attempt = attempt
+        self.attempt = attempt
         self._clock = clock
 
     @property
@@ -316,7 +316,7 @@ class Journal:
             "time": self._clock(),
             "monotonic": time.monotonic(),
             "event": event,
-            "attempt": self._attempt,
+            "attempt": self.attempt,
             "subject": subject,
             "reason": reason,
             "global_step": global_step,

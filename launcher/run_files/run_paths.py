@@ -142,15 +142,17 @@ class RunLock:
     """The right to be this run: held from construction until `release`, or until the process ends in any way.
 
     An flock, so that a crash never leaves a stale one behind. `tool`: what holds it in place of a run, so that nobody
-    takes it for one. Raises StorageError when another holds it.
+    takes it for one. `held`: the descriptor by which this process holds it already (launcher/cli/continuation.py).
+    Raises StorageError when another holds it.
     """
 
-    def __init__(self, paths: RunPaths, *, tool: str = "") -> None:
+    def __init__(self, paths: RunPaths, *, tool: str = "", held: int | None = None) -> None:
         self._paths = paths
         self._tool = tool
         try:
             # Not inheritable: a server that outlives its driver must not keep the run locked.
-            self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = held or os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.set_inheritable(self._fd, False)
             os.fchmod(self._fd, 0o600)  # who may open it to read may lock it, and so keep the run from starting
         except OSError as error:
             raise _unusable(paths.lock, error) from error
@@ -169,6 +171,10 @@ class RunLock:
         except OSError as error:
             os.close(self._fd)
             raise _unusable(paths.lock, error) from error
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
 
     def _sign(self) -> None:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time(), "tool": self._tool}

@@ -15,6 +15,7 @@ NOTICED: Mapping[str, frozenset[str]] = {
     "trainer": frozenset({"trainer.died", "trainer.restarting"}),
     "supervisor": frozenset({"coordinator.adopted", "monitor.started"}),
     "reward": frozenset({"batch.rejected", "trainer.pausing"}),
+    "cluster": frozenset({"incident.began"}),
 }
 """Events that show that a fault was detected; for a supervisor, which Ray restarts, its successor's first event."""
 
@@ -73,7 +74,9 @@ def _outcome(
 
 
 def role_of(kind: str) -> str:
-    """By the kind's letter: C and N servers, T and D the trainer, M supervisors, S rewards; T3 is poisoned rewards."""
+    """By the kind's letter: C, N servers, T, D the trainer, M supervisors, S and T3 rewards, N2 Ray."""
+    if kind == "N2":
+        return "cluster"
     if kind in {"T3"} or kind.startswith(("S", "X")):
         return "reward"
     return {"T": "trainer", "D": "trainer", "M": "supervisor"}.get(kind[:1], "server")
@@ -81,7 +84,11 @@ def role_of(kind: str) -> str:
 
 def _concerns(event: Record, role: str, target: str) -> bool:
     """A rejected batch names no server; it is the first sign of damaged weights."""
-    return role != "server" or event.get("event") == "batch.rejected" or str(event.get("subject")) in target
+    return (
+        role not in ("server", "cluster")
+        or event.get("event") == "batch.rejected"
+        or str(event.get("subject")) in target
+    )
 
 
 def _began(line: Record) -> float:

@@ -1,17 +1,24 @@
-"""Faults of what is around trainer and servers: supervisors (M1), the driver (M2), a node (N1)."""
+"""Faults of what is around trainer and servers: supervisors (M1), the driver (M2), a node (N1), Ray itself (N2)."""
 
 from __future__ import annotations
 
 import signal
 
-from actors.processes.process_tree import send
+from actors.processes.process_tree import descendants, name, send
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults import signals
 from scripts.faults.declaration import ANY, FaultContext, Figures, Option, fault
-from scripts.faults.run_processes import RunProcesses
+from scripts.faults.run_processes import RunProcesses, title
 from scripts.faults.signals import Missed
 
+OF_RAY = {
+    "raylet": "raylet",
+    "gcs": "gcs_server",
+    "runtime_env_agent": "ray::RuntimeEnvAgent",
+    "dashboard_agent": "ray::DashboardAgent",
+}
+"""By name or title. Where one of its agents ends, the raylet ends itself."""
 DRIVER_SIGNALS = {"kill": signal.SIGKILL, "int": signal.SIGINT, "term": signal.SIGTERM}
 
 
@@ -57,3 +64,21 @@ def end_driver(context: FaultContext) -> Figures:
 @fault("N1", "a node is lost: SIGKILL of a raylet", check=check_raylets)
 def lose_node(context: FaultContext) -> Figures:
     return {"target": "raylet", **signals.kill([context.draw.choice(context.found.raylets)])}
+
+
+@fault(
+    "N2",
+    "the run's own Ray cluster is lost: SIGKILL of one of Ray's processes; a new one takes its place",
+    role="trainer",
+    check=check_raylets,
+    process=Option(ANY, "any: drawn by the seed", (*OF_RAY, ANY)),
+)
+def lose_ray(context: FaultContext) -> Figures:
+    which = context.word("process")
+    if which == ANY:
+        which = context.draw.choice(sorted(OF_RAY))
+    below = descendants(context.found.driver.pid)
+    found = [process for process in below if OF_RAY[which] in (name(process), title(process))]
+    if not found:
+        raise Missed(f"Ray has no process {which} below this run's driver now", "try again, or another one")
+    return {"target": "cluster", "process": which, **signals.kill(found[:1])}

@@ -137,7 +137,7 @@ class FaultMoment:
     last_copy: str = ""  # why this would end the last good copy of something
 
 
-ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "D1", "N1", "M2"})
+ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "D1", "N1", "N2", "M2"})
 ENDS_SERVER = frozenset({"C1", "C2", "C3", "D1"})
 COPIES_COUNT = ENDS_SERVER | ENDS_TRAINER | {"T4", "T5", "C7"}
 """Kinds for which it matters how many copies there are."""
@@ -159,7 +159,7 @@ def last_copy(kind: str, copies: Copies, *, keep_one: bool) -> str:
     if kind in ENDS_TRAINER | {"T5"} and copies.complete_checkpoints < 1:
         return "there is no complete checkpoint yet: the trainer's process holds the only copy of what was learned"
     if kind == "N1" and copies.raylets < 2:
-        return "this is the only node of the run that is known here: its raylet's end is the run's"
+        return "this is the only node of the run that is known here: N2 ends its cluster"
     if keep_one and kind == "C7":
         return "C7 ends every server, and --keep-one asks for one to stay"
     if keep_one and kind in ENDS_SERVER and copies.live_servers < 2:

@@ -15,9 +15,9 @@ ENDLESS = 2000
 AT_LAST = 36
 """Steps of the last attempt: ten, those until the collapse is found, and those after the restore."""
 
-SHORT = ("gconfig.max_new_tokens=12", "gconfig.temperature=1.5", "gate.recorded=0")
+SHORT = ("gconfig.max_new_tokens=12", "gconfig.temperature=1.5", "gate.recorded=0", "restart.cluster=0")
 """Too short for a whole answer, so that only the known answers get what they must while the policy's get 0; without the
-run's own record, which would show that the reward function is what fails."""
+run's own record, which would show that the reward function is what fails. The command is repeated where Ray is lost."""
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ import yaml
 
 from launcher import driver
 from launcher.cli import detached
+from launcher.cli.continuation import Successor
 from launcher.config.schema import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.reporting.current_status import read_now
 from launcher.reporting.ledger_audit import audit
@@ -75,7 +76,8 @@ def main() -> None:
         key, _, value = word.partition("=")
         part, _, name = key.rpartition(".")
         setattr(operator.attrgetter(part)(config) if part else config, name, yaml.safe_load(value))
-    run = functools.partial(detached.run, drive=driver.run) if config.cluster.detached else driver.run
+    own = functools.partial(driver.run, successor=Successor())
+    run = functools.partial(detached.run, drive=driver.run) if config.cluster.detached else own
     if os.environ.get(REAL_SERVERS):
         config.sglang.max_total_tokens, config.sglang.threads = 20000, 1
         sys.exit(run(config))
@@ -228,10 +230,15 @@ class SupervisedRun:
         self.steps = self.steps_done()
         return self.said()
 
+    def of_ray(self, title: str) -> psutil.Process:
+        """Ray's own process of that name or title."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one for one in family if title in (one.name(), " ".join(one.cmdline()).strip()))
+
     def lose_ray(self, vital: str) -> None:
-        """Kill Ray's own process of that name: the run ends in a word, and leaves nobody."""
-        (process,) = [process for process in self.family() if process.name() == vital]
-        process.kill()
+        """Kill Ray's own process of that name, where no new cluster may be started: the run ends in a word, and leaves
+        nobody."""
+        self.of_ray(vital).kill()
         self.process.wait(scaled(60))
         assert self.process.returncode == 3, self.said()
         assert f"Ray's own process {vital} ended" in self.said()

@@ -41,7 +41,7 @@ def test_a_killed_trainer_and_a_killed_driver_take_no_step_back(folder):
         assert len(set(run.trainer_pids())) == 2
         run.kill(run.process.pid)
         run.process.wait()
-    with SupervisedRun(folder, steps=STEPS, servers=1) as resumed:
+    with SupervisedRun(folder, steps=STEPS, servers=1, settings=["restart.cluster=0"]) as resumed:
         resumed.wait_until(lambda: len(resumed.events("trainer.restored")) == 3, "it goes on")
         first, second, third = (event["global_step"] for event in resumed.events("trainer.restored"))
         assert (first, second >= 6, third >= 9) == (-1, True, True)

@@ -27,7 +27,8 @@ def told():
 
 @pytest.fixture(scope="module")
 def run(told, tmp_path_factory):
-    with SupervisedRun(tmp_path_factory.mktemp("run"), steps=2000, servers=2, webhook=told[0]) as run:
+    folder, settings = tmp_path_factory.mktemp("run"), ["restart.cluster=0"]
+    with SupervisedRun(folder, steps=2000, servers=2, webhook=told[0], settings=settings) as run:
         run.wait_until(lambda: len(run.server_pids()) == 2, "both serve")
         yield run
 
@@ -84,7 +85,7 @@ def test_servers_and_supervisors_are_killed_and_the_trainer_is_not_touched(run):
     assert sorted(died) == sorted([*dead, *servers.values()])
 
 
-def test_without_its_raylet_it_ends_in_a_word_and_leaves_nobody(run, told):
+def test_without_its_raylet_and_a_new_cluster_it_ends_in_a_word_and_leaves_nobody(run, told):
     incidents = run.incidents()
     messages = [told[1].get(timeout=DEADLINE_S) for _ in range(2 * (len(incidents) - 2))]
     assert sorted((m["incident"], m["state"]) for m in messages) == [

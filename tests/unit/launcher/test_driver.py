@@ -45,7 +45,7 @@ def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status,
         yield
 
     monkeypatch.setattr(driver, "ray_cluster", breaks)
-    outcome = RunLaunch(config, paths, 1, Journal(paths.events, 1, time.time), Silent()).run()
+    outcome = RunLaunch(config, paths, Journal(paths.events, 1, time.time), Silent()).run()
     assert outcome.status is status
     assert outcome.exit_code == exit_code
     assert reason in outcome.reason
@@ -72,7 +72,8 @@ def launch(tmp_path, monkeypatch):
     paths = RunPaths.of(config)
     paths.prepare()
     lines = []
-    launch = RunLaunch(config, paths, 1, Journal(paths.events, 1, time.time), SimpleNamespace(line=lines.append))
+    screen = SimpleNamespace(line=lines.append)
+    launch = RunLaunch(config, paths, Journal(paths.events, 1, time.time), screen)
     launch._actors = SimpleNamespace(trainer=Trainer, follow=lambda event: None)
     launch._screen.milestone = lines.append
     launch.lines, launch.raises = lines, []

@@ -124,7 +124,7 @@ def test_a_plan_of_which_nobody_reads_more(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_begins_with_its_plan(command, monkeypatch):
-    def run(config):
+    def run(config, **_):
         print("the driver")
         return 0
 

@@ -24,7 +24,7 @@ from launcher.cli.run_screen import Screen
 from launcher.reporting.png_figure import write_png
 from launcher.run_files.run_paths import RunPaths
 
-def draws(config):
+def draws(config, **_):
     paths = RunPaths.of(config)
     paths.prepare()
     with Screen(config, paths) as screen:

@@ -139,6 +139,7 @@ def test_a_dry_run_does_nothing_and_names_everybody(game, capsys):
         (["S1"], "config.yaml"),
         (["C8"], "--interpose"),
         (["N1"], "no raylet"),
+        (["N2"], "no raylet"),
     ],
 )
 def test_a_wrong_command_says_what_is_missing_and_does_nothing(game, words, named, capsys):

@@ -1,25 +1,55 @@
-"""What a session leaves behind is ended by its name, and nobody else is."""
+"""What a cluster leaves behind is ended by the mark that its processes bear, and nobody else is."""
 
+import os
 import secrets
 import subprocess
 import sys
+import threading
 
-from actors.cluster.ray_cluster import end_stragglers
+from actors.cluster.ray_cluster import MARK, end_leftovers
+from actors.processes.process_tree import bearing
+
+NAMED = "import ctypes, time; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); print(1, flush=True); time.sleep(1000)"
 
 
-def start(word):
-    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)", word])
+def start(mark, name=b"worker"):
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", NAMED.format(name=name)],
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"1\n"
+    return process
 
 
-def test_only_processes_of_the_session_are_ended():
-    session = f"session_{secrets.token_hex(8)}"
-    mine, others = start(f"--raylet-name=sessions/{session}/raylet"), start("--raylet-name=sessions/session_1/raylet")
+def end(processes):
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_only_processes_of_the_cluster_are_ended():
+    mark = secrets.token_hex(8)
+    mine, others = start(mark), start(secrets.token_hex(8))
     try:
-        assert end_stragglers(session, grace_s=0.0) == [mine.pid]
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=0.0) == [mine.pid]
         assert mine.wait(30) == -9
         assert others.poll() is None
-        assert end_stragglers(session, grace_s=0.0) == []
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=0.0) == []
     finally:
-        for process in (mine, others):
-            process.kill()
-            process.wait()
+        end((mine, others))
+
+
+def test_a_guard_has_longer_to_end_its_server_than_a_worker_to_end_itself():
+    mark = secrets.token_hex(8)
+    started = [start(mark), start(mark, b"server-guard")]
+    try:
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=0.0) == [one.pid for one in started]
+        started += [start(mark), start(mark, b"server-guard")]
+        *_, worker, guard = started
+        threading.Timer(0.5, guard.kill).start()
+        assert end_leftovers(f"{MARK}={mark}", patience_s=0.0, guards_s=60.0) == [worker.pid]
+        assert bearing(f"{MARK}={mark}") == []
+    finally:
+        end(started)

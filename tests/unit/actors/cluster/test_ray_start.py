@@ -78,3 +78,32 @@ def test_what_a_failed_start_left_is_ended_and_is_not_the_end_of_the_next(tmp_pa
         for process in (ours, *left):
             process.kill()
             process.wait()
+
+
+AGENT_FAILED = "because one Ray agent failed, agent_name = runtime_env_agent."
+
+
+@pytest.mark.parametrize(
+    ("command", "log", "says"),
+    [
+        ("kill -9 $$", "", " (by SIGKILL)"),
+        ("exit 1", AGENT_FAILED, " (its log: the agent runtime_env_agent failed)"),
+        ("exit 1", "nothing of agents", " (exit code 1)"),
+        ("exit 0", "", ""),
+    ],
+)  # fmt: skip
+def test_how_a_vital_process_ended_is_said_as_far_as_it_can_be_seen(tmp_path, command, log, says):
+    program = tmp_path / "raylet"
+    program.symlink_to("/bin/sh")
+    (tmp_path / "raylet.out").write_text(log)
+    vital = subprocess.Popen([program, "-c", f"read line; {command}"], stdin=subprocess.PIPE)
+    try:
+        watched = ray_cluster.VitalProcesses("", tmp_path)
+        assert watched.lost() == ""
+        vital.stdin.close()
+        while not (lost := watched.lost()):
+            pass
+        assert lost == f"Ray's own process raylet ended{says}, and with it all that it ran"
+    finally:
+        vital.kill()
+        vital.wait()

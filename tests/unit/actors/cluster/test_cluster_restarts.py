@@ -1,0 +1,114 @@
+"""A local cluster that was lost is begun again, within a budget that any further step refills; and its incident."""
+
+import time
+
+import pytest
+
+from actors.cluster.cluster_restarts import ClusterLost, ClusterRestarts, last_committed
+from launcher.base.errors import RunError
+from launcher.config.schema import DatasetConfig, RunConfig
+from launcher.run_files.journal import Journal, append_line, read_lines
+from launcher.run_files.run_paths import RunPaths
+
+LOST = "Ray's own process raylet ended (by SIGKILL), and with it all that it ran"
+
+
+class World:
+    """One command whose clusters are lost, each time in a new process, on a clock that the test sets."""
+
+    def __init__(self, folder, *, cluster=3, mode="auto", can_restart=True):
+        self.config = RunConfig(experiment_name="lost", train_dataset=DatasetConfig(path="none"))
+        self.config.cluster.fileroot = str(folder)
+        self.config.restart.cluster, self.config.recover.mode = cluster, mode
+        self.paths = RunPaths.of(self.config)
+        self.paths.prepare()
+        self.can_restart, self.now, self.attempt = can_restart, 1000.0, 0
+        self.begin_process(None)
+
+    def begin_process(self, known):
+        self.attempt += 1
+        self.journal = Journal(self.paths.events, self.attempt, time.time)
+        count = (lambda: self.attempt + 1) if self.can_restart else None
+        self.restarts = ClusterRestarts(self.config, known=known, next_attempt=count, clock=lambda: self.now)
+        self.restarts.record_restart(self.journal, self.paths)
+
+    def lose(self) -> ClusterLost:
+        lost = self.restarts.begin(LOST, self.journal, self.paths)
+        self.begin_process(lost.known)
+        return lost
+
+    def events(self, name):
+        return [event for event in read_lines(self.paths.events) if event["event"] == name]
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_the_first_is_begun_at_once_and_the_next_after_waits_that_double(world):
+    waits = []
+    for _ in range(3):
+        waits.append(world.lose().not_before - world.now)
+        world.now += 100
+    assert waits[0] == 0
+    assert [world.config.restart.wait_initial_s * 2**n for n in (0, 1)] == [1.0, 2.0]
+    world.now -= 100  # at once after the third
+    with pytest.raises(RunError, match=r"ended \(by SIGKILL\).*; 3 new clusters brought no further step"):
+        world.lose()
+
+
+def test_a_loss_right_after_the_last_one_waits(world):
+    world.lose()
+    assert world.lose().not_before == world.now + world.config.restart.wait_initial_s
+    assert world.lose().not_before == world.now + 2 * world.config.restart.wait_initial_s
+
+
+def test_a_step_further_than_ever_refills_the_budget_and_a_repeated_one_does_not(world):
+    for step in range(1, 12):
+        world.now += 1
+        world.restarts.reached(step)
+        world.now += 1
+        world.lose()
+    for _ in range(2):
+        world.restarts.reached(11)
+        world.lose()
+    with pytest.raises(RunError, match="3 new clusters"):
+        world.lose()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ({"cluster": 0}, LOST),
+        ({"can_restart": False}, LOST),
+        ({"mode": "off"}, "recover.mode=off resumes nothing"),
+    ],
+)
+def test_where_none_may_be_begun_the_run_ends_as_it_did(tmp_path, kind, says):
+    world = World(tmp_path, **kind)
+    with pytest.raises(RunError) as ended:
+        world.lose()
+    assert ended.value.message == LOST
+    assert says in str(ended.value)
+    assert ended.value.exit_code == 3
+    assert world.events("incident.began") == []
+
+
+def test_the_incident_is_the_next_one_and_belongs_to_the_attempt_that_follows(world):
+    world.journal.record("incident.began", incident=6)
+    append_line(world.paths.ledger, {"global_step": 41})
+    lost = world.lose()
+    began = world.events("incident.began")[-1]
+    assert (began["incident"], began["attempt"], began["cause"], began["subject"]) == (7, 2, "cluster_lost", "cluster")
+    assert began["reason"] == LOST
+    assert (lost.known.incident, lost.known.attempt) == (7, 2)
+    (restarted,) = world.events("cluster.restarted")
+    assert (restarted["incident"], restarted["attempt"], restarted["global_step"]) == (7, 2, 41)
+
+
+def test_of_the_ledger_the_last_line_counts(world):
+    assert last_committed(world.paths) is None
+    for step in (7, 8, 3):
+        append_line(world.paths.ledger, {"global_step": step})
+    assert last_committed(world.paths) == 3
