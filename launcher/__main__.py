@@ -112,7 +112,8 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
             raise explain(error, overrides) from error
         config = to_run_config(composed)
         check(config)
-        return config
+        standbys = config.recovery.standby_servers or 0  # by default each trial's GPUs are another trial's
+        return replace(config, recovery=replace(config.recovery, standby_servers=standbys))
 
     try:
         if any("dry_run=true" in one.lower() for one in combinations[0]):

@@ -75,6 +75,7 @@ class HealthMonitor:
         self._rounds: list[CanaryRound] = _rounds_of(series)
         self._watches: dict[str, ServerWatch] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._standbys: set[str] = set()
         self._blind: set[tuple[object, ...]] = set()
         self._faults: dict[tuple[str, int], ServerFault] = {}
         self._doubts: dict[str, tuple[str, Cause]] = {}
@@ -95,6 +96,7 @@ class HealthMonitor:
         if self._memory is not None:
             look = partial(asyncio.to_thread, self._memory.look_if_due, is_starting=is_starting)
             self._memory_look.start_if_due(look, self._clock(), MEMORY_S)
+        self._standbys = {target.server.name for target in targets if target.is_standby}
         for target in targets:
             known = self._watches.get(target.server.name)
             if known is None or _incarnation(known.server) != _incarnation(target.server):
@@ -152,7 +154,7 @@ class HealthMonitor:
             cause=verdict.cause,
             at=self._clock(),
         )
-        if verdict.health is Health.DEAD and verdict.cause is not None:
+        if verdict.health is Health.DEAD and verdict.cause is not None and server.name not in self._standbys:
             self._note_fault(server.name, verdict.cause)
 
     def _note_fault(self, name: str, cause: Cause) -> None:

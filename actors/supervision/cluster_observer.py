@@ -76,7 +76,8 @@ class ClusterObserver:
         self.actors: dict[str, Any] = {TRAINER: trainer}
         for name, actor in servers.items():
             self.add_slot(name, actor)
-        self.watched = WatchedServers(self.slots, load_s=config.actor.weight_update_timeout)
+        load_s = config.actor.weight_update_timeout
+        self.watched = WatchedServers(self.slots, load_s=load_s, standbys=lambda: history.fleet.standbys)
         self.trainer = TrainerHandle(
             trainer,
             ended=self._trainer_ended,

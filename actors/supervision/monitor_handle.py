@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -149,8 +149,11 @@ class WatchedServers:
     `load_s` at most.
     """
 
-    def __init__(self, slots: Mapping[str, ServerHandle], *, load_s: float) -> None:
+    def __init__(
+        self, slots: Mapping[str, ServerHandle], *, load_s: float, standbys: Callable[[], Collection[str]] = tuple
+    ) -> None:
         self._slots = slots
+        self._standbys = standbys
         self._load_s = load_s
         self._loading_since: dict[str, float] = {}
 
@@ -167,7 +170,8 @@ class WatchedServers:
                 self._loading_since.pop(name, None)
             if slot.info is not None and slot.serves:
                 task = self._task(name) if is_loading else None
-                targets.append(Watched(server=slot.info, waiting=view.in_flight.get(name, 0), task=task))
+                waiting, is_standby = view.in_flight.get(name, 0), name in self._standbys()
+                targets.append(Watched(server=slot.info, waiting=waiting, task=task, is_standby=is_standby))
         return targets
 
     def _task(self, name: str) -> Task:

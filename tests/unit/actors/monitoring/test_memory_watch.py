@@ -11,8 +11,11 @@ from launcher.run_files.journal import Journal, read_lines
 MIB = 2**20
 
 
-def watch(tmp_path, used, *, interval_s=10.0):
-    """Looks at a host with `used(now)` of 1,000 MiB; returns (look at a time, the events so far)."""
+def watch(tmp_path, used, *, interval_s=10.0, starting=lambda now: False):
+    """Looks at a host with `used(now)` of 1,000 MiB, on which a server is `starting(now)`.
+
+    Returns (look at a time, the events so far).
+    """
     now = [0.0]
     watching = MemoryWatch(
         MemoryConfig(sample_interval_s=interval_s, warn_before_s=600),
@@ -24,7 +27,7 @@ def watch(tmp_path, used, *, interval_s=10.0):
     def look_until(end):
         while now[0] < end:
             now[0] += 1.0
-            watching.look_if_due()
+            watching.look_if_due(is_starting=starting(now[0]))
         path = tmp_path / "events.jsonl"
         return list(read_lines(path)) if path.exists() else []
 
@@ -44,6 +47,14 @@ def test_a_rise_that_begins_again_is_told_again(tmp_path):
         return 500 + now if now < 300 else 400 if now < 1200 else 400 + (now - 1200)
 
     assert [event["event"] for event in watch(tmp_path, used)(2000)] == ["memory.rising"] * 2
+
+
+def test_a_server_that_starts_takes_memory_and_is_no_rise(tmp_path):
+    def used(now):
+        return 300 + 2 * min(now, 150)
+
+    assert watch(tmp_path, used, starting=lambda now: now < 150)(300) == []
+    assert watch(tmp_path, used)(140) != [], "where nobody knows that it starts, it is one"
 
 
 def test_what_comes_and_goes_is_not_told(tmp_path):

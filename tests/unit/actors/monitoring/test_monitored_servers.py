@@ -3,12 +3,13 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from actors.monitoring.monitor_view import Watched
 from actors.serving.server_processes import ServerProcesses
-from launcher.base.messages import Cause, Health
+from launcher.base.messages import Cause, Health, Verdict
 from tests.programs import stand_in_server
 from tests.unit.actors.monitoring.test_health_monitor import batch, server, use, world
 from tests.unit.actors.monitoring.test_server_watch import QUICK, fault, tree
@@ -25,6 +26,18 @@ async def until(monitor, targets, health):
 def look(monitor, targets):
     monitor.watch(targets)
     return monitor.view()
+
+
+def test_the_end_of_a_standby_explains_no_reward(world):
+    async def work(monitor):
+        dead = Verdict(health=Health.DEAD, reason="its process is gone", cause=Cause.SERVER_CRASH)
+        watched = [replace(server(os.getpid(), "http://nobody"), name=f"server-{n}") for n in range(2)]
+        monitor.watch([Watched(server=watched[0]), Watched(server=watched[1], is_standby=True)])
+        for one in watched:
+            monitor._record_verdict(one, dead)
+        return [name for name, _ in monitor._faults]
+
+    assert use(world, work) == ["server-0"]
 
 
 @pytest.mark.slow
