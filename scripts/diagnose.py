@@ -1,7 +1,7 @@
 """What happened to a run, since which step, why, and how to resume: `python -m scripts.diagnose --help`.
 
 Reads logs of this launcher and of AReaL, WandB's CSV exports and offline files; see docs/diagnose.md. Exit codes: 0 no
-failure found; 1 one was found; 2 the command or a file is wrong; 130 interrupted.
+failure found; 1 one was found; 2 the command or a file is wrong; 3 unclear, too little was seen; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from launcher.base.errors import UsageError
 from launcher.base.wording import some_of
 from launcher.checkpoints.trial_folders import folders_in
-from launcher.diagnosis.judging.verdict import Diagnosis, diagnose
+from launcher.diagnosis.judging.verdict import Diagnosis, RunCondition, diagnose
 from launcher.diagnosis.output.as_json import to_dict
 from launcher.diagnosis.output.as_page import to_page
 from launcher.diagnosis.output.as_text import render
@@ -31,11 +31,14 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.arguments import Parser, add_names
 from scripts.ending import ended, print_json
 
-NO_FAILURE, FAILURE = 0, 1
+NO_FAILURE, FAILURE, UNCLEAR = 0, 1, 3
 PROGRESS_FROM_BYTES = 64 * 2**20
 WIDTH_OF_A_FILE = 160
 
-EXIT_CODES = "0 no failure found; 1 a failure was found; 2 the command or a file is wrong; 130 interrupted."
+EXIT_CODES = (
+    "0 no failure found; 1 a failure was found; 2 the command or a file is wrong; 3 unclear, too little was seen; "
+    "130 interrupted."
+)
 EXAMPLES = """
 
   python -m scripts.diagnose --experiment-name gsm8k --trial-name trial0
@@ -55,6 +58,8 @@ def _diagnose(given: argparse.Namespace) -> int:
         _write(given.html, to_page(diagnosis))
     with as_far_as_it_is_read():
         show(diagnosis, given)
+    if diagnosis.condition is RunCondition.UNCLEAR:
+        return UNCLEAR
     return FAILURE if diagnosis.is_failure else NO_FAILURE
 
 

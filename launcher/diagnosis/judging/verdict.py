@@ -18,8 +18,9 @@ from launcher.diagnosis.judging.incident_context import IncidentContext, context
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
+from launcher.diagnosis.judging.seen_enough import Stall, longest_stall, not_seen
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, evidence_of, falls_of, main_fall, passes_of
-from launcher.diagnosis.reading.log_clock import say_time
+from launcher.diagnosis.reading.log_clock import say_duration, say_time
 from launcher.diagnosis.reading.log_records import REWARD, Contents, Kind, LogEvent, Role
 from launcher.diagnosis.reading.run_folders import RunFolders
 
@@ -35,12 +36,19 @@ LONGEST_REASON = 160
 
 class RunCondition(enum.StrEnum):
     """FELL: the rewards fell and are down. RECOVERED: they fell, and came back or were undone. STOPPED: the run
-    ended by a failure. FINE: no failure found."""
+    ended by a failure. STALLED: it made no step for long, also where it continued later. UNCLEAR: no failure was found,
+    and too little was seen to say that there is none. FINE: enough was seen, and no failure found."""
 
     FELL = "FELL"
     RECOVERED = "RECOVERED"
     STOPPED = "STOPPED"
+    STALLED = "STALLED"
+    UNCLEAR = "UNCLEAR"
     FINE = "FINE"
+
+
+NO_FAILURE = (RunCondition.FINE, RunCondition.UNCLEAR)
+UNEXPLAINED = (*NO_FAILURE, RunCondition.STALLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +87,7 @@ class Diagnosis:
 
     @property
     def is_failure(self) -> bool:
-        return self.condition is not RunCondition.FINE
+        return self.condition not in NO_FAILURE
 
 
 def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
@@ -87,18 +95,20 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     passes = passes_of(contents.steps)
     falls = falls_of(contents.steps, passes)
     main = main_fall(falls)
-    condition = _condition(contents, main)
+    health = evidence_of(contents, falls, passes) if folders.health is None else folders.health
+    stall, unseen = longest_stall(contents), list(not_seen(contents, health))
+    condition = _condition(contents, main, stall, unseen)
     context = context_of(contents, main)
-    causes = weigh(context) if condition is not RunCondition.FINE else None
+    causes = weigh(context) if condition not in UNEXPLAINED else None
     guess = causes.first.guess if causes and causes.first else None
-    onset = None if main is None or condition in (RunCondition.STOPPED, RunCondition.FINE) else _onset(contents, main)
+    is_of_fall = condition in (RunCondition.FELL, RunCondition.RECOVERED)
+    onset = _onset(contents, main) if main is not None and is_of_fall else None
     remedy = _remedy(guess, context, folders) if causes else None
     is_taken_back = onset is not None and not onset.stands and condition is RunCondition.RECOVERED
-    health = evidence_of(contents, falls, passes) if folders.health is None else folders.health
     advice = None if remedy is None or is_taken_back else advise_restore(folders, health, remedy.overrides)
     return Diagnosis(
         condition=condition,
-        headline=_headline(condition, contents, onset, causes),
+        headline=_headline(condition, contents, onset, causes, stall, unseen),
         onset=onset,
         others=tuple(_onset(contents, one) for one in falls if one is not main or onset is None),
         causes=causes,
@@ -112,14 +122,16 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
     )
 
 
-def _condition(contents: Contents, main: FoundFall | None) -> RunCondition:
+def _condition(contents: Contents, main: FoundFall | None, stall: Stall | None, unseen: Sequence[str]) -> RunCondition:
     if main is not None and main.is_current and not main.fall.is_over:
         return RunCondition.FELL
     if _has_stopped(contents):
         return RunCondition.STOPPED
     if main is not None and (not main.is_current or main.fall.zeros >= 5):
         return RunCondition.RECOVERED
-    return RunCondition.FINE
+    if stall is not None:
+        return RunCondition.STALLED
+    return RunCondition.UNCLEAR if unseen else RunCondition.FINE
 
 
 def _has_stopped(contents: Contents) -> bool:
@@ -174,7 +186,10 @@ def _remedy(guess: Guess | None, context: IncidentContext, folders: RunFolders) 
     return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out), place=place_of(ran_out))
 
 
-def _headline(condition: RunCondition, contents: Contents, onset: Onset | None, causes: Causes | None) -> str:
+def _headline(
+    condition: RunCondition, contents: Contents, onset: Onset | None, causes: Causes | None, stall: Stall | None,
+    unseen: Sequence[str],
+) -> str:  # fmt: skip
     why = _why(causes)
     if onset is not None:
         fell = f"{onset.shape}: {onset.before:.3g} → {onset.after:.3g}"
@@ -189,7 +204,12 @@ def _headline(condition: RunCondition, contents: Contents, onset: Onset | None, 
         last = contents.steps.last_step
         after = "before its first step" if last is None else f"after global step {last}"
         return f"the run stopped {after}{_own_reason(contents)}. {why}"
-    return f"no failure found in {_say_steps(contents)}"
+    if condition is RunCondition.STALLED and stall is not None:
+        later = "it continued later" if stall.is_over else "and none has followed"
+        usual = f"one usually takes {say_duration(stall.usual_s)}"
+        return f"no step for {say_duration(stall.seconds)} after global step {stall.after_step}, {usual}; {later}"
+    found = f"no failure found in {_say_steps(contents)}"
+    return f"{'; '.join(unseen)}. {found[0].upper()}{found[1:]}" if condition is RunCondition.UNCLEAR else found
 
 
 def _own_reason(contents: Contents) -> str:
@@ -225,13 +245,8 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
     if condition is RunCondition.RECOVERED and onset is not None and onset.stands:
         notes.append("the rewards came back by themselves: go back only to have the bad steps out of the weights")
     rewards = contents.steps.column(REWARD)
-    if not len(contents.steps):
-        notes.append("no step was done, as far as these files show")
-    elif not np.isfinite(rewards).any():
-        keys = ", ".join(contents.keys[:8])
-        notes.append(f"no step has a reward: name its key with --metric; keys: {keys} …")
-    elif len(rewards) < 15:
-        notes.append(f"only {len(rewards)} steps: too few to distinguish a fall from chance, unless it is to 0")
+    if len(rewards) and not np.isfinite(rewards).any():
+        notes.append(f"name the reward's key with --metric; keys: {', '.join(contents.keys[:8])} …")
     if 0 < (without := int((~np.isfinite(rewards)).sum())) < len(rewards):
         first = int(contents.steps.steps[np.flatnonzero(~np.isfinite(rewards))[0]])
         notes.append(f"{without} of {len(rewards)} steps have no reward that is a number, first step {first}")
@@ -245,13 +260,10 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
         times = "once" if len(back) == 1 else f"{len(back)} times"
         notes.append(f"the steps went back {times}: {some_of(back, most=5)}")
     survived = Counter({str(kind): sum(h.count for h in contents.log_events if h.kind is kind) for kind in SURVIVED})
-    if condition is RunCondition.FINE and survived.total():
+    if condition in UNEXPLAINED and survived.total():
         kinds = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
         notes.append(f"the run continued after all of this: {kinds}")
-    last, total = contents.steps.last_step, contents.total_steps
-    if condition is RunCondition.FINE and last is not None and total and last + 1 < total:
-        notes.append(f"the log ends at step {last + 1} of {total}, and nothing in it says why: is the run still going?")
     roles = {source.role for source in contents.sources} | {one.role for one in contents.log_events}
-    if condition is RunCondition.FINE and Role.SERVER not in roles:
+    if condition in UNEXPLAINED and Role.SERVER not in roles:
         notes.append("no server's log was read")
     return notes

@@ -20,6 +20,8 @@ COLOURS = {
     RunCondition.RECOVERED: "bold yellow",
     RunCondition.FELL: "bold red",
     RunCondition.STOPPED: "bold red",
+    RunCondition.STALLED: "bold red",
+    RunCondition.UNCLEAR: "bold yellow",
 }
 SHOWN_CAUSES = 6
 LABEL = 12
@@ -77,7 +79,7 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.onset is not None:
         yield "onset", say_onset(diagnosis.onset)
     for other in diagnosis.others:
-        yield ("a dip" if diagnosis.condition is RunCondition.FINE else "also"), say_onset(other)
+        yield ("also" if diagnosis.is_failure else "a dip"), say_onset(other)
     if diagnosis.restore_advice is not None:
         checkpoint = diagnosis.restore_advice.checkpoint
         yield (

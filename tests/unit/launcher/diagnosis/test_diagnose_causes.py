@@ -100,9 +100,10 @@ def test_a_healthy_run_that_is_not_done_says_so(tmp_path):
     logs = RunMaker(Made(steps=100)).write(tmp_path / "run")
     text = (logs / "trainer.log").read_text()
     (logs / "trainer.log").write_text(text[: text.index("Train step 61/100")])
-    found = diagnosis_of(logs)
-    assert found.condition is RunCondition.FINE
-    assert any("the log ends at step 60 of 100" in note for note in found.notes)
+    assert diagnosis_of(logs).condition is RunCondition.STALLED  # its server wrote on for 40 minutes
+    found = diagnosis_of(logs / "trainer.log")
+    assert found.condition is RunCondition.UNCLEAR
+    assert found.headline.startswith("the log ends at step 60 of 100, and nothing in it says why")
 
 
 @pytest.mark.parametrize(("fails", "guess"), [("hang", Guess.SERVER_HANG), ("crash", Guess.SERVER_CRASH)])
