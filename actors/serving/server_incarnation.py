@@ -17,8 +17,9 @@ from pathlib import Path
 from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import may_raise_priority, set_niceness
 from actors.serving.auth_middleware import VARIABLE
+from actors.serving.readiness_proof import SHORT, ReadinessProof
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
-from actors.serving.sglang_client import Sampling, SGLangClient
+from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_command import (
     CPU_ENTRY,
     GPU_ENTRY,
@@ -36,9 +37,6 @@ from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.toolchain import server_tools
 
-READY_PROMPT = (0,)
-READY_SAMPLING = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_new_tokens=2, min_new_tokens=2)
-"""Two tokens: the first comes from the prefill, the second from a decode step."""
 POLL_S = 0.1
 GRACE_S = 0.0
 """No grace: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and saves nothing."""
@@ -67,6 +65,7 @@ class ServerSpec:
     entry: tuple[str, ...] | None = None
     span: NodeSpan | None = None
     node: str = ""
+    proof: ReadinessProof = SHORT
 
     @property
     def name(self) -> str:
@@ -159,9 +158,7 @@ class ServerIncarnation:
 
     async def generate(self, client: SGLangClient) -> int:
         """Generate, and return the weight version that the tokens came from."""
-        timeout_s = self._left()
-        answer = await client.generate(self.url, token_ids=READY_PROMPT, sampling=READY_SAMPLING, timeout_s=timeout_s)
-        return answer.weight_version
+        return await self._spec.proof.give(client, self.url, timeout_s=self._left())
 
     def to_the_foreground(self) -> None:
         """It has the CPUs as others have, whatever it started with."""

@@ -28,6 +28,7 @@ import ray
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.cluster.node_identity import listening_address, this_node
 from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
+from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
 from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, ServerSpec, exit_words
 from actors.serving.setting_overrides import with_overrides
@@ -39,6 +40,7 @@ from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
+FIRST_GENERATION = "it answers; kernels that are compiled at their first use may still be compiling"
 OVER = frozenset({ServerState.STOPPED, ServerState.DEAD, ServerState.FAILED})
 
 T = TypeVar("T")
@@ -165,12 +167,12 @@ class SGLangProcess:
     async def _serve(self, server: ServerIncarnation) -> None:
         async with SGLangClient(ServerKeys.read_file(self._spec.keys)) as client:
             await server.wait_answers(client)
-            self._info = replace(self._info, state=ServerState.STALE)
+            self._info = replace(self._info, state=ServerState.STALE, reason=FIRST_GENERATION)
             held = await server.generate(client)
         server.to_the_foreground()
         if held != server.weight_version:
             raise ServerError(f"it generates with weight version {held}, not {server.weight_version}")
-        self._info = replace(self._info, state=ServerState.READY, weight_version=held)
+        self._info = replace(self._info, state=ServerState.READY, weight_version=held, reason="")
 
     def _failure(
         self, server: ServerIncarnation, serving: asyncio.Task[None], watching: asyncio.Task[ServerExit]
@@ -184,7 +186,9 @@ class SGLangProcess:
             return server.why_not_ready(f"it, or a part of it, ended{how}")
         error = serving.exception() if serving.done() else None
         if not serving.done() or (isinstance(error, RequestFailed) and error.kind == "timeout"):
-            return server.why_not_ready(f"no generation within {self._spec.setup_timeout_s:g} s")
+            within = f"no generation within {self._spec.setup_timeout_s:g} s"
+            is_compiling = self._info.state is ServerState.STALE
+            return server.why_not_ready(f"{within} ({FIRST_GENERATION})" if is_compiling else within)
         if error is None:
             return None
         return server.why_not_ready(error.message if isinstance(error, LauncherError) else repr(error))
@@ -233,6 +237,7 @@ class SGLangServer:
             gpu_ids=tuple(map(str, ray.get_gpu_ids())),
             entry=entry,
             node=this_node(),
+            proof=ReadinessProof.of(config),
         )
         owners = [os.getpid(), raylet_pid()]
         self._process = SGLangProcess(

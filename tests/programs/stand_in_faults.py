@@ -8,6 +8,7 @@ slow (answers after `seconds`). `times` null: until the next fault is set.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 from aiohttp import web
@@ -16,10 +17,18 @@ from aiohttp import web
 class StandInFaults:
     """Which fault is on, and what it does to requests; `asked` counts these by path."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiles_s: float = 0.0) -> None:
+        self.compiles_s = compiles_s
         self.asked: Counter[str] = Counter()
         self.fault: dict = {}
         self.site: web.TCPSite | None = None
+
+    def compile(self, parameters: dict) -> None:
+        """At its first use of top_p or top_k, and answers nobody meanwhile."""
+        if self.compiles_s and (parameters["top_p"] < 1 or parameters["top_k"] > 0):
+            print(f"compiling, for {self.compiles_s:g} s", flush=True)
+            compiles_s, self.compiles_s = self.compiles_s, 0.0
+            time.sleep(compiles_s)
 
     async def set_fault(self, request: web.Request) -> web.Response:
         self.fault = {"path": "/generate", "times": 1, "seconds": 0.0} | await request.json()

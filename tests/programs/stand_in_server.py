@@ -65,7 +65,7 @@ def running(*arguments: str, keys: Path | None = None) -> Iterator[str]:
 
 class StandIn(StandInFaults):
     def __init__(self, arguments: argparse.Namespace) -> None:
-        super().__init__()
+        super().__init__(compiles_s=arguments.compiles_s)
         self.model_path = arguments.model_path
         self.weight_version = arguments.weight_version
         self.seconds_per_token = arguments.seconds_per_token
@@ -133,6 +133,7 @@ class StandIn(StandInFaults):
 
     async def one(self, token_ids: list[int], parameters: dict, *, each=None) -> dict:
         """A whole answer. `each`: a number of tokens, and what is called with the answer so far after as many."""
+        self.compile(parameters)
         prompt = tuple(token_ids)
         seed = parameters.get("sampling_seed", self.prompts[prompt])
         self.prompts[prompt] += 1
@@ -335,6 +336,7 @@ def main() -> None:
     parser.add_argument("--seconds-per-token", type=float, default=0.0)
     parser.add_argument("--truthful", action="store_true")
     parser.add_argument("--chatty", action="store_true", help="a line for each request, as SGLang prints")
+    parser.add_argument("--compiles-s", type=float, default=0.0, help="once, at its first use of top_p or top_k")
     parser.add_argument("--tree", action="store_true")
     parser.add_argument("--die-at-start", action="store_true")
     parser.add_argument("--max-total-tokens", type=int, default=0)

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from actors.processes.process_tree import descendants, identify
+from actors.serving.readiness_proof import SHORT
 from actors.serving.server_incarnation import ServerSpec
 from actors.serving.sglang_server import SGLangProcess
 from launcher.base.errors import ResourceError, ServerError
@@ -27,7 +28,7 @@ DEADLINE_S = scaled(60.0)
 def make(tmp_path):
     """Makes a server of the stand-in; `words` are further arguments to it."""
 
-    def make(*words, port=None, setup_timeout_s=DEADLINE_S, entry=ENTRY, gpu_ids=()):
+    def make(*words, port=None, setup_timeout_s=DEADLINE_S, entry=ENTRY, gpu_ids=(), proof=SHORT):
         config = SGLangConfig(dtype="float32", device="cpu", random_seed=1, port=port)
         spec = ServerSpec(
             index=0,
@@ -37,6 +38,7 @@ def make(tmp_path):
             setup_timeout_s=setup_timeout_s,
             entry=(*entry, *words),
             gpu_ids=gpu_ids,
+            proof=proof,
             node="n0de0123456789",
         )
         return SGLangProcess(spec, owners=(os.getpid(),))
