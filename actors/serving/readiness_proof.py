@@ -42,7 +42,7 @@ class ReadinessProof:
         return cls(
             sampling=replace(sampling, max_new_tokens=tokens, min_new_tokens=LEAST_TOKENS),
             samples=samples,
-            prompt_tokens=max(1, min(longest, context - 1, pool // (samples + 1))),
+            prompt_tokens=max(1, min(longest, context // 2, pool // (samples + 1))),
         )
 
     async def give(self, client: SGLangClient, url: str, *, timeout_s: float) -> int:
