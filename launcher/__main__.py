@@ -36,6 +36,7 @@ from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight
 from launcher.resources.run_plan import make_plan
+from launcher.resources.standby_trainer import with_standby_trainer
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -147,12 +148,13 @@ def launch(config: RunConfig) -> int:
     if config.dry_run:
         return _show_plan(config, hardware)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
-    plan = make_plan(config, hardware, shape)
+    plan = with_standby_trainer(config, hardware, make_plan(config, hardware, shape))
     if CONTINUES not in os.environ:
         preflight(config, hardware, plan, check_node())
         with as_far_as_it_is_read():
             show(config, plan, console_of_width(WIDTH))
-    config = replace(config, recovery=replace(config.recovery, standby_servers=plan.standbys))
+    standbys = {"standby_servers": plan.standbys, "standby_trainers": plan.standby_trainers}
+    config = replace(config, recovery=replace(config.recovery, **standbys))
     from launcher.cli.continuation import Successor
     from launcher.driver import run  # brings Ray along, which a dry run does without
 
@@ -173,7 +175,8 @@ def _show_plan(config: RunConfig, found: Hardware) -> int:
     they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
     with as_far_as_it_is_read():
-        show(config, make_plan(config, planned, shape), console_of_width(WIDTH))
+        plan = with_standby_trainer(config, planned, make_plan(config, planned, shape))
+        show(config, plan, console_of_width(WIDTH))
     all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
     for missing in all_missing:
         print(f"missing here: {missing}", file=sys.stderr)

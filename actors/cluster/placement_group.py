@@ -21,7 +21,7 @@ from actors.cluster.node_identity import alive_nodes
 from launcher.base.errors import ResourceError
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import RANK, SERVER, NodeResources, ProcessPlacement
-from launcher.resources.placement import Bundle, bundles, place
+from launcher.resources.placement import Bundle, bundles, place, rank_name
 
 POLL_S = 0.5
 
@@ -73,6 +73,12 @@ class RunPlacement:
             "num_cpus": 0 if config.cluster.address == "local" else sglang.num_cpus,
             "num_gpus": gpus,
         }
+
+    def options_of_standby(self, name: str, config: RunConfig) -> dict[str, Any]:
+        """Of the trainer's other actor, in the bundle of rank 0: it reserves nothing, as only one of the two works, and
+        gets as many threads."""
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(max(1, int(config.actor.num_cpus)))}}
+        return {**self.options(rank_name(0)), "name": name, "num_cpus": 0, "num_gpus": 0, "runtime_env": threads}
 
     def has(self, name: str) -> bool:
         """Whether an actor of that name has a placement; a server that joins later has none."""

@@ -12,10 +12,14 @@ inside.
 from __future__ import annotations
 
 import gc
+import importlib
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LOWEST = 19
 NEEDLESS = ("scipy", "sklearn", "torchao")
 
 
@@ -33,3 +37,22 @@ def lean_imports() -> Iterator[None]:
             del sys.modules[name]
         gc.freeze()
         gc.enable()
+
+
+def import_at_low_priority(module: str) -> None:
+    """In a thread of its own, whose priority ends with it: without a privilege it can't be raised again. Raises
+    ImportError."""
+    failed: list[ImportError] = []
+
+    def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="imports")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]

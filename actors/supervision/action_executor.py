@@ -20,6 +20,7 @@ from actors.supervision.interfaces import Facts, Observation
 from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
+from actors.supervision.standby_handle import NEW_PROCESS_S, PARK_S
 from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
 from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
 from launcher.base.messages import Cause, Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
@@ -34,6 +35,7 @@ from launcher.policy.actions import (
     LeaveServer,
     LoadWeights,
     ParkServer,
+    ParkTrainer,
     PauseTrainer,
     PromoteServer,
     ReinstateCheckpoints,
@@ -41,6 +43,7 @@ from launcher.policy.actions import (
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
+    UnparkTrainer,
 )
 from launcher.policy.canary_policy import CanaryRound, is_sound
 from launcher.policy.reconcile_trainer import holds_damage
@@ -159,6 +162,8 @@ class ActionExecutor:
                 return config.health.trainer_min_s
             case PromoteServer():
                 return PROMOTE_S
+            case ParkTrainer() | UnparkTrainer():
+                return PARK_S + NEW_PROCESS_S + MARGIN_S
             case JoinServer():
                 return self._fleet.join_deadline_s
             case LeaveServer():
@@ -187,6 +192,11 @@ class ActionExecutor:
                     await self._memory.ran_out("trainer", where, self._trainer.lengths, rung)
                 await self._restart_trainer()
                 return {"pid": self._trainer.view.pid}
+            case ParkTrainer():
+                standby = self._observer.the_standby()
+                return {"pid": await standby.park(self._history.overrides, self._trainer.view.gpus)}
+            case UnparkTrainer():
+                await self._observer.the_standby().end()
             case RestoreTrainer(global_step=step, onset_step=onset_step):
                 return await self._restore(step, onset_step)
             case CondemnCheckpoints(after_step=step):

@@ -28,6 +28,7 @@ from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.server_states import ServerStarting
+from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Health, Incident, ServerExit, ServerInfo, ServerState
@@ -35,7 +36,7 @@ from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.exit_cause import RanOut
-from launcher.policy.observed import ServerFacts
+from launcher.policy.observed import ServerFacts, StandbyTrainer
 from launcher.policy.reconcile_servers import is_dead
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restore import first_damaged
@@ -60,11 +61,13 @@ class ClusterObserver:
         *,
         servers: Mapping[str, Any],
         trainer: Any,
+        standby: tuple[str, Any] | None = None,
         monitor: Any,
         memory: OomBackoff,
         furthest: int = 0,
     ) -> None:
-        """`furthest`: the step after the last one that this attempt has ever committed."""
+        """`standby`: the trainer's other actor, with its name. `furthest`: the step after the last one that this
+        attempt has ever committed."""
         self.changed = asyncio.Event()
         self._config = config
         self._history = history
@@ -78,6 +81,17 @@ class ClusterObserver:
             self.add_slot(name, actor)
         load_s = config.actor.weight_update_timeout
         self.watched = WatchedServers(self.slots, load_s=load_s, standbys=lambda: history.fleet.standbys)
+        self.standby = (
+            None
+            if standby is None
+            else StandbyHandle(
+                standby[1],
+                (history.trainer_actor, standby[0]),
+                took_over=self._took_over,
+                changed=self.changed,
+                hung_after_s=config.health.supervisor_silence_s,
+            )
+        )
         self.trainer = TrainerHandle(
             trainer,
             ended=self._trainer_ended,
@@ -85,6 +99,7 @@ class ClusterObserver:
             health=config.health,
             log=paths.trainer_log,
             lease_s=lease_of(config),
+            standby=self.standby,
         )
         self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
         self._has_nodes = config.cluster.address != "local"
@@ -108,6 +123,11 @@ class ClusterObserver:
         self.catalog = CheckpointCatalog.of_run(config, paths)
         self.checkpoints = CheckpointScan(self._read_checkpoints, unreadable=self._checkpoints_unreadable)
 
+    def the_standby(self) -> StandbyHandle:
+        """Where the run has one: only then is it ordered anything."""
+        assert self.standby is not None
+        return self.standby
+
     def add_slot(self, name: str, actor: Any) -> ServerHandle:
         setup_s = self._config.rollout.setup_timeout + MARGIN_S
         self.slots[name] = ServerHandle(name, actor, died=self._server_died, changed=self.changed, setup_s=setup_s)
@@ -123,6 +143,8 @@ class ClusterObserver:
     def begin_looking(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.trainer.begin_looking()
+        if self.standby is not None:
+            self.standby.begin_looking()
         if self._has_nodes:
             self.nodes.begin_looking()
         for slot in self.slots.values():
@@ -191,6 +213,7 @@ class ClusterObserver:
             rejections=self.trainer.view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
             disk=self.disks.trouble(now, patient=view.phase == "checkpoint" and view.is_running),
+            standby_trainer=StandbyTrainer.NONE if self.standby is None else self.standby.state,
         )
 
     def pids(self) -> dict[str, int]:
@@ -233,8 +256,7 @@ class ClusterObserver:
             self.nodes.close(),
             *(slot.close() for slot in self.slots.values()),
         ]
-        if self.monitor is not None:
-            closing.append(self.monitor.close())
+        closing += [one.close() for one in (self.monitor, self.standby) if one is not None]
         await asyncio.gather(*closing, return_exceptions=True)
 
     def _note_progress(self, next_step: int, in_pool: Mapping[str, ServerInfo], now: float) -> None:
@@ -300,6 +322,10 @@ class ClusterObserver:
 
     def _monitor_hung(self) -> None:
         self._history.event("monitor.hung", subject="health_monitor", reason="answers nobody: it is ended")
+
+    async def _took_over(self, name: str, actor: Any) -> None:
+        self.actors[TRAINER] = actor
+        await self._history.took_over(name)
 
     def _trainer_ended(self, reason: str) -> None:
         self._history.event("trainer.died", subject="trainer", reason=reason)

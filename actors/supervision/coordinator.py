@@ -165,6 +165,7 @@ class Coordinator:
             next_name=history.fleet.next_name(server_names(self._config)),
             monitor_silent_s=look.monitor_silent_s,
             disk=look.disk,
+            standby_trainer=look.standby_trainer,
             not_before={
                 key: times[-1] + wait_s(len(times), self._config.restart) for key, times in self._failures.items()
             },

@@ -35,7 +35,9 @@ from launcher.run_files.run_paths import RunPaths
 REQUESTS_S = 0.5
 """Between two checks of what a person wants of the run."""
 COORDINATOR = "coordinator"
-TRAINER = "trainer"
+TRAINERS = ("trainer", "trainer-standby")
+"""Names of the actors; the second only with recovery.standby_trainers. Which of them is the trainer, the journal says.
+"""
 
 
 def _find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str, Any]:
@@ -48,6 +50,15 @@ def _find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str,
             if name not in joining:
                 raise
     return found
+
+
+def trainer_names(config: RunConfig) -> tuple[str, ...]:
+    return TRAINERS[: 1 + (config.recovery.standby_trainers or 0)]
+
+
+def _find_standby(config: RunConfig, trainer: str) -> tuple[str, Any] | None:
+    other = next((name for name in trainer_names(config) if name != trainer), None)
+    return None if other is None else (other, ray.get_actor(other))
 
 
 @ray.remote
@@ -122,7 +133,8 @@ class CoordinatorActor:
             self._paths,
             history,
             servers=await to_thread(_find_servers, members, joining),
-            trainer=await to_thread(ray.get_actor, TRAINER),
+            trainer=await to_thread(ray.get_actor, history.trainer_actor),
+            standby=await to_thread(_find_standby, self._config, history.trainer_actor),
             monitor=await to_thread(ray.get_actor, MONITOR) if self._has_monitor else None,
             memory=memory,
             furthest=await to_thread(furthest_step, self._paths.metrics, attempt),

@@ -16,6 +16,7 @@ from launcher.policy.actions import (
     LeaveServer,
     LoadWeights,
     ParkServer,
+    ParkTrainer,
     PauseTrainer,
     PromoteServer,
     ReinstateCheckpoints,
@@ -23,6 +24,7 @@ from launcher.policy.actions import (
     RestartTrainer,
     RestoreTrainer,
     ResumeTrainer,
+    UnparkTrainer,
 )
 from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
@@ -32,6 +34,8 @@ EVENTS: Mapping[type[Action], tuple[str, str]] = {
     PauseTrainer: ("trainer.pausing", "trainer.paused"),
     ResumeTrainer: ("trainer.resuming", "trainer.resumed"),
     RestartTrainer: ("trainer.restarting", "trainer.restarted"),
+    ParkTrainer: ("trainer.parking", "trainer.parked"),
+    UnparkTrainer: ("trainer.unparking", "trainer.unparked"),
     RestoreTrainer: ("trainer.restoring", "trainer.loaded"),
     CondemnCheckpoints: ("checkpoint.condemning", "checkpoint.condemned"),
     ReinstateCheckpoints: ("checkpoint.reinstating", "checkpoint.reinstated"),

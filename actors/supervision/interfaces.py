@@ -15,7 +15,7 @@ from launcher.policy.actions import Action
 from launcher.policy.checkpoint_status import CheckpointFacts
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.memory_backoff import MemorySettings, TriedSettings
-from launcher.policy.observed import ServerFacts, TrainerFacts
+from launcher.policy.observed import ServerFacts, StandbyTrainer, TrainerFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Observation:
     """What is known now. `evals`: held-out accuracies so far, for the run's outcome.
 
     `rejections`: batches that were rejected since the last step. `monitor_silent_s`: for how long the HealthMonitor
-    has been asked in vain. `disk`: what keeps the run from writing.
+    has been asked in vain. `disk`: what keeps the run from writing. `standby_trainer`: the trainer's other process.
     """
 
     servers: tuple[ServerFacts, ...]
@@ -38,6 +38,7 @@ class Observation:
     rejections: tuple[Rejection, ...] = ()
     monitor_silent_s: float = 0.0
     disk: DiskTrouble | None = None
+    standby_trainer: StandbyTrainer = StandbyTrainer.NONE
 
 
 Facts = Mapping[str, object]

@@ -16,19 +16,23 @@ from actors.cluster.placement_group import RunPlacement
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.serving.server_worker_node import ServerWorkerNode
 from actors.serving.sglang_server import SGLangServer
-from actors.supervision.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
+from actors.supervision.coordinator_actor import COORDINATOR, CoordinatorActor, trainer_names
 from actors.supervision.fleet_record import JOIN_ASKED, JOINING, LEFT, index_of, server_names
+from actors.supervision.run_history import TOOK_OVER
 from actors.training.trainer import MONITOR, Trainer
 from launcher.config.schema import RunConfig
 from launcher.resources.memory_history import MemoryHistory
+from launcher.resources.placement import rank_name
 from launcher.run_files.run_paths import RunPaths
 
+RANK_0 = rank_name(0)
 ALWAYS_BACK = {"max_restarts": -1, "max_task_retries": 0}
 NO_GPU = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
 
 
 class RunActors:
-    """`server_entry`: the command in SGLang's place, for tests. `trainer` is there once `create` was called."""
+    """`server_entry`: the command in SGLang's place, for tests. `trainer` is there once `create` was called; it changes
+    when the other one takes over."""
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class RunActors:
         self._server_entry = server_entry
         self._all: list[Any] = []
         self._servers: dict[str, tuple[Any, ...]] = {}
+        self._trainers: dict[str, Any] = {}
         self._monitor: Any = None
         self.trainer: Any = None
 
@@ -54,7 +59,10 @@ class RunActors:
         for name in server_names(config):
             self._servers[name] = self._new_server(name)
         ranks = {"rank_options": placed.further_ranks()} if config.actor.dp_size > 1 else {}
-        self.trainer = self._new(Trainer, placed.options(TRAINER), config, paths, attempt, has_monitor=True, **ranks)
+        for number, name in enumerate(trainer_names(config)):
+            options = placed.options(RANK_0) if number == 0 else placed.options_of_standby(name, config)
+            self._trainers[name] = self._new(Trainer, options, config, paths, attempt, has_monitor=True, **ranks)
+        self.trainer = self._trainers[RANK_0]
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
         self._monitor = self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, paths, attempt)
         return self._new(
@@ -70,10 +78,12 @@ class RunActors:
         )
 
     def follow(self, event: Mapping[str, object]) -> None:
-        """The fleet as the Coordinator has it."""
+        """The fleet, and which actor is the trainer, as the Coordinator has it."""
         name = str(event.get("subject"))
         if event.get("event") in (JOIN_ASKED, JOINING) and name not in self._servers:
             self._servers[name] = self._new_server(name)
+        elif event.get("event") == TOOK_OVER:
+            self.trainer = self._trainers[str(event.get("actor"))]
         elif event.get("event") == LEFT:
             for ended in self._servers.pop(name, ()):
                 self._all.remove(ended)

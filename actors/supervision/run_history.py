@@ -22,6 +22,7 @@ from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalSta
 from launcher.policy.actions import Action, PromoteServer, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.memory_backoff import TriedSettings
+from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restart_budget import RepairAttempt, touches
 from launcher.policy.run_state import ENDS, RunState
 from launcher.resources.memory_history import RememberedSettings
@@ -30,6 +31,7 @@ from launcher.run_files.journal import Journal, read_lines
 ATTEMPT = "repair.begun"
 PROVED = "repair.proved"
 REMEMBERED = "memory.remembered"
+TOOK_OVER = "trainer.took_over"
 
 
 class RunHistory:
@@ -49,6 +51,7 @@ class RunHistory:
         self.started_with: dict[str, Overrides] = {}
         self.damaged_checkpoints: dict[int, frozenset[float]] = {}  # by step, when they were made
         self.abandoned: set[str] = set()
+        self.trainer_actor = TRAINER
         self.died: set[tuple[str, int]] = set()
         self.tried: list[TriedSettings] = []
         self.abort_reason = ""
@@ -153,6 +156,11 @@ class RunHistory:
         overrides = dict(self.overrides)
         self._record("trainer.starting", subject="trainer", with_overrides=overrides)
         return overrides
+
+    async def took_over(self, actor: str) -> None:
+        """`actor` is the trainer from now on; on the disk before it gets an order."""
+        self._record(TOOK_OVER, subject=TRAINER, reason="it was parked", actor=actor)
+        await self.flush()
 
     def found_damaged(self, global_step: int, made_at: Sequence[float], reason: str) -> None:
         """`made_at`: which one, since the steps after the one that is restored instead will bring another."""
@@ -276,6 +284,8 @@ class RunHistory:
                 self.tried += [tried_of(one) for one in list_of(event, "tried")]
             case "trainer.starting":
                 self._started(subject, event)
+            case "trainer.took_over":
+                self.trainer_actor = str(event.get("actor"))
             case "server.starting":
                 self._started(subject, event)
                 self.generations[subject] = int(number_of(event, "generation"))

@@ -1,6 +1,7 @@
 """The Coordinator's handle of the trainer: its actor, its last view, and the end of its process or of its loop.
 
-The end of a process is learnt from its pidfd, in milliseconds; Ray then starts an empty one under the same name.
+The end of a process is learnt from its pidfd, in milliseconds. Ray then starts an empty one under the same name, unless
+a parked one takes its place (actors/supervision/standby_handle.py).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any, assert_never
 import ray
 
 from actors.cluster.actor_calls import ActorAway, answer
+from actors.cluster.actor_probe import ActorProbe
 from actors.cluster.fencing import MARGIN_S
 from actors.cluster.node_identity import is_here
 from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
-from actors.supervision.actor_probe import ActorProbe
 from actors.supervision.exit_reason import READ_S, trainer_exit_reason
+from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of
 from actors.supervision.trainer_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from launcher.base.errors import LauncherError, TrainerError
@@ -40,7 +42,7 @@ NOTHING = TrainerView(pid=0)
 
 
 class TrainerHandle:
-    """`ended` is called with the reason why a process ended."""
+    """`ended` is called with the reason why a process ended. `actor` changes when `standby` takes over."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class TrainerHandle:
         health: HealthConfig,
         log: Path,
         lease_s: float | None = None,
+        standby: StandbyHandle | None = None,
     ) -> None:
         """`log`: what it wrote; a process that found no memory may report it there and nowhere else.
 
@@ -60,7 +63,7 @@ class TrainerHandle:
         self.lengths = Lengths()
         self.order: OrderState = NoOrder()
         self._end = ProcessEnd()
-        self._actor = actor
+        self.actor, self._standby = actor, standby
         self._ended = ended
         self._changed = changed
         self._log, self._log_read = log, 0
@@ -91,10 +94,10 @@ class TrainerHandle:
         if self.view.is_allowed:
             self._await_run()
 
-    async def _ask_view(self) -> tuple[TrainerView, int]:
+    async def _ask_view(self) -> tuple[Any, TrainerView, int]:
         """With the size of its log before it was asked: up to there all is well, if the answer shows that."""
-        log_bytes = await self._log_size()
-        return await answer(self._actor.view.remote(), within_s=ANSWER_S, of="the trainer"), log_bytes
+        log_bytes, actor = await self._log_size(), self.actor
+        return actor, await answer(actor.view.remote(), within_s=ANSWER_S, of="the trainer"), log_bytes
 
     async def _log_size(self) -> int:
         """Read on a thread, since a disk may stall; then it is the size that was known."""
@@ -103,8 +106,10 @@ class TrainerHandle:
         except TimeoutError:
             return self._log_read
 
-    def _take_view(self, answered: tuple[TrainerView, int]) -> None:
-        view, log_bytes = answered
+    def _take_view(self, answered: tuple[Any, TrainerView, int]) -> None:
+        actor, view, log_bytes = answered
+        if actor is not self.actor:
+            return  # it was asked before another took over
         if self.view.pid and view.node != self.view.node:
             self.fence()
         self.view = view
@@ -235,13 +240,15 @@ class TrainerHandle:
     # ── acting; each raises LauncherError ──
 
     async def start(self, overrides: Overrides) -> TrainerReady:
-        """Have an empty process load everything; one that isn't empty is ended first, and Ray starts another."""
+        """Have an empty process load everything; one that isn't is ended, and a parked or another empty one starts."""
         self.order = StartOrdered()
         try:
             await asyncio.sleep(max(0.0, self._fenced_until - time.monotonic()))
+            await self._until_empty(or_ended=True)
+            await self._take_over()
             await self._until_empty()
             self._end = ProcessEnd(self._end.process)
-            ready: TrainerReady = await self._within_load_s(self._actor.start.remote(dict(overrides)))
+            ready: TrainerReady = await self._within_load_s(self.actor.start.remote(dict(overrides)))
             return ready
         except LauncherError as error:
             self._note_end(find_trainer_cause([error.message], None))
@@ -253,7 +260,7 @@ class TrainerHandle:
 
     async def restore(self, global_step: int, lineage: int) -> int:
         self.order = NoOrder()
-        next_step: int = await self._within_load_s(self._actor.restore.remote(global_step, lineage))
+        next_step: int = await self._within_load_s(self.actor.restore.remote(global_step, lineage))
         return next_step
 
     async def resume(self) -> None:
@@ -279,7 +286,7 @@ class TrainerHandle:
     async def call(self, method: str, *arguments: Any, within_s: float | None = None) -> Any:
         """Have its actor (actors/training/trainer.py) carry out `method`, by default within ANSWER_S."""
         deadline_s = ANSWER_S if within_s is None else within_s
-        return await answer(getattr(self._actor, method).remote(*arguments), within_s=deadline_s, of="the trainer")
+        return await answer(getattr(self.actor, method).remote(*arguments), within_s=deadline_s, of="the trainer")
 
     async def _within_load_s(self, call: Any) -> Any:
         """An answer of what keeps it busy: past the deadline it hangs, however busy it claims to be."""
@@ -289,34 +296,48 @@ class TrainerHandle:
             self.order = OrderOverdue(error.message)
             raise
 
-    async def _until_empty(self) -> None:
+    async def _take_over(self) -> None:
+        """The trainer's process has ended or is empty, so there is no other that could step."""
+        standby = self._standby
+        # An empty one is ahead of one that Ray is yet to start; the GPU it knows only when it was parked.
+        if standby is not None and await standby.can_take_over(empty_too=self._has_ended and not self.view.gpus):
+            self.actor, self.view, self._run = await standby.change_places(self.actor), NOTHING, None
+            await self.probe.refresh()
+
+    async def _until_empty(self, *, or_ended: bool = False) -> None:
+        if or_ended and self._has_ended:
+            return  # a question to one that Ray restarts is answered after a second or two
         give_up_at = time.monotonic() + RESTART_S
         await self.probe.refresh()
         killed = 0
-        while self._is_not_there() or self.view.is_started or self.view.busy:
+        while not (or_ended and self._has_ended) and self._is_not_empty():
             is_silent = not self.probe.is_fresh(ANSWER_S)
             if (not self._is_not_there() and self.view.pid != killed) or (is_silent and killed == 0):
                 killed = self.view.pid
-                await asyncio.to_thread(ray.kill, self._actor, no_restart=False)
+                await asyncio.to_thread(ray.kill, self.actor, no_restart=False)
             if time.monotonic() > give_up_at:
                 self.order = OrderOverdue(f"no empty trainer process within {RESTART_S:g} s")
                 raise TrainerError(self.order.reason)
             await asyncio.sleep(SOON_S)
             await self.probe.refresh()
 
+    def _is_not_empty(self) -> bool:
+        return self._is_not_there() or self.view.is_started or bool(self.view.busy)
+
     def _is_not_there(self) -> bool:
         return self.view.pid == 0 or self._has_ended
 
     def _await_run(self) -> None:
         if self._run is None or self._run.done():
-            self._run = self.probe.tasks.start(self._wait_run(self._actor.run.remote()))
+            self._run = self.probe.tasks.start(self._wait_run(self.actor, self.actor.run.remote()))
 
-    async def _wait_run(self, running: Any) -> None:
+    async def _wait_run(self, actor: Any, running: Any) -> None:
         """However it ends, the view shows how; this only shows when."""
         try:
             await answer(running, within_s=float("inf"), of="the trainer")
         except LauncherError as error:  # Ray reports why it ended a process
-            self._note_end(find_trainer_cause(str(error.__cause__).splitlines(), None))
+            if actor is self.actor:
+                self._note_end(find_trainer_cause(str(error.__cause__).splitlines(), None))
         await self.probe.refresh()
         self._changed.set()
 

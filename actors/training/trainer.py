@@ -4,14 +4,17 @@ The concurrency group `train` has one thread, on which all steps run; `ctl` alwa
 one server, which may take long. `__init__` does nothing that can fail: Ray never restarts an actor whose constructor
 raised. Torch is imported in the actor's process only, so the driver, which imports this module, starts seconds sooner.
 
-A process that Ray has restarted is empty, and reports that, until `start` and `restore` are called.
+A process that Ray has restarted is empty, and reports that, until `start` and `restore` are called. `stand_by` parks an
+empty one, so that its `start` takes a moment.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,17 +23,19 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
-from actors.model.lean_imports import lean_imports
+from actors.model.lean_imports import import_at_low_priority, lean_imports
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission, BatchReport
 from launcher.policy.canary_policy import CanaryRound
+from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from actors.training.training import Training
+    from actors.training.training_parts import TrainingParts
 
 
 GATE_TIMEOUT_S = 10.0
@@ -59,7 +64,30 @@ class Trainer:
         self._has_monitor = has_monitor
         self._rank_options = rank_options
         self._training: Training | None = None
+        self._parts: TrainingParts | None = None
+        self._is_parked = False
         self._busy = ""
+
+    @ray.method(concurrency_group="train")
+    def stand_by(self, overrides: Overrides, gpus: str) -> int:
+        """Import what takes long, at low priority, and on a CPU load what `start` with these settings would load.
+
+        Returns its pid. `gpus`: those that the trainer has. Nothing is put there, nor is CUDA initialized.
+        """
+        if self._training is not None or self._is_parked:
+            return os.getpid()
+        self._busy = "parking"
+        try:
+            if gpus:
+                os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+            with lean_imports():
+                import_at_low_priority("actors.training.training")
+                if not gpus:
+                    self._parts = self._load_ahead(with_overrides(self._config, overrides))
+            self._is_parked = True
+        finally:
+            self._busy = ""
+        return os.getpid()
 
     @ray.method(concurrency_group="train")
     def start(self, overrides: Overrides) -> TrainerReady:
@@ -70,13 +98,21 @@ class Trainer:
         try:
             config = with_overrides(self._config, overrides)
             ask = ask_monitor if self._has_monitor else None
-            with lean_imports():
+            with nullcontext() if self._is_parked else lean_imports():
                 from actors.training.training import Training
 
-                self._training = Training(config, self._paths, self._attempt, ask=ask, rank_options=self._rank_options)
+                self._training = Training(
+                    config, self._paths, self._attempt, ask=ask, rank_options=self._rank_options, parts=self._parts
+                )
         finally:
-            self._busy = ""
+            self._busy, self._parts = "", None
         return self._training.ready()
+
+    def _load_ahead(self, config: RunConfig) -> TrainingParts | None:
+        from actors.training.training_parts import TrainingParts, can_be_loaded_ahead
+
+        journal = Journal(self._paths.events, self._attempt, time.time)
+        return TrainingParts.load(config, journal) if can_be_loaded_ahead(config) else None
 
     @ray.method(concurrency_group="train")
     def restore(self, global_step: int, lineage: int) -> int:
@@ -90,8 +126,10 @@ class Trainer:
     def view(self) -> TrainerView:
         """Always answers, in an empty process too."""
         if self._training is None:
-            return TrainerView(pid=os.getpid(), busy=self._busy, node=this_node())
-        return replace(self._training.view(), node=this_node())
+            view = TrainerView(pid=os.getpid(), busy=self._busy, is_parked=self._is_parked)
+        else:
+            view = self._training.view()
+        return replace(view, node=this_node(), gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
     @ray.method(concurrency_group="ctl")
     def allow(self) -> None:

@@ -10,13 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from actors.data.dataset import DataRecord
 from actors.data.prompt_queue import PromptQueue
-from actors.data.training_data import DataLoader, record_bad
-from actors.model.policy_model import PolicyModel
 from actors.ranks.rank_controller import RankController
 from actors.reward.canaries import CanaryRounds, make_canaries
-from actors.reward.data_check import datasets_of, records_of
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
@@ -27,6 +23,7 @@ from actors.training.sample_log import SampleLog
 from actors.training.step_loop import GrpoLoop
 from actors.training.step_memory import Restored
 from actors.training.step_records import StepRecords
+from actors.training.training_parts import TrainingParts
 from actors.training.training_servers import TrainingServers
 from launcher.base.disk_faults import Refusal
 from launcher.base.errors import TrainerError
@@ -40,7 +37,6 @@ from launcher.base.messages import (
     TrainerView,
 )
 from launcher.base.rollouts import RolloutBatch
-from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
 from launcher.policy.canary_policy import CanaryRound
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -67,9 +63,11 @@ class Training:
         *,
         ask: Ask | None = None,
         rank_options: Sequence[Mapping[str, Any]] = (),
+        parts: TrainingParts | None = None,
     ) -> None:
-        """Load model, data and reward function. `ask`: the HealthMonitor. Raises the UsageErrors of each, and
-        TrainerError where the ranks that `rank_options` places don't meet."""
+        """Load model, data and reward function. `ask`: the HealthMonitor. `parts`: loaded while this process was
+        parked. Raises the UsageErrors of each, and TrainerError where the ranks that `rank_options` places don't meet.
+        """
         self._config = config
         self._paths = paths
         self._attempt = attempt
@@ -78,20 +76,10 @@ class Training:
         self._records = StepRecords(paths)
         self._thread = LoopThread("rollouts")
         self._reward = RewardPool(config.reward)  # its processes start while the model loads
-        records, held_out = (self._read(dataset, key) for key, dataset in datasets_of(config))
-        crew = None
-        if config.actor.dp_size > 1:
-            crew = RankController(config, paths, self._journal, rank_options)
-        self._model = PolicyModel(
-            config.actor,
-            config.ref,
-            temperature=config.gconfig.temperature,
-            total_steps=planned_steps(config, prompts=len(records)),
-            tokenizer_path=config.tokenizer_path,
-            crew=crew,
-        )
-        context = config.sglang.context_length or self._model.context_length
-        self._data = DataLoader(config, self._model.tokenizer, context, self._journal).load(records, held_out)
+        if parts is None or parts.config != config:
+            crew = RankController(config, paths, self._journal, rank_options) if config.actor.dp_size > 1 else None
+            parts = TrainingParts.load(config, self._journal, reward=self._reward, crew=crew)
+        self._model, self._data = parts.model, parts.data
         weights_lock = threading.RLock()
         self.servers = TrainingServers(
             config,
@@ -293,14 +281,6 @@ class Training:
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
-    def _read(self, dataset: DatasetConfig | None, key: str) -> list[DataRecord]:
-        """Without those that were skipped. That the others fit was checked before anything was started."""
-        if dataset is None:
-            return []
-        records, bad = records_of(dataset, self._reward if dataset.bad_records == "skip" else None, key=key)
-        record_bad(self._journal, bad, key)
-        return records
-
     def _assemble(self, weights_lock: threading.RLock) -> GrpoLoop:
         return GrpoLoop(
             self._config,
@@ -336,9 +316,3 @@ class Training:
         known, rescored = self._canaries.begin(step), self._recorded.rescore()
         own = () if rescored is None else (rescored,)
         return CanaryRound(step=step, scores=(*known.result(), *own))
-
-
-def planned_steps(config: RunConfig, *, prompts: int) -> int:
-    """Length of the learning-rate schedule, in optimizer steps."""
-    in_epochs = config.total_train_epochs * -(-prompts // config.train_dataset.batch_size)
-    return min(in_epochs, config.total_train_steps or in_epochs)

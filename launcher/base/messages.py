@@ -179,7 +179,8 @@ class TrainerView:
     gets on. `weights`: the newest that are in a folder. `rejections`: batches that were turned away since the last
     step. `slow`: servers that are alive and slow, with the reason. `node`: that `pid` is of. `largest_micro_batch`:
     of the batches so far, in tokens, padding included; 0 before the first. `refusal`: the write that made the loop
-    stop, because a disk refused it; None once it is allowed to step again.
+    stop, because a disk refused it; None once it is allowed to step again. `is_parked`: an empty process that has
+    imported what takes long. `gpus`: those that it may use, as CUDA_VISIBLE_DEVICES has them, "" for none.
     """
 
     pid: int
@@ -208,6 +209,8 @@ class TrainerView:
     slow: Mapping[str, str] = field(default_factory=dict)
     evals: tuple[EvalReport, ...] = ()
     node: str = ""
+    is_parked: bool = False
+    gpus: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,20 @@ class RestartTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParkTrainer:
+    """Have the trainer's other process import and load what takes long; one that hangs is ended first."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnparkTrainer:
+    """End the parked process; the empty one that Ray starts in its place stays empty."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTrainer:
     """Load the checkpoint of a step; -1: the weights that the run began with. The trainer stays paused.
 
@@ -146,6 +160,8 @@ Action = (
     PauseTrainer
     | ResumeTrainer
     | RestartTrainer
+    | ParkTrainer
+    | UnparkTrainer
     | RestoreTrainer
     | CondemnCheckpoints
     | ReinstateCheckpoints

@@ -6,6 +6,7 @@ that replaces a killed one knows after one look what its predecessor knew.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -64,6 +65,16 @@ class TrainerFacts:
     unschedulable_since: float | None = None
 
 
+class StandbyTrainer(enum.StrEnum):
+    """The trainer's other process. UNKNOWN: it is being started, is busy, or has not answered for a moment."""
+
+    NONE = "none"
+    UNKNOWN = "unknown"
+    EMPTY = "empty"
+    PARKED = "parked"
+    HUNG = "hung"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One observation of the complete run.
@@ -77,7 +88,8 @@ class Observed:
     asked to join, and those that were asked to leave and have not left, with the reason. `newcomers`: those that joined
     and have not served yet; that one of them has no weights is no incident. `standbys`: servers that take no traffic,
     also those that are yet to join. `replaced`: servers that lost their place to a standby, and how. `next_name`: of a
-    server that joins. `disk`: what keeps the run from writing.
+    server that joins. `disk`: what keeps the run from writing. `standby_trainer`: NONE where there is
+    none.
     `not_before`: actions that failed a moment ago, by kind and name, and when each may be tried again.
     """
 
@@ -102,6 +114,7 @@ class Observed:
     replaced: Mapping[str, str] = field(default_factory=dict)
     next_name: str = ""
     disk: DiskTrouble | None = None
+    standby_trainer: StandbyTrainer = StandbyTrainer.NONE
     not_before: Mapping[tuple[type[Action], str], float] = field(default_factory=dict)
 
 

@@ -6,20 +6,25 @@ from __future__ import annotations
 from launcher.base.messages import Cause, Health, Incident
 from launcher.policy.actions import (
     CondemnCheckpoints,
+    ParkTrainer,
     PauseTrainer,
     ReinstateCheckpoints,
     RestartServer,
     RestartTrainer,
     RestoreTrainer,
+    UnparkTrainer,
 )
 from launcher.policy.checkpoint_status import newest_first
+from launcher.policy.exit_cause import RanOut
 from launcher.policy.memory_backoff import AT_ITS_START
-from launcher.policy.observed import TrainerFacts
+from launcher.policy.observed import StandbyTrainer, TrainerFacts
 from launcher.policy.plan_builder import KEPT, PlanBuilder
 from launcher.policy.restart_budget import Rung
 from launcher.policy.restore import choose, first_damaged
+from launcher.policy.run_state import RunState
 
 TRAINER = "trainer"
+OF_THE_HOST = frozenset({RanOut.SERVER_HOST, RanOut.TRAINER_HOST})
 NOT_OF_THE_TRAINER = frozenset({Rung.RETRY, Rung.SERVER, Rung.FLEET})
 
 
@@ -47,6 +52,25 @@ def reconcile_trainer(builder: PlanBuilder) -> None:
         _wait_for_the_verifier(builder, seen.incident)
     elif seen.incident is not None and seen.incident.cause is Cause.OUTSIDE_WEIGHTS:
         _undo_restore(builder, seen.incident)
+
+
+def reconcile_standby_trainer(builder: PlanBuilder) -> None:
+    """Park the other process while nothing else is to do, after a step since the trainer was last started: before, it
+    would take processor time from a repair. Where the host's memory ran out, it is the first to give way."""
+    seen = builder.seen
+    if any(builder.does(kind) for kind in (RestartTrainer, ParkTrainer, UnparkTrainer)):
+        return  # it may be taking over
+    if any(one.ran_out in OF_THE_HOST for one in seen.tried):
+        if seen.standby_trainer is StandbyTrainer.PARKED:
+            builder.order(UnparkTrainer(reason="the host's memory ran out: no trainer stands by any more"))
+        return
+    started_at = max((one.at for one in builder.history if one.subject == TRAINER), default=float("-inf"))
+    has_stepped = seen.progress_at is not None and seen.progress_at > started_at
+    if seen.state is RunState.RUNNING and has_stepped and not builder.actions and not builder.halt_reason:
+        if seen.standby_trainer is StandbyTrainer.EMPTY:
+            builder.order(ParkTrainer(reason="it is to take over when the trainer ends"))
+        elif seen.standby_trainer is StandbyTrainer.HUNG:
+            builder.order(ParkTrainer(reason="the parked trainer answers nobody: another one is parked"))
 
 
 def _restart(builder: PlanBuilder) -> None:

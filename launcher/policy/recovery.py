@@ -32,7 +32,7 @@ from launcher.policy.reconcile_servers import (
     is_unschedulable,
     reconcile_servers,
 )
-from launcher.policy.reconcile_trainer import holds_damage, reconcile_trainer
+from launcher.policy.reconcile_trainer import holds_damage, reconcile_standby_trainer, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
 
@@ -59,6 +59,7 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     reconcile_servers(builder)
     reconcile_fleet(builder)
     _hold_or_resume(builder)
+    reconcile_standby_trainer(builder)
     if builder.halt_reason:
         return _end(seen, Halt(reason=builder.halt_reason))
     return RecoveryPlan(

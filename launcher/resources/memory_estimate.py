@@ -18,6 +18,7 @@ SERVER_HOST_BYTES = 2600 * MIB
 """HTTP process, scheduler and detokenizer of one server, idle, with the libraries they share counted once."""
 
 TRAINER_HOST_BYTES = 1000 * MIB
+PARKED_HOST_BYTES = 700 * MIB
 RAY_HOST_BYTES = 900 * MIB
 """Head processes and driver, without the dashboard."""
 
@@ -109,6 +110,15 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     process = Item("process", TRAINER_HOST_BYTES, "torch, transformers, Ray; measured")
     context = Item("CUDA context", CUDA_CONTEXT_BYTES, "usual")
     return (*items, context if on_gpu else process)
+
+
+def standby_trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
+    """A parked trainer, in the host's memory: with a GPU it has the libraries, without one the first weights too."""
+    process = Item("process", PARKED_HOST_BYTES, "torch, transformers, Ray; estimated")
+    if on_gpu or config.actor.dp_size > 1:
+        return (process,)
+    models = 2 if config.actor.kl_ctl > 0 else 1
+    return (Item("weights", models * 4 * shape.parameters, _each(shape.parameters, 4 * models)), process)
 
 
 def _gathered(shape: ModelShape) -> Item:

@@ -64,7 +64,8 @@ def missing_memory(plan: RunPlan) -> Iterator[UsageError]:
         yield ResourceError(
             f"memory: {problem}",
             "a GPU's: sglang.mem_fraction_static, actor.mb_spec.max_tokens_per_mb, actor.gradient_checkpointing; "
-            "the host's: sglang.max_total_tokens, sglang.n_servers; the trainer's is divided by actor.dp_size",
+            "the host's: sglang.max_total_tokens, sglang.n_servers, recovery.standby_trainers; "
+            "the trainer's is divided by actor.dp_size",
         )
 
 

@@ -81,6 +81,7 @@ class RunPlan:
     notes: tuple[str, ...]
     standbys: int = 0
     too_many_standbys: str = ""
+    standby_trainers: int = 0
 
     @property
     def gpus_needed(self) -> int:

@@ -25,6 +25,9 @@ KEEP_MEMORY = {"memory.give_way": "false", "memory.remember": "false"}
 """In a sweep over memory settings the ladder would change what is being swept, and what one trial has learnt would
 change the next."""
 
+NO_STANDBY = {"recovery.standby_trainers": "0"}
+"""Where it is left to the plan: a trial's plan does not know of the memory that the trials beside it take."""
+
 LONGEST_NAME = 128
 DIGEST = 8
 
@@ -58,7 +61,7 @@ def plan_sweep(combinations: Sequence[Overrides]) -> Sweep:
     """The sweep over these combinations of overrides, each as Hydra's sweeper gives them; a doubled one runs once."""
     given = [dict(map(_split, overrides)) for overrides in combinations]
     keys = tuple(key for key in given[0] if len({one.get(key) for one in given}) > 1)
-    kept = KEEP_MEMORY if MEMORY_KEYS & set(keys) else {}
+    kept = (KEEP_MEMORY if MEMORY_KEYS & set(keys) else {}) | NO_STANDBY
     trials: dict[str, SweepTrial] = {}
     for overrides, values in zip(combinations, given, strict=True):
         name = trial_name(values, keys)

@@ -18,6 +18,7 @@ BENCHMARKS = {
     "publish": "new weights to the server: from a folder and over the wire",
     "supervision": "steps with supervision against steps without, in one run",
     "failover": "from a server's SIGKILL to the next tokens, with a standby and without",
+    "trainer_kills": "a killed trainer to the next committed step, with a parked trainer and without",
     "state": "the state after a step into memory, by its size",
     "start": "from the command to the first optimizer step",
     "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from launcher.run_files.run_paths import RunPaths
 GUARD = "actors.processes.process_guard"
 SUPERVISORS = {"HealthMonitorActor": "health_monitor", "CoordinatorActor": "coordinator"}
 """Their classes, of which Ray makes their titles."""
+TRAINER = "Trainer"
 TITLE = re.compile(r"ray::(\w+)")
 
 
@@ -63,6 +64,7 @@ class RunProcesses:
     driver: Process
     raylets: tuple[Process, ...]
     trainer: Process | None
+    standby_trainer: Process | None
     supervisors: Mapping[str, Process]
     servers: tuple[LiveServer, ...]
 
@@ -75,14 +77,17 @@ def find_run(paths: RunPaths) -> RunProcesses:
     driver = find_driver(paths)
     tree = descendants(driver.pid)
     actors: dict[str, Process] = {}
+    trainers: list[Process] = []
     for process in tree:
-        if (match := TITLE.match(title(process))) and match[1] not in actors:
-            actors[match[1]] = process
-    trainer = actors.get("Trainer") or _trainer_elsewhere(paths)
+        if match := TITLE.match(title(process)):
+            actors.setdefault(match[1], process)
+            trainers += [process] if match[1] == TRAINER else []
+    trainer = _first_to_log(trainers, paths) or next(iter(trainers), None) or _trainer_elsewhere(paths)
     return RunProcesses(
         driver=driver,
         raylets=tuple(process for process in tree if name(process) == "raylet"),
         trainer=trainer,
+        standby_trainer=next((one for one in trainers if one != trainer), None),
         supervisors={word: actors[cls] for cls, word in SUPERVISORS.items() if cls in actors},
         servers=tuple(find_servers(paths)),
     )
@@ -122,11 +127,13 @@ def live_runs(fileroot: Path) -> list[RunPaths]:
 
 def _trainer_elsewhere(paths: RunPaths) -> Process | None:
     """In a cluster that the run joined its workers aren't below the driver; the trainer holds its own log open."""
-    for process in _all():
-        match = TITLE.match(title(process))
-        if match and match[1] == "Trainer" and holds_open(process, paths.trainer_log):
-            return process
-    return None
+    titles = ((process, TITLE.match(title(process))) for process in _all())
+    return _first_to_log([process for process, match in titles if match and match[1] == TRAINER], paths)
+
+
+def _first_to_log(trainers: Sequence[Process], paths: RunPaths) -> Process | None:
+    """A parked one has no log open."""
+    return next((process for process in trainers if holds_open(process, paths.trainer_log)), None)
 
 
 # ── servers ──

@@ -183,7 +183,7 @@ def test_a_log_on_a_disk_that_stalls_does_not_stop_the_loop(monkeypatch):
 
     async def scenario(link):
         looking = asyncio.ensure_future(link._ask_view())
-        view, log_bytes = await looking
+        _, view, log_bytes = await looking
         was_stalled = not stall.is_set()
         stall.set()
         return view, log_bytes, was_stalled

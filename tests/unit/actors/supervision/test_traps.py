@@ -12,7 +12,7 @@ from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.serving.sglang_server import SGLangServer
-from actors.supervision.coordinator_actor import COORDINATOR, TRAINER, CoordinatorActor
+from actors.supervision.coordinator_actor import COORDINATOR, TRAINERS, CoordinatorActor
 from actors.supervision.run_actors import RunActors
 from actors.training.trainer import MONITOR, Trainer
 from actors.weights.weight_publisher import WeightPublisher
@@ -120,7 +120,7 @@ def test_a_plain_run_is_supervised_and_ray_brings_every_actor_back(tmp_path, mon
     RunActors(config, paths, 1, Placed()).create(book=None)
     assert [kind for kind, _, _ in created] == [*kinds]
     assert all(options["max_restarts"] == -1 for _, options, _ in created)
-    assert [options["name"] for _, options, _ in created] == ["server-0", TRAINER, MONITOR, COORDINATOR]
+    assert [options["name"] for _, options, _ in created] == ["server-0", TRAINERS[0], MONITOR, COORDINATOR]
     asked = {kind: named for kind, _, named in created}
     assert asked[Trainer]["has_monitor"] and asked[CoordinatorActor]["has_monitor"]
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from actors.cluster.actor_calls import ActorAway
-from actors.supervision.actor_probe import ActorProbe
+from actors.cluster.actor_probe import ActorProbe
 
 
 def test_an_answer_that_comes_after_that_to_a_later_question_is_dropped():

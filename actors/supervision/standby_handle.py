@@ -1,0 +1,133 @@
+"""The Coordinator's handle of the trainer's other actor: an empty process, or one that is parked to take over.
+
+Two actors of one class take turns. When the one that is the trainer ends, the parked one takes its place, and the empty
+process that Ray starts for the first is parked next. Only what was found empty, or parked, can become the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+
+from actors.cluster.actor_calls import answer
+from actors.cluster.actor_probe import ActorProbe
+from launcher.base.errors import LauncherError, TrainerError
+from launcher.base.messages import Overrides, TrainerView
+from launcher.policy.observed import StandbyTrainer
+
+ANSWER_S = 3.0
+LOOK_S = 2.0
+PROMPT_S = 1.0
+"""What takes longer to answer when it is needed does not take over; the trainer starts cold."""
+PARKING_S = 5.0
+"""One that is just being parked is waited for so long: it is ahead of a cold start, but at low priority."""
+PARK_S = 300.0
+NEW_PROCESS_S = 60.0
+SOON_S = 0.05
+PARKING = "parking"
+
+
+class StandbyHandle:
+    """`names`: the trainer's actor and this one. `took_over` is called with the name and the actor that are the
+    trainer's from then on. `changed` is set when it has answered.
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        names: tuple[str, str],
+        *,
+        took_over: Callable[[str, Any], Awaitable[None]],
+        changed: asyncio.Event,
+        hung_after_s: float,
+    ) -> None:
+        self.actor = actor
+        self._names = names
+        self._took_over = took_over
+        self._view = TrainerView(pid=0)
+        self._changed = changed
+        self._hung_looks = math.ceil(hung_after_s / ANSWER_S)
+        self._unanswered = 0
+        self.probe = ActorProbe(self._ask, heard=self._take, missed=self._miss)
+
+    def begin_looking(self) -> None:
+        self.probe.begin(lambda: LOOK_S)
+
+    @property
+    def state(self) -> StandbyTrainer:
+        self.probe.tasks.check()
+        if self._view.is_started or self._unanswered >= self._hung_looks:
+            return StandbyTrainer.HUNG  # or it was the trainer, of which only one may be
+        if self._view.pid == 0 or self._view.busy or not self.probe.is_fresh(LOOK_S + ANSWER_S):
+            return StandbyTrainer.UNKNOWN
+        return StandbyTrainer.PARKED if self._view.is_parked else StandbyTrainer.EMPTY
+
+    async def can_take_over(self, *, empty_too: bool) -> bool:
+        """Asked now: whether it is parked; `empty_too`: or has only been started."""
+        give_up_at = time.monotonic() + PARKING_S
+        while await self._answers() and not self._view.is_started:
+            if self._view.busy != PARKING:
+                return self._view.is_parked or empty_too
+            if time.monotonic() > give_up_at:
+                return False
+            await asyncio.sleep(SOON_S)
+        return False
+
+    async def _answers(self) -> bool:
+        asked_at = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROMPT_S):
+                await self.probe.refresh()
+        return self.probe.answered_at >= asked_at
+
+    async def change_places(self, ended: Any) -> Any:
+        """Returns the actor that is the trainer from now on, in place of the one that has `ended`."""
+        taken, self.actor = self.actor, ended
+        self._names = self._names[1], self._names[0]
+        self._view, self._unanswered = TrainerView(pid=0), 0
+        await self._took_over(self._names[0], taken)
+        return taken
+
+    async def park(self, overrides: Overrides, gpus: str) -> int:
+        """Its process. Raises LauncherError. `gpus`: the trainer's."""
+        await self._until_new(is_needed=self.state is StandbyTrainer.HUNG)
+        call = self.actor.stand_by.remote(dict(overrides), gpus)
+        pid: int = await answer(call, within_s=PARK_S, of="the standby trainer")
+        await self.probe.refresh()
+        return pid
+
+    async def end(self) -> None:
+        await self._until_new(is_needed=True)
+
+    async def _until_new(self, *, is_needed: bool) -> None:
+        if not is_needed:
+            return
+        old, give_up_at = self._view.pid, time.monotonic() + NEW_PROCESS_S
+        await asyncio.to_thread(ray.kill, self.actor, no_restart=False)
+        while self._view.pid in (0, old) or self._view.is_started:
+            if time.monotonic() > give_up_at:
+                raise TrainerError(f"no new process of {self._names[1]} within {NEW_PROCESS_S:g} s")
+            await asyncio.sleep(SOON_S)
+            await self.probe.refresh()
+
+    async def _ask(self) -> tuple[Any, TrainerView]:
+        actor = self.actor
+        return actor, await answer(actor.view.remote(), within_s=ANSWER_S, of="the standby trainer")
+
+    def _take(self, answered: tuple[Any, TrainerView]) -> None:
+        actor, view = answered
+        if actor is self.actor:  # else it was asked before they changed places
+            self._view, self._unanswered = view, 0
+            self._changed.set()
+
+    def _miss(self, error: LauncherError) -> None:
+        self._unanswered += isinstance(error.__cause__, TimeoutError)
+
+    async def close(self) -> None:
+        await self.probe.close()

@@ -1,0 +1,64 @@
+"""What a trainer loads whatever step it continues from: the model with its first weights, the prompts as token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.data.dataset import DataRecord
+from actors.data.training_data import DataLoader, TrainingData, record_bad
+from actors.model.policy_model import Crew, PolicyModel
+from actors.reward.data_check import datasets_of, records_of
+from actors.reward.reward_pool import RewardPool
+from launcher.config.data import DatasetConfig
+from launcher.config.schema import RunConfig
+from launcher.run_files.journal import Journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingParts:
+    """Loaded with `config`, and of use with the same settings only."""
+
+    config: RunConfig
+    model: PolicyModel
+    data: TrainingData
+
+    @classmethod
+    def load(
+        cls, config: RunConfig, journal: Journal, *, reward: RewardPool | None = None, crew: Crew | None = None
+    ) -> TrainingParts:
+        """`reward`: for data whose bad records are skipped. Raises the UsageErrors of each, and TrainerError where the
+        ranks of `crew` don't meet.
+        """
+        records, held_out = (_read(dataset, key, reward, journal) for key, dataset in datasets_of(config))
+        model = PolicyModel(
+            config.actor,
+            config.ref,
+            temperature=config.gconfig.temperature,
+            total_steps=planned_steps(config, prompts=len(records)),
+            tokenizer_path=config.tokenizer_path,
+            crew=crew,
+        )
+        context = config.sglang.context_length or model.context_length
+        data = DataLoader(config, model.tokenizer, context, journal).load(records, held_out)
+        return cls(config=config, model=model, data=data)
+
+
+def can_be_loaded_ahead(config: RunConfig) -> bool:
+    """Without other ranks, and without the reward function."""
+    skips = any(dataset is not None and dataset.bad_records == "skip" for _, dataset in datasets_of(config))
+    return config.actor.dp_size == 1 and not skips
+
+
+def _read(dataset: DatasetConfig | None, key: str, reward: RewardPool | None, journal: Journal) -> list[DataRecord]:
+    """Without those that were skipped. That the others fit was checked before anything was started."""
+    if dataset is None:
+        return []
+    records, bad = records_of(dataset, reward if dataset.bad_records == "skip" else None, key=key)
+    record_bad(journal, bad, key)
+    return records
+
+
+def planned_steps(config: RunConfig, *, prompts: int) -> int:
+    """Length of the learning-rate schedule, in optimizer steps."""
+    in_epochs = config.total_train_epochs * -(-prompts // config.train_dataset.batch_size)
+    return min(in_epochs, config.total_train_steps or in_epochs)

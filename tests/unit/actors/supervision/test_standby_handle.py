@@ -1,0 +1,272 @@
+"""The trainer's other actor: when it takes over, when it does not, and who is the trainer then."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from actors.cluster.actor_calls import ActorAway
+from actors.supervision import standby_handle, trainer_handle
+from actors.supervision.standby_handle import StandbyHandle
+from actors.supervision.trainer_handle import TrainerHandle
+from launcher.base.errors import TrainerError
+from launcher.base.messages import TrainerView
+from launcher.config.supervision import HealthConfig
+from launcher.policy.observed import StandbyTrainer
+from tests.support.fake_actors import FakeActor, never
+from tests.unit.actors.supervision.test_trainer_handle import NO_LOG
+
+STEPPING = TrainerView(pid=1, node="here", is_started=True, is_loaded=True, is_allowed=True, is_running=True)
+EMPTY = TrainerView(pid=2, node="here")
+PARKED = dataclasses.replace(EMPTY, is_parked=True)
+PARKING = dataclasses.replace(EMPTY, busy="parking")
+HUNG_AFTER_S = 0.05
+
+
+class Trainers:
+    """Two actors; `views` are what they say of themselves. `first` is the trainer, silent once it `ended`."""
+
+    def __init__(self, other=PARKED, **methods):
+        self.views = {"first": STEPPING, "other": other}
+        self.ended = False
+        self.killed = []
+        self.written = []
+        self.actors = {name: self._actor(name, **methods) for name in self.views}
+
+    def _actor(self, name, **methods):
+        return FakeActor(view=lambda: self._view(name), start="ready", run=never, **methods)
+
+    async def _view(self, name):
+        if name == "first" and self.ended:
+            raise ActorAway("it is being restarted")
+        return await never() if self.views[name] is None else self.views[name]
+
+    def play(self, scenario):
+        async def inside():
+            changed = asyncio.Event()
+            standby = StandbyHandle(
+                self.actors["other"],
+                ("first", "other"),
+                took_over=self._write,
+                changed=changed,
+                hung_after_s=HUNG_AFTER_S,
+            )
+            trainer = TrainerHandle(
+                self.actors["first"],
+                ended=[].append,
+                changed=changed,
+                health=HealthConfig(trainer_first_s=5.0),
+                log=NO_LOG,
+                standby=standby,
+            )
+            await trainer.probe.refresh()
+            await standby.probe.refresh()
+            try:
+                return await scenario(trainer, standby)
+            finally:
+                await trainer.close()
+                await standby.close()
+
+        return asyncio.run(inside())
+
+    async def _write(self, name, actor):
+        assert "start" not in actor.calls, "written down before it gets an order"
+        self.written.append(name)
+
+    def end_first(self, trainer):
+        """Its pidfd has shown it."""
+        self.ended = True
+        trainer._end = trainer_handle.ProcessEnd(trainer._process)
+
+    def started(self):
+        return [name for name, actor in self.actors.items() if "start" in actor.calls]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    for name in ("ANSWER_S", "LOOK_S", "SOON_S", "PROMPT_S", "PARKING_S", "PARK_S", "NEW_PROCESS_S"):
+        monkeypatch.setattr(standby_handle, name, 0.02)
+    for name in ("ANSWER_S", "LOOK_S", "SOON_S"):
+        monkeypatch.setattr(trainer_handle, name, 0.02)
+    monkeypatch.setattr(trainer_handle, "RESTART_S", 0.1)
+    monkeypatch.setattr(trainer_handle, "is_here", lambda node: False)  # these pids are nobody's
+
+
+def restarted(trainers, monkeypatch, name="first"):
+    """Whoever kills it finds an empty process the next time."""
+
+    def kill(actor, no_restart):
+        trainers.killed.append(next(key for key, one in trainers.actors.items() if one is actor))
+        trainers.ended = False
+        trainers.views[name] = TrainerView(pid=9, node="here")
+
+    for module in (trainer_handle, standby_handle):
+        monkeypatch.setattr(module.ray, "kill", kill)
+
+
+def test_the_parked_one_takes_over_and_the_first_stands_by_next():
+    trainers = Trainers()
+
+    async def scenario(trainer, standby):
+        trainers.end_first(trainer)
+        await trainer.start({})
+        return trainer.actor, standby.actor
+
+    taken, next_one = trainers.play(scenario)
+    assert (taken, next_one) == (trainers.actors["other"], trainers.actors["first"])
+    assert (trainers.started(), trainers.written) == (["other"], ["other"])
+    assert trainers.actors["first"].calls.count("view") == 1, "one that Ray restarts is not waited for"
+
+
+def test_an_answer_of_the_one_that_ended_is_not_taken_for_the_new_ones():
+    trainers = Trainers()
+
+    async def scenario(trainer, standby):
+        late = await trainer._ask_view()
+        trainers.end_first(trainer)
+        await trainer.start({})
+        trainer._take_view(late)
+        return trainer.view.pid
+
+    assert trainers.play(scenario) == PARKED.pid
+
+
+def test_one_that_hangs_is_ended_before_the_parked_one_takes_over(monkeypatch):
+    """Else two trainers might step."""
+    trainers = Trainers()
+    restarted(trainers, monkeypatch)
+
+    async def scenario(trainer, standby):
+        await trainer.start({})
+
+    trainers.play(scenario)
+    assert (trainers.killed, trainers.started()) == (["first"], ["other"])
+
+
+def test_one_that_can_not_be_ended_is_not_replaced(monkeypatch):
+    trainers = Trainers()
+    monkeypatch.setattr(trainer_handle.ray, "kill", lambda actor, no_restart: None)
+
+    async def scenario(trainer, standby):
+        with pytest.raises(TrainerError, match="no empty trainer process"):
+            await trainer.start({})
+
+    trainers.play(scenario)
+    assert (trainers.started(), trainers.written) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, PARKING, dataclasses.replace(PARKED, is_started=True)],
+    ids=["hangs", "is still being parked", "was the trainer"],
+)
+def test_one_that_is_not_ready_in_a_moment_leaves_it_to_a_cold_start(other):
+    trainers = Trainers(other)
+
+    async def scenario(trainer, standby):
+        trainers.end_first(trainer)
+        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        await trainer.start({})
+
+    trainers.play(scenario)
+    assert (trainers.started(), trainers.written) == (["first"], [])
+
+
+def test_one_that_is_parked_soon_is_waited_for(monkeypatch):
+    trainers = Trainers(PARKING)
+    monkeypatch.setattr(standby_handle, "PARKING_S", 5.0)
+
+    async def scenario(trainer, standby):
+        trainers.end_first(trainer)
+        starting = asyncio.ensure_future(trainer.start({}))
+        while trainers.actors["other"].calls.count("view") < 4:
+            await asyncio.sleep(0)
+        trainers.views["other"] = PARKED
+        await starting
+
+    trainers.play(scenario)
+    assert trainers.started() == ["other"]
+
+
+@pytest.mark.parametrize(("gpus", "started"), [("", ["other"]), ("3", ["first"])])
+def test_an_empty_one_takes_over_where_it_needs_to_know_no_gpu(gpus, started):
+    trainers = Trainers(EMPTY)
+    trainers.views["first"] = dataclasses.replace(STEPPING, gpus=gpus)
+
+    async def scenario(trainer, standby):
+        trainers.end_first(trainer)
+        trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
+        await trainer.start({})
+
+    trainers.play(scenario)
+    assert trainers.started() == started
+
+
+def test_an_empty_one_is_not_preferred_to_an_empty_trainer():
+    trainers = Trainers(EMPTY)
+    trainers.views["first"] = TrainerView(pid=1, node="here")
+
+    async def scenario(trainer, standby):
+        await trainer.start({})
+
+    trainers.play(scenario)
+    assert trainers.started() == ["first"]
+
+
+def test_its_loop_is_run_though_that_of_the_first_has_not_been_heard_to_end():
+    trainers = Trainers()
+
+    async def scenario(trainer, standby):
+        trainer.adopt()  # waits for the loop of the first
+        await asyncio.sleep(0)
+        trainers.end_first(trainer)
+        await trainer.start({})
+        trainers.views["other"] = dataclasses.replace(STEPPING, pid=2)
+        await trainer.probe.refresh()
+        await asyncio.sleep(0)
+
+    trainers.play(scenario)
+    assert [trainers.actors[name].calls.count("run") for name in ("first", "other")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("view", "state"),
+    [
+        (EMPTY, StandbyTrainer.EMPTY),
+        (PARKED, StandbyTrainer.PARKED),
+        (PARKING, StandbyTrainer.UNKNOWN),
+        (STEPPING, StandbyTrainer.HUNG),
+    ],
+)
+def test_its_state_is_what_it_says(view, state):
+    async def scenario(trainer, standby):
+        return standby.state
+
+    assert Trainers(view).play(scenario) is state
+
+
+def test_one_that_is_stopped_while_it_is_parked_is_ended_and_another_one_is_parked(monkeypatch):
+    trainers = Trainers(PARKED, stand_by=None)
+    restarted(trainers, monkeypatch, "other")
+
+    async def scenario(trainer, standby):
+        trainers.views["other"] = None
+        while standby.state is not StandbyTrainer.HUNG:
+            await standby.probe.refresh()
+        await standby.park({}, "")
+        return standby.state
+
+    assert trainers.play(scenario) is StandbyTrainer.EMPTY  # the fake stays empty; the order reached it
+    assert (trainers.killed, trainers.actors["other"].calls.count("stand_by")) == (["other"], 1)
+
+
+def test_one_that_does_not_answer_for_a_moment_is_not_ended():
+    trainers = Trainers()
+
+    async def scenario(trainer, standby):
+        trainers.views["other"] = None
+        await standby.probe.refresh()
+        await asyncio.sleep(0.06)
+        return standby.state
+
+    assert trainers.play(scenario) is StandbyTrainer.UNKNOWN

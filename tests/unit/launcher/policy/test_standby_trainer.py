@@ -1,0 +1,101 @@
+"""When a plan has the trainer's other process parked, and when it is let go."""
+
+import pytest
+
+from launcher.base.messages import Cause
+from launcher.policy.actions import ParkTrainer, RestartTrainer, UnparkTrainer
+from launcher.policy.exit_cause import RanOut
+from launcher.policy.memory_backoff import TriedSettings
+from launcher.policy.observed import StandbyTrainer
+from launcher.policy.restart_budget import Rung
+from launcher.policy.run_state import RunState
+from tests.support.simulated_run.looks import (
+    MEMORY,
+    NOW,
+    PAUSED,
+    T_CRASHED,
+    attempts,
+    dead,
+    decide,
+    kinds,
+    observed,
+    server,
+    trainer,
+)
+
+STEPPED = NOW - 1.0
+
+
+def look(*servers, standby=StandbyTrainer.EMPTY, **more):
+    settings = {"progress_at": STEPPED, "state": RunState.RUNNING, **more}
+    return observed(*(servers or (server(),)), standby_trainer=standby, **settings)
+
+
+def out_of_memory(where):
+    return TriedSettings(ran_out=where, settings=MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("standby", "ordered"),
+    [
+        (StandbyTrainer.NONE, []),
+        (StandbyTrainer.UNKNOWN, []),
+        (StandbyTrainer.EMPTY, [ParkTrainer]),
+        (StandbyTrainer.PARKED, []),
+        (StandbyTrainer.HUNG, [ParkTrainer]),
+    ],
+)
+def test_an_empty_one_is_parked_and_one_that_hangs_replaced(standby, ordered):
+    assert kinds(decide(look(standby=standby))) == ordered
+
+
+def test_none_is_parked_before_the_first_step():
+    assert kinds(decide(look(progress_at=None))) == []
+
+
+def test_after_a_restart_the_next_is_parked_when_a_step_was_taken():
+    history = attempts(Rung.RESTORE, cause=Cause.TRAINER_CRASH, subject="trainer")
+    at = history[-1].at
+    assert kinds(decide(look(progress_at=at - 1), history)) == []
+    assert kinds(decide(look(progress_at=at + 0.5), history)) == [ParkTrainer]
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        {"state": RunState.REPAIRING},
+        {"state": RunState.PAUSED, "trainer": trainer(is_paused=True), "hold_reason": PAUSED},
+        {"state": RunState.INITIALIZING},
+    ],
+)
+def test_none_is_parked_while_something_else_is_done(busy):
+    assert ParkTrainer not in kinds(decide(look(**busy)))
+
+
+def test_a_repair_goes_first():
+    assert ParkTrainer not in kinds(decide(look(server(0), dead(1))))
+    assert kinds(decide(look(trainer=trainer(verdict=T_CRASHED)))) == [RestartTrainer]
+
+
+@pytest.mark.parametrize("where", [RanOut.SERVER_HOST, RanOut.TRAINER_HOST])
+def test_where_the_hosts_memory_ran_out_it_is_the_first_to_give_way(where):
+    tried = (out_of_memory(where),)
+    assert kinds(decide(look(standby=StandbyTrainer.PARKED, tried=tried))) == [UnparkTrainer]
+    assert kinds(decide(look(standby=StandbyTrainer.EMPTY, tried=tried))) == []
+
+
+def test_one_that_may_be_taking_over_is_not_ended():
+    under_way = (RestartTrainer(reason="out of memory"),)
+    seen = look(standby=StandbyTrainer.PARKED, tried=(out_of_memory(RanOut.TRAINER_HOST),), under_way=under_way)
+    assert kinds(decide(seen)) == []
+
+
+def test_a_gpus_memory_is_not_the_hosts():
+    tried = (out_of_memory(RanOut.TRAINER_DEVICE),)
+    assert kinds(decide(look(standby=StandbyTrainer.PARKED, tried=tried))) == []
+    assert kinds(decide(look(standby=StandbyTrainer.EMPTY, tried=tried))) == [ParkTrainer]
+
+
+def test_it_is_ordered_once():
+    under_way = (ParkTrainer(reason="it is to take over when the trainer ends"),)
+    assert kinds(decide(look(under_way=under_way))) == []
