@@ -76,9 +76,7 @@ def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now:
         "usual_step_s": steps.usual_step_s,
     }
     findings = [Finding("run", "state", *_judge_state(view, steps, is_live), facts)]
-    if not is_live:
-        return findings
-    if since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
+    if is_live and since_step_s is not None and steps.usual_step_s is not None and view.state == "RUNNING":
         is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
         text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
         findings.append(Finding("run", "steps", BAD if is_stalled else OK, text, facts))

@@ -137,3 +137,10 @@ def test_unknown_is_never_healthy_and_nothing_there_is():
         ill = [*findings, Finding("c", "server-0", verdict, "hangs")]
         assert not is_healthy(ill)
         assert first_line("run", "RUNNING", ill) == "NOT HEALTHY  run: server-0: hangs"
+
+
+def test_a_finished_run_whose_last_rewards_are_0_is_not_healthy():
+    view = RecordedRun(status="FINISHED", reason="all steps are done")
+    steps = LastSteps(last_step=99, last_at=NOW, policy_version=100, usual_step_s=1.0, last_rewards=(0.0,) * 10)
+    (_, reward) = judge_run(view, steps, is_live=False, now=NOW)
+    assert (reward.verdict, reward.said) == (BAD, "0 in each of the last 5 steps")
