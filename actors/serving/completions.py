@@ -42,11 +42,11 @@ def _number(logprob: Any) -> float:
     return math.nan if logprob is None else float(logprob)
 
 
-def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
-    """Raises RequestFailed: aborted, empty, nonfinite or malformed."""
+def completion_from(answer: Mapping[str, Any], *, server: str, is_part: bool = False) -> Completion:
+    """`is_part`: it may be UNFINISHED. Raises RequestFailed: aborted, empty, nonfinite or malformed."""
     try:
         meta = answer["meta_info"]
-        finish = UNFINISHED if meta["finish_reason"] is None else meta["finish_reason"]["type"]
+        finish = UNFINISHED if is_part and meta["finish_reason"] is None else meta["finish_reason"]["type"]
         token_ids = tuple(answer["output_ids"])
         if finish == "abort":
             said = meta["finish_reason"].get("message", "no reason given")
@@ -58,7 +58,7 @@ def completion_from(answer: Mapping[str, Any], *, server: str) -> Completion:
         weight_version = int(meta["weight_version"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise malformed(server, f"{error!r} in {str(answer)[:200]}") from error
-    if finish not in FINISHED | {UNFINISHED}:
+    if finish not in FINISHED and not (is_part and finish == UNFINISHED):
         raise malformed(server, f"finish_reason {finish!r}")
     if scored_ids != token_ids or not all(type(token) is int for token in token_ids):
         raise malformed(server, f"log-probs of {len(scored_ids)} tokens for {len(token_ids)}, or of other ones")
@@ -145,7 +145,7 @@ class CompletionStream:
     def _add(self, index: object, answer: dict[str, Any]) -> None:
         if type(index) is not int or not 0 <= index < self._n or index in self._complete:
             raise malformed(self._server, f"completion {index!r} of {self._n}, or that one twice")
-        completion = completion_from(answer, server=self._server)
+        completion = completion_from(answer, server=self._server, is_part=True)
         n_tokens = answer["meta_info"]["completion_tokens"]
         if (before := self._begun.get(index)) is not None:
             if before.weight_version != completion.weight_version:

@@ -16,7 +16,7 @@ import numpy as np
 from launcher.checkpoints.health_evidence import Bools, HealthEvidence, SeenSteps, judge
 from launcher.checkpoints.onset import find_falls, standing
 from launcher.config.supervision import RestoreConfig
-from scripts.benchmark.made_rewards import FALLS, Drawn
+from scripts.benchmark.made_data.made_rewards import FALLS, Drawn
 
 LEAST_HIDDEN, MOST_HIDDEN = 0.1, 0.9
 WAYS = ("at random", "sampled", "one hole", "several holes", "late beginning", "early end")

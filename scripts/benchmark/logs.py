@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scripts.benchmark.made_logs import Made, RunMaker
+from scripts.benchmark.made_data.made_logs import Made, RunMaker
 
 MEGABYTE = 1e6
 ENDLESS = 10**9

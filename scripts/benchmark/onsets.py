@@ -18,7 +18,7 @@ import numpy as np
 
 from launcher.checkpoints.onset import find_falls
 from scripts.benchmark import hidden_steps
-from scripts.benchmark.made_rewards import FALLS, HEALTHY, Drawn
+from scripts.benchmark.made_data.made_rewards import FALLS, HEALTHY, Drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from actors.monitoring.reward_series import RewardSeries
 from actors.reward.recorded_answers import RecordedAnswers
 from launcher.base.rollouts import Prompt
 from launcher.config.schema import RunConfig
-from scripts.benchmark.restore_trial import SAVE_EVERY, Silent, Trial
-from scripts.benchmark.restore_world import CAUSES, PROMPTS, SAMPLES, Fault, MadeRun, Scorer, at_once
+from scripts.benchmark.made_data.restore_trial import SAVE_EVERY, Silent, Trial
+from scripts.benchmark.made_data.restore_world import CAUSES, PROMPTS, SAMPLES, Fault, MadeRun, Scorer, at_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

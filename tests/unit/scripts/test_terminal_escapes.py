@@ -13,7 +13,7 @@ from launcher.__main__ import main as launch
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.run_paths import RunPaths
 from scripts import diagnose, inject_fault, report, resume_training, run_control, setup_recovery
-from scripts.benchmark.made_logs import Made
+from scripts.benchmark.made_data.made_logs import Made
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_trial, trial_paths, write_rewards
 from tests.support.hostile_text import BIDI, FROM_RICH, HOSTILE, MARKUP, TITLE, obeyed
 from tests.support.long_run import LongRun

@@ -23,7 +23,7 @@ from launcher.diagnosis.reading.log_records import (
     Role,
 )
 from scripts.benchmark.logs import measure, report
-from scripts.benchmark.made_logs import Made, RunMaker, table
+from scripts.benchmark.made_data.made_logs import Made, RunMaker, table
 
 REAL_STEP = Path(__file__).parent / "data" / "areal_trainer_step.log"
 

@@ -16,7 +16,7 @@ from typing import Any
 from actors.data.prompt_queue import PromptQueue
 from actors.reward.reward_pool import Score
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
-from scripts.benchmark.made_rewards import learning
+from scripts.benchmark.made_data.made_rewards import learning
 
 PROMPTS, SAMPLES = 16, 8
 HARD_SHARE, HARDER_BY, BATCHES_DIFFER = 0.03, 0.1, 0.03

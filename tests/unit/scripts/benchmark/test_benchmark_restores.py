@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.benchmark.restore_world import CAUSES
+from scripts.benchmark.made_data.restore_world import CAUSES
 from scripts.benchmark.restores import one
 
 

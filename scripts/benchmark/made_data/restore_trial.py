@@ -29,7 +29,7 @@ from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.restore import FIRST_WEIGHTS, first_damaged
 from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal
-from scripts.benchmark.restore_world import PROMPTS, MadeRun
+from scripts.benchmark.made_data.restore_world import PROMPTS, MadeRun
 
 SAVE_EVERY = 5
 STEPS_AFTER = 30
