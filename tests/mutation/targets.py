@@ -43,6 +43,7 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],
     "launcher/policy/trainer_liveness.py": [f"{POLICY}/test_trainer_liveness.py", f"{POLICY}/test_trainer_bounds.py"],
     "actors/data/prompt_queue.py": ["tests/unit/actors/data/test_prompt_queue.py"],
+    "actors/rollout/group_progress.py": [f"{ROLLOUT}/test_group_progress.py"],
     "actors/rollout/prefix_affinity.py": [f"{ROLLOUT}/test_prefix_affinity.py", f"{ROLLOUT}/test_server_pool.py"],
     "actors/rollout/request_retry.py": [f"{ROLLOUT}/test_rollout.py"],
     "actors/rollout/rollout_engine.py": [f"{ROLLOUT}/test_rollout.py"],

@@ -23,7 +23,7 @@ def names_of(path):
 @pytest.mark.parametrize(
     ("path", "change"),
     [
-        ("actors/rollout/rollout_engine.py", "completion.weight_version == weight_version"),
+        ("actors/rollout/group_progress.py", "part.weight_version != self._weight_version"),
         ("launcher/policy/recovery.py", "or seen.ending is not None → seen.state is RunState.SHUTTING_DOWN"),
         ("launcher/policy/reconcile_servers.py", "and _may_work(builder, other) → _may_work(builder, other)"),
         ("launcher/policy/admission.py", "min(rewards, default=None) → max(rewards, default=None)"),

@@ -247,6 +247,9 @@ def test_completion(command, monkeypatch):
         "conf=arithmetic_cpu",
         "conf=gsm8k_h200",
         "conf=gsm8k_h200_cluster",
+        "conf=gsm8k_node_80gb",
+        "conf=gsm8k_one_24gb",
+        "conf=gsm8k_one_80gb",
     ]
     monkeypatch.setenv("COMP_LINE", "launcher conf=arithmetic_cpu actor.optimizer.wei")
     assert command("-sc", "query=bash")[1].split() == ["actor.optimizer.weight_decay="]

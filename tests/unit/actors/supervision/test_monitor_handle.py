@@ -53,7 +53,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
     """A stopped process is alive to Ray: the trainer would wait at the gate, and the run hang."""
     told, answers = [], [SOUND]
 
-    def watch(targets, at):
+    def watch(targets, at, is_starting):
         return answers.pop() if answers else never()
 
     look(watch, lambda link: ended, hung=lambda: told.append("hung"))
@@ -64,7 +64,7 @@ def test_one_that_answers_nobody_is_ended_once_so_that_ray_starts_another(ended)
 def test_one_that_is_being_restarted_is_left_alone(ended):
     answers = [SOUND]
 
-    def watch(targets, at):
+    def watch(targets, at, is_starting):
         if answers:
             return answers.pop()
         raise ActorUnavailableError("restarting", None)
@@ -76,7 +76,7 @@ def test_one_that_is_being_restarted_is_left_alone(ended):
 def test_one_that_was_late_now_and_then_is_left_alone(ended):
     asked = []
 
-    def watch(targets, at):
+    def watch(targets, at, is_starting):
         asked.append(1)
         return SOUND if len(asked) % 5 == 0 else never()
 
@@ -86,7 +86,7 @@ def test_one_that_was_late_now_and_then_is_left_alone(ended):
 
 def test_without_the_count_it_would_be_waited_for_for_ever(ended):
     answers = [SOUND]
-    look(lambda targets: answers.pop() if answers else never(), lambda link: ended, hung_after_s=1e9)
+    look(lambda *_: answers.pop() if answers else never(), lambda link: ended, hung_after_s=1e9)
     assert ended == []
 
 
@@ -96,7 +96,10 @@ def test_its_word_grows_old(monkeypatch):
     async def inside():
         view = dataclasses.replace(SOUND, incident=INCIDENT)
         link = MonitorHandle(
-            FakeActor(watch=lambda targets, at: view), targets=list, changed=asyncio.Event(), hung_after_s=HUNG_S
+            FakeActor(watch=lambda *_: view),
+            targets=list,
+            changed=asyncio.Event(),
+            hung_after_s=HUNG_S,
         )
         await link._probe.refresh()
         fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
@@ -125,7 +128,7 @@ def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(end
 def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
     silences = []
 
-    def watch(targets, at):
+    def watch(targets, at, is_starting):
         if len(silences) < 5:
             raise ActorUnavailableError("dies each time it is started", None)
         return SOUND
@@ -144,7 +147,7 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     hours = iter(range(0, 10_000_000, 3600))
     monkeypatch.setattr(monitor_handle.time, "monotonic", lambda: float(next(hours)))
 
-    def watch(targets, at):
+    def watch(targets, at, is_starting):
         raise ActorUnavailableError("being restarted", None)
 
     turns = []

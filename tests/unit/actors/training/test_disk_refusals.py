@@ -55,7 +55,7 @@ def test_a_disk_that_refuses_a_step_s_lines_stops_the_loop_after_it(tmp_path):
     trial = Trial(tmp_path, steps=5)
     taken = trial.loop._record
     refusal = Refusal(path=str(tmp_path), fault=DiskFault.READ_ONLY, at=1.0)
-    trial.loop._record = lambda report: taken(report) or (refusal if report.global_step == 1 else None)
+    trial.loop._record = lambda report, batch: taken(report, batch) or (refusal if report.global_step == 1 else None)
     assert not trial.run()
     assert (trial.loop.refusal, trial.loop.next_step) == (refusal, 2)
     trial.loop.allow()
@@ -66,7 +66,7 @@ def test_no_checkpoint_is_committed_of_a_step_whose_lines_are_not_on_the_disk(tm
     trial = Trial(tmp_path, steps=5)
     taken = trial.loop._record
     refusal = Refusal(path=str(tmp_path), fault=DiskFault.FULL, at=1.0)
-    trial.loop._record = lambda report: taken(report) or (refusal if report.global_step == 3 else None)
+    trial.loop._record = lambda report, batch: taken(report, batch) or (refusal if report.global_step == 3 else None)
     assert not trial.run() and trial.loop.next_step == 4
     assert not trial.store.list(), "a checkpoint of step 3 was due, and a kill would leave the step out of the ledger"
     trial.loop.allow()

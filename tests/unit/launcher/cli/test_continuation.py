@@ -34,6 +34,7 @@ with Interrupts() as interrupts:
         assert lock.descriptor == 3
         os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
         ended = subprocess.Popen(["true"])
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         interrupts.hold_back()
         os.kill(os.getpid(), {signal})
         assert not interrupts.asked
