@@ -8,7 +8,8 @@ shows vouches for nothing:
 - A drop that was seen step by step is dated exactly: one healthy step after a checkpoint is enough, three where the
   chart is sampled. Otherwise `good_after_steps` are needed, and they count only where no stretch of steps is missing
   since the run's beginning: what is hidden may be the fall, and a lower level after it looks like any other.
-- Nothing counts after the level has left the best that was seen, though it be too little for a fall.
+- In a run that was not seen whole, or that fell, nothing counts after the level has left the best that was seen,
+  though it be too little for a fall.
 """
 
 from __future__ import annotations
@@ -195,11 +196,13 @@ def judge(seen: SeenSteps, fall: Fall | None, settings: RestoreConfig, *, source
     """The evidence of steps of which one fall, by its rows, is to be gone back to before; None: there is none."""
     known = np.isfinite(seen.rewards)
     if fall is None:
-        end = _end_of_trust(seen, _before_zeros(seen.rewards, len(seen)), is_careful=not seen.is_complete)
+        end = _before_zeros(seen.rewards, len(seen))
+        if not seen.is_complete or seen.hole is not None:  # else what is no fall is noise
+            end = _end_of_trust(seen, end)
         return HealthEvidence(seen=seen, healthy=known & (np.arange(len(seen)) < end), settings=settings)
     early = _before_zeros(seen.rewards, fall.earliest)
     needed = _needed(seen, fall, early)
-    end = early if needed is not None else _end_of_trust(seen, early, is_careful=True)
+    end = early if needed is not None else _end_of_trust(seen, early)
     rows = np.arange(len(seen))
     onset, trusted_before = int(seen.steps[fall.onset]), int(seen.steps[early - 1]) + 1 if early else 0
     damage = Damage(
@@ -234,10 +237,10 @@ def _needed(seen: SeenSteps, fall: Fall, early: int) -> int | None:
     return NEEDED_BEFORE_AN_EDGE if around[-1] - around[0] == len(around) - 1 else NEEDED_BEFORE_A_GAP
 
 
-def _end_of_trust(seen: SeenSteps, end: int, *, is_careful: bool) -> int:
+def _end_of_trust(seen: SeenSteps, end: int) -> int:
     """The row from which on nothing vouches for the weights, `end` at the latest."""
     if seen.hole is not None:
         end = min(end, int(np.searchsorted(seen.steps, seen.hole[0])))
     rows = np.flatnonzero(np.isfinite(seen.rewards[:end]))
-    left = leaves_level_at(seen.rewards[rows], is_careful=is_careful)
+    left = leaves_level_at(seen.rewards[rows])
     return end if left == len(rows) else int(rows[left])

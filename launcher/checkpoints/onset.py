@@ -41,8 +41,8 @@ ZERO_STREAK = 5
 LOOKED_BACK = 50
 CHANCE_OF_ZEROS = 1e-6
 LEVEL_STEPS = 10
-IN_DOUBT, IN_DOUBT_WHERE_CAREFUL = 2.0, 1.0
-"""Standard errors of the difference of two levels, below the best."""
+IN_DOUBT = 1.0
+"""So many standard errors of the difference of two levels below the best."""
 
 
 class Shape(enum.StrEnum):
@@ -109,18 +109,16 @@ def find_falls(rewards: Floats) -> list[Fall]:
     return falls
 
 
-def leaves_level_at(rewards: Floats, *, is_careful: bool) -> int:
+def leaves_level_at(rewards: Floats) -> int:
     """The first row from which on the level stays below the best so far, be it too little for a fall; else the length.
-
-    `is_careful`: for a series with gaps, or one that ends in a fall. Of too few rows nothing is then believed.
-    """
+    0 where there are too few rows for a level."""
     n = len(rewards)
     if n < LEVEL_STEPS:
-        return 0 if is_careful else n
+        return 0
     series = np.clip(rewards, *usual_range(rewards))
     sums = np.concatenate(([0.0], np.cumsum(series)))
     level = (sums[LEVEL_STEPS:] - sums[:-LEVEL_STEPS]) / LEVEL_STEPS
-    doubt = (IN_DOUBT_WHERE_CAREFUL if is_careful else IN_DOUBT) * _noise(series) * math.sqrt(2 / LEVEL_STEPS)
+    doubt = IN_DOUBT * _noise(series) * math.sqrt(2 / LEVEL_STEPS)
     is_low = level < np.maximum.accumulate(level) - doubt
     return n if not is_low[-1] else int(np.flatnonzero(~is_low)[-1])
 
