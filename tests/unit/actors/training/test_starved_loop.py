@@ -80,7 +80,7 @@ def test_a_step_whose_lines_could_not_be_written_is_in_no_checkpoint(tmp_path):
     """Else a resume would go on behind it, and the ledger would never have it."""
     trial = Trial(tmp_path, steps=STEPS)
 
-    def refuse(report):
+    def refuse(report, batch):
         if report.global_step == 6:
             raise MemoryError
         trial.reports.append(report)
