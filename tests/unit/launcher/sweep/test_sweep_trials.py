@@ -79,7 +79,8 @@ def test_what_is_swept_gives_no_way(swept, more, kept):
 
 
 def room(hardware, *overrides, trials=6):
-    configs = [compose([PRESET, *overrides])] * trials
+    (trial,) = plan_sweep([[PRESET, *overrides]]).trials
+    configs = [compose(list(trial.overrides))] * trials
     return find_capacity(configs, [make_plan(config, hardware, find_shape(config)) for config in configs], hardware)
 
 
