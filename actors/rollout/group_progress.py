@@ -29,12 +29,12 @@ class GroupProgress:
 
     def request(self) -> tuple[list[tuple[int, ...]], list[Sampling]]:
         """The input and the sampling of each missing completion, in the order of `missing`."""
-        begun = [self._begun.get(place) for place in self.missing()]
-        inputs = [self._token_ids + (one.token_ids if one else ()) for one in begun]
-        return inputs, [
-            self._samplings[place].after(len(one.token_ids) if one else 0)
-            for place, one in zip(self.missing(), begun, strict=True)
-        ]
+        inputs, samplings = [], []
+        for place in self.missing():
+            begun = self._begun[place].token_ids if place in self._begun else ()
+            inputs.append(self._token_ids + begun)
+            samplings.append(self._samplings[place].after(len(begun)))
+        return inputs, samplings
 
     def take(self, samples: Samples) -> int:
         """The answer to the last `request`. Returns how many tokens it brought; those of other weights are dropped."""

@@ -281,8 +281,7 @@ class ServerPool:
             if server.name == home or server.name == avoid:
                 special.append(server)
                 continue
-            load = self._loads.get((server.name, server.generation))
-            in_flight = 0 if load is None else load.samples
+            in_flight = self._samples_of(server)
             if least is None or (in_flight, server.index) < (fewest, least.index):
                 least, fewest = server, in_flight
         candidates = [

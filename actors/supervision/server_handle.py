@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -18,6 +18,7 @@ from actors.supervision.server_states import (
     ServerRunning,
     ServerStarting,
     ServerStopped,
+    state_unless_running,
 )
 from actors.weights.start_weights import StartWeights
 from launcher.base.errors import LauncherError, ServerError
@@ -35,12 +36,6 @@ REASON_S = 2.0
 """Longest wait for the reason why a process is gone; it comes within milliseconds, on a starved machine later."""
 UNKNOWN = Verdict(health=Health.UNKNOWN, reason="starting")
 SERVES = Verdict(health=Health.HEALTHY, reason="it has generated, and no fault was found")
-NOT_RUNNING: Mapping[type[ServerIncarnationState], ServerState] = {
-    ServerStarting: ServerState.STARTING,
-    ServerDead: ServerState.DEAD,
-    ServerStopped: ServerState.STOPPED,
-    ServerFailed: ServerState.FAILED,
-}
 ADMITTED = frozenset({ServerState.READY, ServerState.PARKED, ServerState.SUSPECT})
 OVER = frozenset({ServerState.DEAD, ServerState.FAILED, ServerState.STOPPED})
 
@@ -167,7 +162,7 @@ class ServerHandle:
 
     def _state(self, end: ExitFinding | None, in_pool: ServerInfo | None, *, is_publishing: bool) -> ServerState:
         if not isinstance(self.state, ServerRunning):
-            return NOT_RUNNING[type(self.state)]
+            return state_unless_running(self.state)
         state = ServerState.DEAD if end is not None else self._state_in_pool(in_pool)
         if is_publishing:
             return ServerState.READY if state is ServerState.STALE and self.state.was_ready else state

@@ -7,7 +7,9 @@ starting ─► running ─► dead ─► starting the next incarnation; stoppe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
+from launcher.base.messages import ServerState
 from launcher.policy.exit_cause import ExitFinding
 
 
@@ -58,3 +60,17 @@ class ServerFailed(Incarnation):
 
 
 ServerIncarnationState = ServerStarting | ServerRunning | ServerDead | ServerStopped | ServerFailed
+
+
+def state_unless_running(state: ServerStarting | ServerDead | ServerStopped | ServerFailed) -> ServerState:
+    match state:
+        case ServerStarting():
+            return ServerState.STARTING
+        case ServerDead():
+            return ServerState.DEAD
+        case ServerStopped():
+            return ServerState.STOPPED
+        case ServerFailed():
+            return ServerState.FAILED
+        case _ as unreachable:
+            assert_never(unreachable)
