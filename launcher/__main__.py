@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launcher import __version__
@@ -30,12 +31,13 @@ from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, speak_anywhere
 from launcher.resources.config_checks import check, find_notes
+from launcher.resources.fitting import fit
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing, preflight
-from launcher.resources.run_plan import make_plan
+from launcher.resources.run_plan import make_plan, noted
 from launcher.resources.standby_trainer import with_standby_trainer
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
@@ -127,28 +129,30 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
 def _show_plans(combinations: Sequence[Sequence[str]], read: ReadTrial) -> int:
     """Of each trial that is possible; the exit code is that of a wrong command where one is not."""
     _, candidates = candidates_of(combinations, read)
-    shown = [_show_plan(one.config, find_hardware()) for one in candidates if one.config is not None]
+    possible = [(one.config, one.trial.overrides) for one in candidates if one.config is not None]
+    shown = [_show_plan(config, find_hardware(), overrides) for config, overrides in possible]
     refused = [_refuse(one.refusal) for one in candidates if one.refusal is not None]
     return max([*shown, *refused], default=0)
 
 
 def _run_composed(composed: DictConfig) -> int:
     try:
-        return launch(to_run_config(composed))
+        return launch(to_run_config(composed), HydraConfig.get().overrides.task)
     except LauncherError as error:
         return _refuse(error)
 
 
-def launch(config: RunConfig) -> int:
-    """One run, or its plan where `dry_run`; the exit code. Raises LauncherError."""
+def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
+    """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line."""
     check(config)
     for note in find_notes(config):
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:
-        return _show_plan(config, hardware)
+        return _show_plan(config, hardware, overrides)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
-    plan = with_standby_trainer(config, hardware, make_plan(config, hardware, shape))
+    config, note = fit(config, hardware, shape, keys_of(overrides))
+    plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
     if CONTINUES not in os.environ:
         preflight(config, hardware, plan, check_node())
         with as_far_as_it_is_read():
@@ -170,12 +174,18 @@ def of_the_run(config: RunConfig, found: Hardware) -> Hardware:
     return found if config.cluster.address == "local" else planned_hardware(config, found)
 
 
-def _show_plan(config: RunConfig, found: Hardware) -> int:
+def keys_of(overrides: Sequence[str]) -> set[str]:
+    """The keys that a command line sets."""
+    return {override.partition("=")[0].lstrip("+~") for override in overrides}
+
+
+def _show_plan(config: RunConfig, found: Hardware, overrides: Sequence[str]) -> int:
     """Of data that is here, each record is read and one answer scored; the exit code is that of a wrong command where
     they can't be used."""
     shape, planned, judged = find_shape(config), planned_hardware(config, found), of_the_run(config, found)
+    config, note = fit(config, planned, shape, keys_of(overrides))
     with as_far_as_it_is_read():
-        plan = with_standby_trainer(config, planned, make_plan(config, planned, shape))
+        plan = noted(with_standby_trainer(config, planned, make_plan(config, planned, shape)), note)
         show(config, plan, console_of_width(WIDTH))
     all_missing = find_missing(config, judged, make_plan(config, judged, shape), check_node())
     for missing in all_missing:

@@ -55,6 +55,8 @@ def _unknown_preset(found: re.Match[str], text: str) -> ConfigError:
     group, name = found.groups()
     near = difflib.get_close_matches(name, options := _options(text), n=1)
     hint = f"did you mean {group}={near[0]}? " if near else ""
+    if group != "conf":
+        return ConfigError(f"unknown {group}={name}; allowed: {', '.join(options)}", hint.strip())
     return ConfigError(
         f"unknown preset {group}={name}; presets: {', '.join(options)}",
         f"{hint}A preset of your own: --config-dir <folder>, with the file <folder>/conf/<name>.yaml",

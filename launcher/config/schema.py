@@ -276,6 +276,9 @@ class HardwareConfig:
     """The machine to plan for, each node of a cluster being one. Given `gpu_memory_gib`, a dry run plans for a machine
     that isn't this one: `cluster.n_nodes` of them with `cluster.n_gpus_per_node` GPUs."""
 
+    auto: bool = setting(
+        False, "hardware=auto sets it: memory settings that fill the GPUs found, but for those on the command line"
+    )
     gpu_name: str | None = setting(None, "null: as found")
     gpu_memory_gib: float | None = setting(None, "memory of one GPU; null: as found", POSITIVE)
     n_cpus_per_node: int | None = setting(None, "CPUs of each machine; null: as found", COUNT)

@@ -90,31 +90,32 @@ class RunPlan:
 
 def make_plan(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
     """The plan of a configuration that passed its checks, on this hardware, with the standbys that it has room for."""
-    without = _plan_of(config, hardware, shape)
+    without = plan_of(config, hardware, shape)
     wanted = config.recovery.standby_servers
     if wanted is None and (why_not := _why_no_standby(config, without)):
-        return _noted(without, f"no standby server: {why_not} (recovery.standby_servers=null)")
+        return noted(without, f"no standby server: {why_not} (recovery.standby_servers=null)")
     standbys = 1 if wanted is None else wanted
     if standbys == 0:
         return without
     sglang = dataclasses.replace(config.sglang, n_servers=config.sglang.n_servers + standbys)
-    plan = _plan_of(dataclasses.replace(config, sglang=sglang), hardware, shape)
+    plan = plan_of(dataclasses.replace(config, sglang=sglang), hardware, shape)
     problem = why_not_run(plan) if config.cluster.address == "local" or hardware.is_described else ""
     if problem and why_not_run(without):
         return without  # what is missing is missing without it too
     if problem and wanted is None:
         short = problem.partition(";")[0]
-        return _noted(without, f"no standby server: with one, {short} (recovery.standby_servers=null)")
+        return noted(without, f"no standby server: with one, {short} (recovery.standby_servers=null)")
     if problem:
         return dataclasses.replace(without, too_many_standbys=problem)
     names = ", ".join(f"server-{index}" for index in range(config.sglang.n_servers, sglang.n_servers))
     how = "null: 1, as memory allows it" if wanted is None else f"{wanted}"
     note = f"{names}: without traffic, in place of a server that is lost (recovery.standby_servers={how})"
-    return dataclasses.replace(_noted(plan, note), standbys=standbys)
+    return dataclasses.replace(noted(plan, note), standbys=standbys)
 
 
-def _noted(plan: RunPlan, note: str) -> RunPlan:
-    return dataclasses.replace(plan, notes=(*plan.notes, note))
+def noted(plan: RunPlan, note: str) -> RunPlan:
+    """With one more note; "": with none."""
+    return dataclasses.replace(plan, notes=(*plan.notes, *([note] if note else [])))
 
 
 def _why_no_standby(config: RunConfig, plan: RunPlan) -> str:
@@ -133,7 +134,8 @@ def why_not_run(plan: RunPlan) -> str:
     return "; ".join([*([] if plan.shortage is None else [plan.shortage.message]), *lacks(plan)])
 
 
-def _plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
+def plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> RunPlan:
+    """The plan of exactly these servers, without a standby."""
     devices = (device_for(config.sglang.device, hardware), device_for(config.actor.device, hardware))
     placements, shortage = _place(config, hardware, devices)
     processes = tuple(
@@ -171,7 +173,7 @@ def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, placement: 
     if placement.kind == RANK:
         return memory_estimate.trainer(config, shape, on_gpu=bool(placement.gpus))
     if placement.gpus:
-        return memory_estimate.server_on_gpu(config, shape, _gpu_memory(hardware))
+        return memory_estimate.server_on_gpu(config, shape, gpu_memory(hardware))
     return memory_estimate.server_on_cpu(config, shape)
 
 
@@ -201,7 +203,7 @@ def _host_bytes(process: PlannedProcess) -> int:
     return memory_estimate.SERVER_HOST_BYTES
 
 
-def _gpu_memory(hardware: Hardware) -> int:
+def gpu_memory(hardware: Hardware) -> int:
     """Of the GPU with the least of it free: SGLang counts in what is free when it starts."""
     return min((gpu.free for gpu in hardware.gpus), default=0)
 
@@ -223,7 +225,7 @@ def _kv_tokens(config: RunConfig, hardware: Hardware, shape: ModelShape | None, 
         return config.sglang.max_total_tokens
     if shape is None or not hardware.gpus:
         return None
-    room = memory_estimate.kv_cache_bytes(config, shape, _gpu_memory(hardware))
+    room = memory_estimate.kv_cache_bytes(config, shape, gpu_memory(hardware))
     return max(0, room // shape.kv_bytes_on_each(config.sglang.dtype, config.sglang.tp_size)) * config.sglang.dp_size
 
 
@@ -255,7 +257,7 @@ def smallest_gpu_gib(config: RunConfig, hardware: Hardware, shape: ModelShape) -
     for gib in range(4, LARGEST_GPU_GIB + 1, 4):
         gpu = Gpu(name="GPU", memory=gib * GIB, free=gib * GIB)
         gpus = (gpu,) * gpus_needed(config)
-        plan = _plan_of(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
+        plan = plan_of(config, dataclasses.replace(hardware, gpus=gpus, memory=ANY_MEMORY, n_nodes=1), shape)
         if not lacks(plan):
             return gib
     return None

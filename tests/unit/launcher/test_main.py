@@ -79,6 +79,7 @@ def test_without_a_preset_it_says_which_there_are(command):
         ("sglang.mem_fraction_static=1.5", "sglang.mem_fraction_static=1.5: allowed: more than 0 and less than 1"),
         ("rollout.request_timeout=inf", "would never fire"),
         ("conf=nope", "unknown preset conf=nope; presets: arithmetic_cpu, gsm8k_h200"),
+        ("hardware=aut", "unknown hardware=aut; allowed: auto\n  → did you mean hardware=auto?"),
     ],
 )
 def test_a_wrong_command_is_one_message_and_exit_code_2(command, argument, said):
@@ -187,6 +188,19 @@ def test_what_the_machine_lacks_is_one_message(command, tmp_path):
 
 
 @pytest.mark.slow
+def test_settings_are_found_for_a_card_and_what_was_typed_stays(command):
+    auto = ("conf=gsm8k_h200", "hardware=auto", "dry_run=true", "hardware.gpu_memory_gib=79")
+    code, out, _ = command(*auto, "actor.mb_spec.max_tokens_per_mb=5000")
+    assert code == 0
+    assert "note: hardware=auto: sglang.mem_fraction_static=" in out
+    assert "actor.mb_spec.max_tokens_per_mb as typed" in out
+    assert "5,000 tokens" in out
+    code, _, err = command(*auto[:-1], "hardware.gpu_memory_gib=23.5")
+    assert code == 2
+    assert "does not fit GPUs of 23.5 GiB" in err
+    assert "actor.path=Qwen/Qwen2.5-0.5B-Instruct fits here" in err
+
+
 def test_notes_are_said(command):
     _, _, err = command("conf=arithmetic_cpu", "dry_run=true", QUICK, "total_train_steps=3", "recover.freq_steps=4")
     assert "note: recover.freq_steps=4 is never due in total_train_steps=3" in err

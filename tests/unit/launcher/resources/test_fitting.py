@@ -1,0 +1,120 @@
+"""`hardware=auto`: what it finds fits, whatever the card; what was typed stays; what can't fit is refused."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from launcher.base.errors import ConfigError, ResourceError
+from launcher.checkpoints.model_shape import KNOWN_SHAPES, known_shape
+from launcher.config.compose import compose
+from launcher.resources.config_checks import check
+from launcher.resources.fitting import FITTED, MICRO_BATCH, SPARE, fit
+from launcher.resources.gpus import Gpu
+from launcher.resources.hardware import Hardware
+from launcher.resources.memory_estimate import GIB
+from launcher.resources.run_plan import lacks, make_plan
+
+AUTO = compose(["conf=gsm8k_h200", "hardware=auto"])
+NODE = compose(["conf=gsm8k_node_80gb", "hardware=auto"])
+CARDS = [8, 11.5, 15.7, 23.5, 31, 39.5, 47, 63, 79, 93, 139, 179, 280]
+
+
+def machine(gib, n_gpus=1):
+    gpu = Gpu(name="GPU", memory=int(gib * GIB), free=int(gib * GIB))
+    return Hardware(gpus=(gpu,) * n_gpus, cpus=64, memory=2048 * GIB, memory_free=2048 * GIB)
+
+
+def found_on(config, gib, shape, n_gpus=1):
+    """The fitted configuration; None where nothing fits."""
+    try:
+        return fit(config, machine(gib, n_gpus), shape).config
+    except ResourceError:
+        return None
+
+
+@pytest.mark.parametrize(("config", "n_gpus"), [(AUTO, 1), (NODE, 8)])
+@pytest.mark.parametrize("name", KNOWN_SHAPES)
+def test_what_is_found_fits_with_a_tenth_left_and_a_larger_card_takes_it_too(name, config, n_gpus):
+    shape = known_shape(name)
+    longest = config.train_dataset.max_length + config.gconfig.max_new_tokens
+    found = [(gib, found_on(config, gib, shape, n_gpus)) for gib in CARDS]
+    assert found[0][1] is None or name.endswith("0.5B") or n_gpus > 1, "the smallest card has no room for that"
+    assert found[-1][1] is not None
+    fits = [one is not None for _, one in found]
+    assert fits == sorted(fits), "a card with more memory takes what one with less takes"
+    for gib, one in found:
+        if one is None:
+            continue
+        check(one)
+        plan = make_plan(one, machine(gib, n_gpus), shape)
+        assert lacks(plan) == []
+        assert all(place.headroom >= SPARE * place.capacity for place in plan.places if place.gpu is not None)
+        assert one.actor.mb_spec.max_tokens_per_mb >= longest, "the longest sequence is in one micro-batch"
+        at_once = one.rollout.max_concurrent_rollouts / one.sglang.n_servers * one.gconfig.n_samples
+        waits = one.rollout.max_concurrent_rollouts > 1 and plan.kv_tokens < (at_once - one.gconfig.n_samples) * longest
+        assert not waits, "no sequence waits for another's room in the KV cache"
+
+
+def test_a_card_with_more_memory_computes_activations_once_and_generates_a_whole_step_at_once():
+    shape = known_shape("Qwen/Qwen2.5-1.5B")
+    small, large = found_on(AUTO, 79, shape), found_on(AUTO, 139, shape)
+    assert small.actor.gradient_checkpointing
+    assert not large.actor.gradient_checkpointing
+    assert large.rollout.max_concurrent_rollouts == AUTO.train_dataset.batch_size
+    assert large.rollout.max_concurrent_rollouts > small.rollout.max_concurrent_rollouts
+
+
+@pytest.mark.parametrize("typed", FITTED)
+def test_what_was_typed_stays(typed):
+    shape = known_shape("Qwen/Qwen2.5-1.5B")
+    config = copy.deepcopy(AUTO)
+    config.sglang.mem_fraction_static, config.rollout.max_concurrent_rollouts = 0.31, 17
+    config.actor.mb_spec.max_tokens_per_mb, config.actor.gradient_checkpointing = 3000, True
+    found = fit(config, machine(139), shape, [typed, "seed"])
+    values = {
+        "sglang.mem_fraction_static": (found.config.sglang.mem_fraction_static, 0.31),
+        "rollout.max_concurrent_rollouts": (found.config.rollout.max_concurrent_rollouts, 17),
+        "actor.mb_spec.max_tokens_per_mb": (found.config.actor.mb_spec.max_tokens_per_mb, 3000),
+        "actor.gradient_checkpointing": (found.config.actor.gradient_checkpointing, True),
+    }
+    assert {key for key, (now, before) in values.items() if now == before} == {typed}
+    assert f"{typed} as typed" in found.note
+    assert config.actor.mb_spec.max_tokens_per_mb == 3000, "what was given is not changed"
+
+
+def test_without_it_and_without_a_gpu_nothing_is_changed():
+    shape = known_shape("Qwen/Qwen2.5-1.5B")
+    plain = compose(["conf=gsm8k_h200"])
+    assert fit(plain, machine(139), shape) == (plain, "")
+    on_cpu = compose(["conf=arithmetic_cpu", "hardware=auto"])
+    no_gpu = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
+    found = fit(on_cpu, no_gpu, shape)
+    assert found.config == on_cpu
+    assert "nothing was changed" in found.note
+
+
+def test_what_cannot_fit_is_refused_with_what_would():
+    shape = known_shape("Qwen/Qwen2.5-1.5B")
+    with pytest.raises(ResourceError, match=r"does not fit GPUs of 23\.5 GiB") as refused:
+        fit(AUTO, machine(23.5), shape)
+    assert "actor.path=Qwen/Qwen2.5-0.5B-Instruct fits here" in refused.value.hint
+    with pytest.raises(ResourceError) as refused:
+        fit(AUTO, machine(31, 4), shape)
+    assert "actor.dp_size=2 fits here" in refused.value.hint
+    config = copy.deepcopy(AUTO)
+    config.actor.mb_spec.max_tokens_per_mb = 400_000
+    with pytest.raises(ResourceError) as refused:
+        fit(config, machine(79), shape, [MICRO_BATCH])
+    assert f"leave {MICRO_BATCH} to hardware=auto" in refused.value.hint
+
+
+def test_unknown_sizes_are_no_reason_to_guess():
+    with pytest.raises(ConfigError, match="unknown until it is on this machine"):
+        fit(AUTO, machine(139), None)
+
+
+def test_a_shortage_of_gpus_keeps_its_own_message():
+    none = replace(machine(139), gpus=(), no_gpu="NVML finds no driver")
+    found = fit(AUTO, none, known_shape("Qwen/Qwen2.5-1.5B"))
+    assert found == (AUTO, "")
