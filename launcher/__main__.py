@@ -22,7 +22,7 @@ from launcher import __version__
 from launcher.base.errors import DataError, LauncherError, RewardImportError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
-from launcher.cli import doctor
+from launcher.cli import doctor, keep_alive
 from launcher.cli.unattended import CONTINUES
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
@@ -150,10 +150,11 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     hardware = find_hardware()
     if config.dry_run:
         return _show_plan(config, hardware, overrides)
+    keep_alive.begin(config)
     hardware, shape = of_the_run(config, hardware), find_shape(config)
     config, note = fit(config, hardware, shape, keys_of(overrides))
     plan = noted(with_standby_trainer(config, hardware, make_plan(config, hardware, shape)), note)
-    if CONTINUES not in os.environ:
+    if not {CONTINUES, keep_alive.KILLED} & os.environ.keys():
         preflight(config, hardware, plan, check_node())
         with as_far_as_it_is_read():
             show(config, plan, console_of_width(WIDTH))

@@ -15,7 +15,6 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +31,26 @@ from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError, RunError
 from launcher.base.exit_codes import EXIT_CODES
-from launcher.base.messages import RunOutcome, Snapshot, TerminalStatus
+from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
 from launcher.cli.continuation import Successor, wait_for_the_next
 from launcher.cli.interrupts import Interrupts, NoInterrupts
+from launcher.cli.run_follower import RunFollower
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
-from launcher.reporting.event_lines import EventTail, alert_of, tell
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files import control_requests
-from launcher.run_files.journal import Journal, Record
+from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunLock, RunPaths
 
 POLL_S = 0.25
-STOP_TIMEOUT_S = 5.0
-"""For the last answers when the run has ended."""
 ASK_AGAIN_S = 0.5
 """After an actor was not there: Ray restarts it in about a second."""
 
@@ -70,7 +67,7 @@ def run(
     `server_entry`: the command in SGLang's place, for tests. `successor`: where the run's own cluster is lost. Raises
     the UsageErrors that can be known before anything is started; later ones are reported as the run's outcome.
     """
-    known = successor and successor.known
+    known, killed = (None, None) if successor is None else (successor.known, successor.killed)
     interrupts = Interrupts(is_asked=known is not None and known.is_asked) if unattended is None else NoInterrupts()
     if known is not None:
         interrupts.listen_again()
@@ -90,7 +87,7 @@ def run(
         resume = None if prepared is not None else resume_point(config, paths)
         ServerKeys.make(paths.keys)
         hide_webhook(config, paths)
-        if known is None and (unattended is None or not unattended.is_again):
+        if known is None and killed is None and (unattended is None or not unattended.is_again):
             control_requests.forget(paths)
         attempt = lock.next_attempt() if known is None else known.attempt
         screen.begin(attempt)
@@ -107,7 +104,8 @@ def run(
             command=same_command(unattended),
             folder=str(Path.cwd()),
         )
-        restarts = ClusterRestarts(config, known=known, next_attempt=lock.next_attempt if successor else None)
+        count = lock.next_attempt if successor else None
+        restarts = ClusterRestarts(config, known=known, killed=killed, next_attempt=count)
         try:
             outcome = RunLaunch(config, paths, journal, screen, server_entry, unattended, restarts, interrupts).run()
         except ClusterLost as lost:
@@ -146,12 +144,8 @@ class RunLaunch:
         self._now = CurrentStatusFile(
             paths, journal.attempt, address=config.cluster.address, is_detached=unattended is not None
         )
-        self._events = EventTail(paths.events, journal.attempt)
+        self._shown = RunFollower(paths, journal, screen, self._now, reached=self._restarts.reached)
         self._actors: RunActors | None = None
-        self._nodes_told: set[str] = set()
-        self._look: ray.ObjectRef[Snapshot] | None = None
-        self._steps_seen, self._trainer_pid = 0, 0
-        self._snapshot_error = ""
 
     def run(self) -> RunOutcome:
         """Raises ClusterLost where a successor is to resume; of what else a run can meet the outcome tells."""
@@ -190,6 +184,7 @@ class RunLaunch:
     def _on_its_cluster(self) -> RunOutcome:
         sglang, actor = self._config.sglang, self._config.actor
         cpus = sglang.n_servers * sglang.num_cpus + actor.dp_size * actor.num_cpus
+        self._restarts.end_what_was_left()
         with ray_cluster(self._config, self._paths, num_cpus=cpus, say=self._screen.milestone) as vital:
             self._interrupts.listen_again()
             self._restarts.record_restart(self._journal, self._paths)
@@ -209,7 +204,7 @@ class RunLaunch:
         if self._interrupts.asked:
             raise KeyboardInterrupt(f"ended by the user; {lost}")
         again = self._restarts.begin(lost, self._journal, self._paths)
-        self._tell(again.began)
+        self._shown.tell(again.began)
         asyncio.run(collect(self._paths, again.known.incident, facts=again.began, logs=vital.logs, pids={}))
         return again
 
@@ -218,8 +213,9 @@ class RunLaunch:
         placed = self._place(vital)
         self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
         history = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
-        self._actors = RunActors(self._config, self._paths, self._journal.attempt, placed, self._server_entry)
-        return self._actors.create(history)
+        actors = RunActors(self._config, self._paths, self._journal.attempt, placed, self._server_entry)
+        self._actors = self._shown.actors = actors
+        return actors.create(history)
 
     def _place(self, vital: VitalProcesses | HeadWatch) -> RunPlacement:
         placed = RunPlacement.book(self._config, is_stopped=lambda: self._interrupts.asked or bool(vital.lost()))
@@ -245,11 +241,11 @@ class RunLaunch:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
                 raise RunError(lost, RESUMES)
-            self._say_lost(vital.lost_nodes())
+            self._shown.say_lost(vital.lost_nodes())
             if heartbeat.has_stopped():
                 self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
                 ray.kill(coordinator, no_restart=False)
-            self._show(unwritten=heartbeat.answer or ())
+            self._shown.show(unwritten=heartbeat.answer or ())
             if self._interrupts.asked:
                 if not has_told:
                     self._screen.line("stopping: the step under way is finished and saved")
@@ -270,71 +266,8 @@ class RunLaunch:
                     incarnations.begins()
                     running = coordinator.run.remote()
                 else:
-                    self._show(wait=True)
+                    self._shown.show(wait=True)
                     return outcome
-
-    def _say_lost(self, nodes: Mapping[str, str]) -> None:
-        """Where nobody else has: the Coordinator was lost with its node, perhaps, and its next incarnation waits."""
-        for node in nodes.keys() - self._nodes_told:
-            self._nodes_told.add(node)
-            facts: dict[str, Any] = {"node": node, "held": ["the Coordinator"], "cause": "node_lost"}
-            self._journal.record("node.lost", subject=nodes[node], reason=f"node {node[:8]} was lost", **facts)
-
-    def _show(self, *, wait: bool = False, unwritten: Sequence[Mapping[str, object]] = ()) -> None:
-        """New events as lines, and the trainer's newest snapshot; one that doesn't answer costs a stale view.
-
-        `unwritten`: events that the disk has not taken, as the Coordinator last had them.
-        """
-        for event in self._events.new_events(unwritten):
-            if event.get("event") == "node.lost":
-                self._nodes_told.add(str(event.get("node")))
-            self._made().follow(event)
-            self._tell(event)
-        self._now.write_if_due()
-        if self._look is None:
-            self._look = self._made().trainer.snapshot.remote(self._steps_seen)
-        done, _ = ray.wait([self._look], timeout=STOP_TIMEOUT_S if wait else 0)
-        if not done:
-            return
-        look, self._look = self._look, None
-        try:
-            seen = ray.get(look)
-        except RayTaskError as error:
-            if not isinstance(error.cause, LauncherError):  # else: not started yet
-                self._report_snapshot_error(repr(error.cause))
-        except RayError:  # the actor is being restarted
-            return
-        else:
-            self._snapshot_error = ""
-            self._now.heard(seen)
-            self._take(seen)
-
-    def _tell(self, event: Record) -> None:
-        if line := tell(event):
-            self._screen.milestone(line)
-        if alert := alert_of(event):
-            self._screen.alert(*alert)
-
-    def _report_snapshot_error(self, error: str) -> None:
-        """A defect, which would stop the display silently. Once, until a snapshot succeeds or fails otherwise."""
-        if error != self._snapshot_error:
-            self._snapshot_error = error
-            self._journal.record("trainer.snapshot_failed", subject="trainer", reason=error)
-            self._screen.line(f"the display is out of date: the trainer's snapshot failed: {error} (this is a defect)")
-
-    def _take(self, snapshot: Snapshot) -> None:
-        self._restarts.reached(snapshot.status.next_step)
-        if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps from 0
-            self._trainer_pid, was_new = snapshot.status.pid, self._steps_seen == 0
-            self._steps_seen = 0
-            if not was_new:
-                return
-        self._steps_seen = snapshot.committed
-        self._screen.show(snapshot.status, servers=snapshot.servers, reports=snapshot.reports, evals=snapshot.evals)
-
-    def _made(self) -> RunActors:
-        assert self._actors is not None
-        return self._actors
 
     def _end_actors(self, *, is_reachable: bool) -> None:
         """Without Ray's own processes they end themselves, and asking would wait for an answer that never comes."""

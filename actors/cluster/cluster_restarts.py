@@ -1,4 +1,4 @@
-"""Decides whether a local cluster that was lost is begun again, and writes its incident down.
+"""Decides whether a local cluster that was lost is begun again, and writes its incident down, and a killed driver's.
 
     Ray's process ended ─► budget left? ─► incident.began ─► a new process and cluster ─► cluster.restarted ─► training
                                         └► RunError: the run ends, and the same command resumes
@@ -14,12 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from actors.cluster.ray_cluster import VitalProcesses
+from actors.cluster.ray_cluster import VitalProcesses, end_leftovers
 from launcher.base.errors import RunError
-from launcher.base.messages import Cause
+from launcher.base.messages import Cause, KilledDriver
 from launcher.config.schema import RunConfig
-from launcher.policy.incident_policy import CLUSTER
+from launcher.policy.incident_policy import CLUSTER, DRIVER
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.run_files.journal import Journal, Record, last_of, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -61,20 +62,23 @@ class ClusterLost(Exception):
 
 
 class ClusterRestarts:
-    """`known`: of the process before this one, which lost its cluster. `next_attempt` counts one more; None where this
-    process may not be replaced. `clock` is the one that all processes of this host share."""
+    """`known`: of the process before this one, which lost its cluster; `killed`: of the driver before this one.
+    `next_attempt` counts one more; None where this process may not be replaced. `clock` is the one that all processes
+    of this host share."""
 
     def __init__(
         self,
         config: RunConfig,
         *,
         known: Continuation | None = None,
+        killed: KilledDriver | None = None,
         next_attempt: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._clock = clock
         self._next_attempt = next_attempt
+        self._killed = killed
         self._budget = 0 if next_attempt is None else config.restart.cluster
         self.known = known
         self._begun = () if known is None else known.begun
@@ -89,20 +93,10 @@ class ClusterRestarts:
     def begin(self, lost: str, journal: Journal, paths: RunPaths) -> ClusterLost:
         """The incident, as the first event of the attempt that follows. Raises RunError where none is to follow."""
         not_before, lost_at = self._allow(lost), self._clock()
-        known = (event.get("incident") for event in read_lines(paths.events))
-        number = 1 + max((one for one in known if isinstance(one, int)), default=0)
         assert self._next_attempt is not None  # else the budget is 0
         journal.attempt = self._next_attempt()
-        began = journal.record(
-            "incident.began",
-            subject=CLUSTER,
-            reason=lost,
-            incident=number,
-            cause=Cause.CLUSTER_LOST,
-            onset_step=None,
-            doing="a new cluster is started, and the run resumes from its newest state",
-            at=lost_at,
-        )
+        doing = "a new cluster is started, and the run resumes from its newest state"
+        number, began = _begin_incident(journal, paths, CLUSTER, Cause.CLUSTER_LOST, lost, doing=doing, at=lost_at)
         known_next = Continuation(
             incident=number,
             attempt=journal.attempt,
@@ -113,18 +107,30 @@ class ClusterRestarts:
         )
         return ClusterLost(began, known_next, not_before=not_before)
 
+    def end_what_was_left(self) -> None:
+        """Of a driver that was killed, whose cluster nobody has ended."""
+        if self._killed is not None:
+            end_leftovers(self._killed.mark)
+
     def record_restart(self, journal: Journal, paths: RunPaths) -> None:
-        """Of a cluster in place of another: with the last step that was committed, which the restored one is compared
-        with."""
+        """Of a cluster in place of another, and of a driver in place of one that was killed, whose incident begins
+        here: with the last step that was committed, which the restored one is compared with."""
+        more: dict[str, object]
         if self.known is not None:
-            journal.record(
-                "cluster.restarted",
-                subject=CLUSTER,
-                reason="a new local cluster runs",
-                incident=self.known.incident,
-                global_step=last_committed(paths),
-                seconds=self._clock() - self.known.lost_at,
-            )
+            name, subject, reason = "cluster.restarted", CLUSTER, "a new local cluster runs"
+            number, since, more = self.known.incident, self.known.lost_at, {}
+        elif (killed := self._killed) is not None:
+            often = "once" if killed.times == 1 else f"{killed.times} times"
+            how = f"it was ended by {killed.how}; {often} in this command"
+            doing = "a new driver has taken its place, and the run resumes from its newest state"
+            number, _ = _begin_incident(journal, paths, DRIVER, Cause.DRIVER_LOST, how, doing=doing, at=killed.at)
+            name, subject, reason = "driver.restarted", DRIVER, "a new driver runs"
+            since, more = killed.at, {"times": killed.times}
+        else:
+            return
+        seconds = self._clock() - since
+        step = last_committed(paths)
+        journal.record(name, subject=subject, reason=reason, incident=number, global_step=step, seconds=seconds, **more)
 
     def _allow(self, lost: str) -> float:
         """When the next cluster may be started."""
@@ -143,6 +149,15 @@ class ClusterRestarts:
             often = f"; {clusters} brought no further step (restart.cluster)" if self._budget else ""
             raise RunError(f"{lost}{often}", RESUMES)
         return repair.not_before
+
+
+def _begin_incident(
+    journal: Journal, paths: RunPaths, subject: str, cause: Cause, reason: str, *, doing: str, at: float
+) -> tuple[int, Record]:
+    known = (event.get("incident") for event in read_lines(paths.events))
+    number = 1 + max((one for one in known if isinstance(one, int)), default=0)
+    facts: dict[str, Any] = {"incident": number, "cause": cause, "onset_step": None, "doing": doing, "at": at}
+    return number, journal.record("incident.began", subject=subject, reason=reason, **facts)
 
 
 def end_supervisors(vital: VitalProcesses, paths: RunPaths, attempt: int) -> None:

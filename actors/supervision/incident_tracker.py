@@ -23,6 +23,7 @@ DONE = frozenset(
         "trainer.loaded",
         "checkpoint.condemned",
         "cluster.restarted",
+        "driver.restarted",
         "server.restarted",
         "server.abandoned",
         "server.loaded",
@@ -100,9 +101,10 @@ class IncidentTracker:
 
 
 def _what_was_kept(events: Sequence[Mapping[str, object]]) -> str:
-    """Of a lost cluster: whether what was restored is the last step that was committed; "" where neither is known."""
+    """Of a lost cluster or driver: whether what was restored is the last committed step; "" where neither is known."""
     steps = {event.get("event"): event.get("global_step") for event in events}
-    committed, restored = steps.get("cluster.restarted"), steps.get("trainer.loaded")
+    committed = steps.get("cluster.restarted", steps.get("driver.restarted"))
+    restored = steps.get("trainer.loaded")
     if not isinstance(committed, int) or not isinstance(restored, int):
         return ""
     return f"; {committed - restored} steps are repeated" if committed > restored else "; no committed step was lost"

@@ -248,6 +248,20 @@ class RunOutcome:
     evals: Sequence[EvalReport] = field(default=())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KilledDriver:
+    """A driver that was killed, for the one that takes its place (launcher/cli/keep_alive.py).
+
+    `how`: the signal's name. `at`: monotonic. `times`: drivers that were killed so far, this one included. `mark`: what
+    is in the environment of all that it had started ("NAME=value").
+    """
+
+    how: str
+    at: float
+    times: int
+    mark: str
+
+
 class Health(enum.StrEnum):
     """UNKNOWN is never healthy, and never a reason to kill (P7)."""
 
@@ -278,6 +292,7 @@ class Cause(enum.StrEnum):
     DISK_FULL = "disk_full"
     OUTSIDE_WEIGHTS = "outside_weights"
     CLUSTER_LOST = "cluster_lost"
+    DRIVER_LOST = "driver_lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import NoReturn, final
 
 from actors.cluster.cluster_restarts import ClusterLost, Continuation
 from launcher.cli.interrupts import Interrupts
+from launcher.cli.keep_alive import predecessor
 from launcher.cli.unattended import CONTINUES
 
 POLL_S = 0.25
@@ -27,11 +28,13 @@ POLL_S = 0.25
 
 @final
 class Successor:
-    """Takes this process's place. `known`: what the one before it has left; None in the first."""
+    """Takes this process's place. `known`: what the one before it has left, None in the first; `killed`: the driver
+    that was killed before this one was begun (launcher/cli/keep_alive.py)."""
 
     def __init__(self) -> None:
         text = os.environ.pop(CONTINUES, "")  # nobody below this process is to have it
         data = json.loads(text) if text else None
+        self.killed = predecessor()
         self.known = None if data is None else Continuation(**{**data, "begun": tuple(data["begun"])})
 
     def begin(self, known: Continuation, interrupts: Interrupts, *, screen_began: float, lock: int) -> NoReturn:

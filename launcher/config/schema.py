@@ -300,6 +300,9 @@ class RunConfig:
     seed: int = setting(1, "of the order of prompts, and of the sampling of servers (sglang.random_seed)", NATURAL)
     total_train_epochs: int = setting(1, "passes over the data set", COUNT)
     total_train_steps: int | None = setting(None, "at most so many steps; null: all of all epochs", COUNT)
+    keep_alive: bool = setting(
+        False, "a small parent process begins the run again when its driver is killed (restart.driver)"
+    )
     dry_run: bool = setting(False, "resolve, validate, print the plan, start nothing")
     tokenizer_path: str = same_as("actor.path", "Hugging Face name or folder")
     cluster: ClusterConfig = part(ClusterConfig)

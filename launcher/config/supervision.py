@@ -117,6 +117,7 @@ class RestartConfig:
     fleet: int = setting(2, "restarts of all servers", COUNT)
     restore: int = setting(3, "restores of the trainer; then the run halts", COUNT)
     cluster: int = setting(3, "new local Ray clusters in place of one that was lost; then the run halts", NATURAL)
+    driver: int = setting(3, "new drivers in place of one that was killed (keep_alive); then the run halts", NATURAL)
 
 
 @dataclass

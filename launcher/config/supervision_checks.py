@@ -54,6 +54,10 @@ def _rewards(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _restarts(config: RunConfig) -> Iterator[tuple[str, str]]:
     restart = config.restart
+    if config.keep_alive and config.cluster.detached:
+        yield "keep_alive", "false with cluster.detached=true: Ray starts the driver of a detached run again"
+    if config.keep_alive and config.recover.mode == "off":
+        yield "keep_alive", "false with recover.mode=off, which resumes nothing"
     if restart.wait_initial_s > restart.wait_max_s:
         yield "restart.wait_initial_s", f"at most restart.wait_max_s={restart.wait_max_s:g}, the longest wait"
     longest_try_s = config.rollout.setup_timeout + restart.wait_max_s

@@ -21,8 +21,8 @@ from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
 
 REWARD, POLICY, BATCH, DISK, ENVIRONMENT = "reward", "policy", "batch", "disk", "environment"
-CLUSTER = "cluster"
-OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH, ENVIRONMENT, CLUSTER})
+CLUSTER, DRIVER = "cluster", "driver"
+OF_LEARNING = frozenset({TRAINER, REWARD, POLICY, BATCH, ENVIRONMENT, CLUSTER, DRIVER})
 """Subjects whose repair is the trainer's, and after which servers get their weights again."""
 
 SUBJECT_OF = {

@@ -175,7 +175,7 @@ def _perform(builder: PlanBuilder, server: ServerFacts, cause: Cause, repair: Re
             builder.attempts.append(builder.attempt(cause, server.name, Rung.FLEET))
         case Rung.RESTORE:
             _restore_and_restart_all(builder, server, cause, repair.reason)
-        case Rung.HALT | Rung.CLUSTER:
+        case Rung.HALT | Rung.CLUSTER | Rung.DRIVER:
             pass  # given up before; no server's
         case _:
             assert_never(repair.rung)

@@ -30,6 +30,7 @@ class Rung(enum.StrEnum):
     FLEET = "fleet"
     RESTORE = "restore"
     CLUSTER = "cluster"
+    DRIVER = "driver"
     HALT = "halt"
 
 
@@ -68,6 +69,7 @@ LADDERS: Mapping[Cause, tuple[Rung, ...]] = {
     Cause.VERIFIER_BROKEN: OF_THE_TRAINER,
     Cause.OUTSIDE_WEIGHTS: (Rung.RETRY, Rung.HALT),
     Cause.CLUSTER_LOST: (Rung.CLUSTER, Rung.HALT),
+    Cause.DRIVER_LOST: (Rung.DRIVER, Rung.HALT),
 }
 """From the smallest repair that can help to the end of the run."""
 
@@ -130,6 +132,8 @@ def budget_of(rung: Rung, settings: RestartConfig) -> int:
             return settings.restore
         case Rung.CLUSTER:
             return settings.cluster
+        case Rung.DRIVER:
+            return settings.driver
         case Rung.HALT:
             return 0
         case _:

@@ -37,6 +37,7 @@ INCIDENT_TITLES: Mapping[str, str] = {
     "node_lost": "{subject} was lost with its node",
     "outside_weights": "rewards fell for a reason outside the weights",
     "cluster_lost": "the run's Ray cluster was lost",
+    "driver_lost": "the run's driver was killed",
 }
 
 

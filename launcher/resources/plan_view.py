@@ -42,6 +42,9 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
         f"each step: {config.train_dataset.batch_size} prompts of {config.train_dataset.path} "
         f"× {generation.n_samples} samples of at most {generation.max_new_tokens} tokens"
     )
+    if config.keep_alive:
+        tries = config.restart.driver
+        yield f"a driver that is killed is begun again, {tries} times without a further step (keep_alive)"
     if plan.kv_tokens is not None:
         longest = plan.kv_tokens // generation.max_new_tokens
         yield f"each server holds {plan.kv_tokens:,} tokens: {longest:,} completions of full length at once"

@@ -124,6 +124,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "fleet.shrunk": "a server has no node to run on",
     "fleet.grown": "it has one again",
     "cluster.restarted": "a new local Ray cluster runs in place of one that was lost",
+    "driver.restarted": "a new driver runs in place of one that was killed (`keep_alive`)",
     "coordinator.placed": "the Coordinator runs on this node",
     "coordinator.adopted": "a restarted Coordinator has adopted the running processes",
     "coordinator.hung": "the Coordinator did not answer and is ended",

@@ -6,14 +6,14 @@ run saves and ends. If the sweep itself is killed the kernel sends the same sign
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from launcher.base.parent_death import end_with
+
 LAST_LINES = 3
 
 
@@ -31,7 +31,7 @@ class TrialProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,
-                preexec_fn=_ends_with(os.getpid()),  # safe, as the sweep has one thread
+                preexec_fn=end_with(os.getpid(), signal.SIGINT, code=130),  # safe, as the sweep has one thread
             )
 
     @property
@@ -63,15 +63,3 @@ class TrialProcess:
         """Its one message where it was refused, without the hint."""
         _, found, message = self._output().rpartition("error: ")
         return " ".join(message.partition("\n  → ")[0].split()) if found else self.last_lines()
-
-
-def _ends_with(parent: int) -> Callable[[], None]:
-    """To be called in the child before its exec: SIGINT when `parent` is gone, at once if it is already."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def tie() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGINT))
-        if os.getppid() != parent:
-            os._exit(130)
-
-    return tie

@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from launcher import driver
-from launcher.cli import detached
+from launcher.cli import detached, keep_alive
 from launcher.cli.continuation import Successor
 from launcher.config.schema import DatasetConfig, FreqConfig, RecoverConfig, RunConfig
 from launcher.reporting.current_status import read_now
@@ -77,6 +77,7 @@ def main() -> None:
         key, _, value = word.partition("=")
         part, _, name = key.rpartition(".")
         setattr(operator.attrgetter(part)(config) if part else config, name, yaml.safe_load(value))
+    keep_alive.begin(config)
     own = functools.partial(driver.run, successor=Successor())
     run = functools.partial(detached.run, drive=driver.run) if config.cluster.detached else own
     if os.environ.get(REAL_SERVERS):

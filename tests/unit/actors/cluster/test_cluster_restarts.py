@@ -6,6 +6,7 @@ import pytest
 
 from actors.cluster.cluster_restarts import ClusterLost, ClusterRestarts, last_committed
 from launcher.base.errors import RunError
+from launcher.base.messages import KilledDriver
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.run_files.journal import Journal, append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -105,6 +106,20 @@ def test_the_incident_is_the_next_one_and_belongs_to_the_attempt_that_follows(wo
     assert (lost.known.incident, lost.known.attempt) == (7, 2)
     (restarted,) = world.events("cluster.restarted")
     assert (restarted["incident"], restarted["attempt"], restarted["global_step"]) == (7, 2, 41)
+
+
+@pytest.mark.parametrize(("times", "often"), [(1, "once in this command"), (3, "3 times in this command")])
+def test_a_driver_that_was_killed_is_one_incident_that_says_how_often(world, times, often):
+    append_line(world.paths.ledger, {"global_step": 41})
+    killed = KilledDriver(how="SIGKILL", at=990.0, times=times, mark="GRPO_KEPT=nobody bears it")
+    restarts = ClusterRestarts(world.config, killed=killed, clock=lambda: world.now)
+    restarts.end_what_was_left()
+    restarts.record_restart(world.journal, world.paths)
+    (began,), (restarted,) = world.events("incident.began"), world.events("driver.restarted")
+    assert (began["incident"], began["cause"], began["subject"]) == (1, "driver_lost", "driver")
+    assert began["reason"] == f"it was ended by SIGKILL; {often}"
+    assert (restarted["incident"], restarted["global_step"], restarted["times"]) == (1, 41, times)
+    assert restarted["seconds"] == 10.0
 
 
 def test_of_the_ledger_the_last_line_counts(world):

@@ -10,6 +10,7 @@ def event(name, number, **facts):
     return {"event": name, "incident": number, "subject": "cluster", "reason": "", **facts}
 
 
+@pytest.mark.parametrize("name", ["cluster.restarted", "driver.restarted"])
 @pytest.mark.parametrize(
     ("committed", "restored", "says"),
     [
@@ -19,8 +20,8 @@ def event(name, number, **facts):
         (41, None, ""),
     ],
 )
-def test_its_end_says_whether_a_committed_step_was_lost_where_both_are_known(committed, restored, says):
-    events = [event("incident.began", 3), event("cluster.restarted", 3, global_step=committed)]
+def test_its_end_says_whether_a_committed_step_was_lost_where_both_are_known(committed, restored, says, name):
+    events = [event("incident.began", 3), event(name, 3, global_step=committed)]
     events += [] if restored is None else [event("trainer.loaded", 3, global_step=restored)]
     assert _what_was_kept(events) == says
 
