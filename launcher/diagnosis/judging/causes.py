@@ -6,15 +6,19 @@ The scores order causes and show how sure that is; they are no probabilities.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from launcher.diagnosis.judging import evidence
+from launcher.diagnosis.judging import evidence, memory_evidence
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_context import IncidentContext
-from launcher.diagnosis.reading.log_records import Kind, Role
+from launcher.diagnosis.reading.log_clock import say_duration
+from launcher.diagnosis.reading.log_records import Kind, LogEvent, Role
 
 SURE, LEAD = 3, 2
+STRONG, EARLIER_S, FOLLOWED = 3, 60.0, -6
+"""What began this long after a cause that is sure, by evidence this strong, came of it."""
 
 
 class Guess(enum.StrEnum):
@@ -38,6 +42,11 @@ class RankedCause:
     opposing: tuple[Evidence, ...]
     where: str = ""
 
+    @property
+    def began(self) -> float | None:
+        """When the first of its strong evidence happened."""
+        return min((e.time for e in self.supporting if e.weight >= STRONG and e.time is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
@@ -55,19 +64,31 @@ class Causes:
 EVIDENCE_OF: Mapping[Guess, Callable[[IncidentContext], Iterator[Evidence]]] = {
     Guess.SERVER_CRASH: evidence.of_server_crash,
     Guess.SERVER_HANG: evidence.of_server_hang,
-    Guess.OUT_OF_MEMORY: evidence.of_memory,
+    Guess.OUT_OF_MEMORY: memory_evidence.of_memory,
     Guess.DEGRADATION: evidence.of_degradation,
     Guess.REWARD_FUNCTION: evidence.of_reward_function,
-    Guess.TRAINER_CRASH: evidence.of_trainer_crash,
+    Guess.TRAINER_CRASH: memory_evidence.of_trainer_crash,
 }
 
 
 def weigh(context: IncidentContext) -> Causes:
     """The causes of what the context shows. The trainer's crash is named only where something speaks for it."""
-    ranked = sorted((_ranked(guess, context) for guess in Guess), key=lambda one: -one.score)
+    ranked = sorted(_earliest_first([_ranked(guess, context) for guess in Guess]), key=lambda one: -one.score)
     kept = [one for one in ranked if one.guess is not Guess.TRAINER_CRASH or one.supporting]
     is_sure = kept[0].score >= SURE and kept[0].score - kept[1].score >= LEAD
     return Causes(ranked=tuple(kept), is_sure=is_sure, missing=tuple(_missing_from(context)))
+
+
+def _earliest_first(causes: Sequence[RankedCause]) -> Iterator[RankedCause]:
+    """With evidence against those that began well after another that is sure: they followed from it."""
+    begun = [(one.began, one.guess) for one in causes if one.score >= SURE and one.began is not None]
+    first, guess = min(begun, default=(math.inf, None))
+    for one in causes:
+        if one.began is None or one.began - first <= EARLIER_S:
+            yield one
+        else:
+            why = Evidence(FOLLOWED, f"it began {say_duration(one.began - first)} after the {guess}")
+            yield replace(one, score=one.score + FOLLOWED, opposing=(why, *one.opposing))
 
 
 def _ranked(guess: Guess, context: IncidentContext) -> RankedCause:
@@ -77,13 +98,20 @@ def _ranked(guess: Guess, context: IncidentContext) -> RankedCause:
         score=sum(one.weight for one in found),
         supporting=tuple(one for one in found if one.weight > 0),
         opposing=tuple(one for one in found if one.weight < 0),
-        where=evidence.where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
+        where=memory_evidence.where_memory_ran_out(context) if guess is Guess.OUT_OF_MEMORY else "",
     )
 
 
 def _missing_from(context: IncidentContext) -> Iterator[str]:
     """Which files would have shown more."""
-    if not context.has_server_log:
+    if not context.contents.has_server_log:
         yield "no server log was given (llm_server.log): a hang and a crash can't be distinguished"
     if not context.has_log(Role.TRAINER) and not context.near(Kind.INCIDENT, Kind.RUN_ENDED):
         yield "no trainer log was given (trainer.log): failed connections can't be seen"
+    killed = [e for e in context.near(Kind.KILLED, Kind.SERVER_EXITED) if _is_sigkill(e)]
+    if killed and all(source.role is not Role.KERNEL for source in context.contents.sources):
+        yield "a process was ended by SIGKILL; without a kernel log (dmesg -T > dmesg.log) it can't be seen who sent it"
+
+
+def _is_sigkill(event: LogEvent) -> bool:
+    return event.kind is Kind.KILLED or event.facts.get("exit_code") in (-9, 137)

@@ -17,6 +17,7 @@ from launcher.diagnosis.reading.log_clock import say_duration
 from launcher.diagnosis.reading.log_patterns import without_head
 from launcher.diagnosis.reading.log_records import (
     ENTROPY,
+    FAILED,
     GRAD_NORM,
     KL,
     LOSS,
@@ -30,32 +31,35 @@ from launcher.diagnosis.reading.log_records import (
     LogEvent,
     Role,
 )
-from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_cause
 
 SHARP_STEPS = 3
 """A fall within fewer steps is a drop."""
-CONNECTION = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+FAST, MUCH_FASTER = 0.5, 0.2
+"""Rollouts that take this part of their usual time were not generated."""
 PAUSE_S = 120.0
+OF_THE_TRAINER = (Kind.TRAINER_FAILED, Kind.KILLED, Kind.KILLED_FOR_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence for (weight > 0) or against a cause. `where`: file and line, where there is one."""
+    """One piece of evidence for (weight > 0) or against a cause. `where`: file and line, where there is one. `time`:
+    when it began, as LogEvent has it."""
 
     weight: int
     text: str
     where: str = ""
+    time: float | None = None
 
 
-def _in(events: Sequence[LogEvent], weight: int, text: str) -> Evidence:
-    return Evidence(weight, text, events[0].where)
+def seen_in(events: Sequence[LogEvent], weight: int, text: str) -> Evidence:
+    return Evidence(weight, text, events[0].where, min((e.time for e in events if e.time is not None), default=None))
 
 
-def _own_incidents(context: IncidentContext, *causes: str) -> Iterator[Evidence]:
+def own_incidents(context: IncidentContext, *causes: str) -> Iterator[Evidence]:
     """What the run itself found while it was running."""
     own = [h for h in context.near(Kind.INCIDENT) if h.facts.get("cause") in causes]
     if own:
-        yield _in(own, 6, f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}")
+        yield seen_in(own, 6, f"the run itself found {own[0].facts.get('cause')}: {own[0].facts.get('reason')}")
 
 
 def seconds_of(event: LogEvent) -> float:
@@ -75,7 +79,7 @@ def _times(events: Sequence[LogEvent]) -> str:
     return "once" if (count := _count(events)) == 1 else f"{count:,} times"
 
 
-def _line_of(event: LogEvent) -> str:
+def line_of(event: LogEvent) -> str:
     return in_one_line(without_head(str(event.facts.get("line") or event.text)), longest=160)
 
 
@@ -83,44 +87,48 @@ def _line_of(event: LogEvent) -> str:
 
 
 def of_server_crash(context: IncidentContext) -> Iterator[Evidence]:
-    yield from _own_incidents(context, "server_crash", "server_corrupt")
+    yield from own_incidents(context, "server_crash", "server_corrupt")
     if exits := context.near(Kind.SERVER_EXITED):
         code = exits[0].facts.get("exit_code")
-        yield _in(exits, 3, f"a server's process ended{'' if code is None else f' with exit code {code}'}")
+        yield seen_in(exits, 3, f"a server's process ended{'' if code is None else f' with exit code {code}'}")
     if raised := context.near(Kind.SERVER_EXCEPTION):
-        yield _in(raised, 3, "an exception ended a server")
+        yield seen_in(raised, 3, "an exception ended a server")
     yield from _refusals(context)
     if (lost := context.near(Kind.LOST)) and not context.earlier(Kind.LOST):
-        yield _in(lost, 1, f"{_times(lost)} a connection broke, never before")
+        yield seen_in(lost, 1, f"{_times(lost)} a connection broke, never before")
     change = context.change(ROLLOUT_S)
-    if change is not None and change.is_clear and change.ratio < 0.5:
-        yield Evidence(1, f"rollouts failed fast: {change.before:.3g} s a step before, {change.after:.3g} s after")
+    if change is not None and change.is_clear and change.ratio < FAST:
+        yield Evidence(2, f"rollouts failed fast: {change.before:.3g} s a step before, {change.after:.3g} s after")
     yield from _explained_by_memory(context)
     yield from _still_generating(context)
-    if context.has_log(Role.TRAINER) and not context.near(Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED):
+    if context.has_log(Role.TRAINER) and not context.near(
+        Kind.REFUSED, Kind.LOST, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION
+    ):
         yield Evidence(-2, "no refused or broken connection around the onset")
     yield from _no_rollout(context)
 
 
 def of_server_hang(context: IncidentContext) -> Iterator[Evidence]:
-    yield from _own_incidents(context, "server_hang")
+    yield from own_incidents(context, "server_hang")
     yield from _pauses(context)
     if fired := context.near(Kind.SERVER_WATCHDOG):
-        yield _in(fired, 3, "its own watchdog fired")
+        yield seen_in(fired, 3, "its own watchdog fired")
     if unwell := context.near(Kind.SERVER_UNHEALTHY):
-        yield _in(unwell, 2, f"{_times(unwell)} its health check failed")
+        yield seen_in(unwell, 2, f"{_times(unwell)} its health check failed")
     refused, slow = context.near(Kind.REFUSED), context.near(Kind.TIMEOUT, Kind.REQUEST_FAILED)
     if slow and not refused and not context.earlier(Kind.TIMEOUT, Kind.REQUEST_FAILED):
-        yield _in(slow, 2, f"{_times(slow)} a request got no answer in time, never before")
+        yield seen_in(slow, 2, f"{_times(slow)} a request got no answer in time, never before")
     change = context.change(ROLLOUT_S)
     if change is not None and change.is_clear and change.ratio >= 4:
         yield Evidence(2, f"rollouts take {change.after:.3g} s a step, {change.before:.3g} s before: they wait")
     elif change is not None and change.ratio < 1.5:
         yield Evidence(-1, f"rollouts take no longer ({change.before:.3g} → {change.after:.3g} s a step)")
     if refused:
-        yield _in(refused, -2, "connections are refused: a process that hangs still accepts them")
+        yield seen_in(refused, -2, "connections are refused: a process that hangs still accepts them")
     if exits := context.near(Kind.SERVER_EXITED):
-        yield _in(exits, -2, "the server's process ended")
+        yield seen_in(exits, -2, "the server's process ended")
+    if (raised := context.near(Kind.SERVER_EXCEPTION)) and not _was_silent_before(context, raised[0]):
+        yield seen_in(raised, -6, "an exception ended it: what is silent after that does not hang")
     yield from _explained_by_memory(context)
     yield from _still_generating(context)
     yield from _no_rollout(context)
@@ -128,8 +136,8 @@ def of_server_hang(context: IncidentContext) -> Iterator[Evidence]:
 
 def _explained_by_memory(context: IncidentContext) -> Iterator[Evidence]:
     """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
-    if ran_out := [h for h in context.near(Kind.OUT_OF_MEMORY) if place_of(h)[0] == "server"]:
-        yield _in(ran_out, -6, "a server ran out of memory: what else it did came of that")
+    if ran_out := context.near(Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY, role=Role.SERVER):
+        yield seen_in(ran_out, -6, "a server ran out of memory: what else it did came of that")
 
 
 def _refusals(context: IncidentContext) -> Iterator[Evidence]:
@@ -138,25 +146,44 @@ def _refusals(context: IncidentContext) -> Iterator[Evidence]:
         before = f"{_count(earlier)} times before" if earlier else "never before"
         since = f" from step {refused[0].after_step + 1} on" if refused[0].after_step is not None else ""
         weight = 3 if _mean_count(refused) > 3 * _mean_count(earlier) else 1
-        yield _in(refused, weight, f"{_times(refused)} a connection was refused{since}, {before}")
+        yield seen_in(refused, weight, f"{_times(refused)} a connection was refused{since}, {before}")
 
 
 def _pauses(context: IncidentContext) -> Iterator[Evidence]:
     """The server made no tokens while the trainer waited for some."""
-    usual = [seconds_of(h) for h in context.earlier(Kind.NO_TOKENS) if not h.facts.get("is_last")]
-    limit = max(PAUSE_S, 5 * float(np.median(usual)) if usual else 0.0)
+    limit = _longest_usual_pause(context)
     pauses = [h for h in context.near(Kind.NO_TOKENS) if not h.facts.get("is_last") and seconds_of(h) >= limit]
     if pauses:
         longest = max(pauses, key=seconds_of)
-        yield _in([longest], 3, f"a server made no tokens for {say_duration(seconds_of(longest))}")
-    # until the trainer's log ends, or its last step was done
-    ends = [s.last_time for s in context.contents.sources if s.role is not Role.SERVER and s.last_time is not None]
+        yield seen_in([longest], 3, f"a server made no tokens for {say_duration(seconds_of(longest))}")
+    # until the trainer's log ends, or its last step was done, or the trainer itself failed
+    written = (s for s in context.contents.sources if s.role not in (Role.SERVER, Role.KERNEL))
+    end = max((s.last_time for s in written if s.last_time is not None), default=-np.inf)
+    ends = [(end, "trainer's log ends")]
+    ends += [(h.time, "trainer ended") for h in context.near(*OF_THE_TRAINER) if h.time and h.role is not Role.SERVER]
     for last in _last_tokens(context):
-        if last.time is None or not ends or context.until is None or last.time > context.until:
+        if last.time is None or context.until is None or last.time > context.until:
             continue
-        if (silent_s := max(ends) - last.time) >= limit:
-            text = f"a server made its last tokens {say_duration(silent_s)} before the trainer's log ends"
-            yield _in([last], 4, text)
+        time, what = min((one for one in ends if one[0] > last.time), default=(last.time, ""))
+        if time - last.time >= limit:
+            text = f"a server made its last tokens {say_duration(time - last.time)} before the {what}"
+            yield seen_in([last], 4, text)
+
+
+def _longest_usual_pause(context: IncidentContext) -> float:
+    """A server that makes no tokens for less may wait for the trainer."""
+    usual = [seconds_of(h) for h in context.earlier(Kind.NO_TOKENS) if not h.facts.get("is_last")]
+    return max(PAUSE_S, 5 * float(np.median(usual)) if usual else 0.0)
+
+
+def _was_silent_before(context: IncidentContext, event: LogEvent) -> bool:
+    """Had a server made no tokens for long when this happened, or had its watchdog fired?"""
+    if event.time is None:
+        return False
+    fired = any(h.time is not None and h.time <= event.time for h in context.near(Kind.SERVER_WATCHDOG))
+    begins = [h.time for h in context.contents.log_events if h.kind is Kind.NO_TOKENS and h.time is not None]
+    before = max((time for time in begins if time <= event.time), default=event.time)
+    return fired or event.time - before >= _longest_usual_pause(context)
 
 
 def _last_tokens(context: IncidentContext) -> list[LogEvent]:
@@ -171,7 +198,7 @@ def _still_generating(context: IncidentContext) -> Iterator[Evidence]:
     if max((h.time for h in lasts if h.time is not None), default=0.0) <= context.until:
         return
     if not any(seconds_of(h) >= PAUSE_S for h in context.near(Kind.NO_TOKENS) if not h.facts.get("is_last")):
-        yield _in(lasts, -3, "the servers continued to make tokens after the onset")
+        yield seen_in(lasts, -3, "the servers continued to make tokens after the onset")
 
 
 def _no_rollout(context: IncidentContext) -> Iterator[Evidence]:
@@ -180,68 +207,17 @@ def _no_rollout(context: IncidentContext) -> Iterator[Evidence]:
         yield Evidence(1, "from the onset on no rollout finished (no rollout/reward)")
 
 
-# ── memory and the trainer ──
-
-
-def of_memory(context: IncidentContext) -> Iterator[Evidence]:
-    yield from _own_incidents(context, "server_oom", "trainer_oom")
-    ran_out = context.near(Kind.OUT_OF_MEMORY)
-    if ran_out:
-        yield _in(ran_out, 6, f"{where_memory_ran_out(context)}: {_line_of(ran_out[0])}")
-    if killed := context.near(Kind.KILLED_FOR_MEMORY):
-        yield _in(killed, 2, f"a process was killed by SIGKILL: {_line_of(killed[0])}")
-    if not ran_out and any(h.facts.get("exit_code") in (-9, 137) for h in context.near(Kind.SERVER_EXITED)):
-        yield Evidence(1, "a server ended by SIGKILL, as the kernel does for memory (dmesg would say so)")
-    if not ran_out and any(source.what == "log" for source in context.contents.sources):
-        yield Evidence(-3, "no log mentions it around the onset")
-
-
-def where_memory_ran_out(context: IncidentContext) -> str:
-    """`server, at start-up`; "" where it did not."""
-    ran_out = context.near(Kind.OUT_OF_MEMORY)
-    if not ran_out:
-        return ""
-    who, phase = place_of(ran_out[0])
-    return {"": who, "startup": f"{who}, at start-up"}.get(phase, f"{who}, in {phase}")
-
-
-def place_of(event: LogEvent) -> tuple[str, str]:
-    """(server or trainer, phase) of a line that reports that memory ran out."""
-    ran_out = str(event.facts.get("ran_out") or ran_out_of(event) or "")
-    phases = {RanOut.SERVER_POOL_TOO_SMALL: "startup", RanOut.SERVER_POOL: "generation"}
-    phase = next((phase for kind, phase in phases.items() if ran_out == kind), str(event.facts.get("phase") or ""))
-    return "server" if ran_out.startswith("server") else "trainer", phase
-
-
-def ran_out_of(event: LogEvent) -> RanOut | None:
-    """Which memory it was, by the patterns of exit_cause.py."""
-    line = str(event.facts.get("line") or event.text)
-    known = event.facts.get("ran_out")
-    if known in set(RanOut):
-        return RanOut(str(known))
-    find = find_server_cause if event.role is Role.SERVER else find_trainer_cause
-    return find([line], None).ran_out or find_server_cause([line], None).ran_out
-
-
-def of_trainer_crash(context: IncidentContext) -> Iterator[Evidence]:
-    yield from _own_incidents(context, "trainer_crash", "trainer_hang")
-    if failed := context.near(Kind.TRAINER_FAILED):
-        yield _in(failed, 3, f"the trainer failed: {_line_of(failed[0])}")
-        if context.near(Kind.OUT_OF_MEMORY, role=Role.TRAINER):
-            yield Evidence(-2, "it ran out of memory first")
-
-
 # ── the policy and the reward function ──
 
 
 def of_degradation(context: IncidentContext) -> Iterator[Evidence]:
-    yield from _own_incidents(context, "reward_collapse", "nonfinite")
+    yield from own_incidents(context, "reward_collapse", "nonfinite")
     if context.found is None:
         yield Evidence(-2, "the rewards did not fall")
         return
     yield from _shape_of_degradation(context)
     yield from _not_finite(context)
-    failed = context.near(*CONNECTION)
+    failed = context.near(*FAILED)
     for name, words, factor in ((GRAD_NORM, "gradient norm", 3.0), (KL, "KL to the old policy", 4.0)):
         peak = context.peak_before(name)
         if peak is not None and peak[1] > 0 and peak[0] > factor * peak[1] and not failed:
@@ -253,23 +229,26 @@ def of_degradation(context: IncidentContext) -> Iterator[Evidence]:
 
 
 def of_reward_function(context: IncidentContext) -> Iterator[Evidence]:
-    yield from _own_incidents(context, "verifier_broken")
+    yield from own_incidents(context, "verifier_broken")
     late, raised = context.near(Kind.REWARD_TIMEOUT), context.near(Kind.REWARD_ERROR)
     if late and _count(late) > 3 * _mean_count(context.earlier(Kind.REWARD_TIMEOUT)):
-        yield _in(late, 3, f"{_times(late)} a reward timed out and counted as 0")
+        yield seen_in(late, 3, f"{_times(late)} a reward timed out and counted as 0")
     if raised:
-        yield _in(raised, 3, f"{_times(raised)} the reward function failed: {_line_of(raised[0])}")
+        yield seen_in(raised, 3, f"{_times(raised)} the reward function failed: {line_of(raised[0])}")
     if context.found is None:
         if not late and not raised:
             yield Evidence(-2, "the rewards did not fall")
         return
-    fall = context.found.fall
+    fall, rollout = context.found.fall, context.change(ROLLOUT_S)
+    if rollout is not None and rollout.is_clear and rollout.ratio < FAST:
+        weight = -5 if rollout.ratio < MUCH_FASTER else -2
+        yield Evidence(weight, f"rollouts took {rollout.after:.3g} s in place of {rollout.before:.3g}: too few tokens")
     if fall.shape is Shape.NEVER:
         yield Evidence(3, "not one reward of the run was above 0")
     elif fall.shape is Shape.DECAY:
         yield Evidence(-1, "the rewards fell slowly; a function breaks from one step to the next")
     same = _same_completions(context)
-    if same and fall.bottom - fall.onset < SHARP_STEPS and not context.near(*CONNECTION):
+    if same and fall.bottom - fall.onset < SHARP_STEPS and not context.near(*FAILED):
         yield Evidence(3, f"the rewards dropped at once while completions stayed as they were: {same}")
     yield from _failed_connections(context)
     if changed := [one.text for one in _changed_completions(context)]:
@@ -277,8 +256,8 @@ def of_reward_function(context: IncidentContext) -> Iterator[Evidence]:
 
 
 def _failed_connections(context: IncidentContext) -> Iterator[Evidence]:
-    if failed := context.near(*CONNECTION):
-        yield _in(failed, -2, "connections failed at the same time")
+    if failed := context.near(*FAILED):
+        yield seen_in(failed, -2, "connections failed at the same time")
 
 
 def _shape_of_degradation(context: IncidentContext) -> Iterator[Evidence]:
@@ -312,7 +291,7 @@ def _not_finite(context: IncidentContext) -> Iterator[Evidence]:
 
 def _changed_completions(context: IncidentContext) -> Iterator[Evidence]:
     """Entropy, lengths and cut ends, where they moved with the rewards."""
-    if context.near(*CONNECTION):
+    if context.near(*FAILED):
         return
     for name, words, weight in ((ENTROPY, "entropy", 2), (SEQ_LEN, "length of sequences", 1)):
         change = context.change(name)

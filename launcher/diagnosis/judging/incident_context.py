@@ -78,11 +78,6 @@ class IncidentContext:
         """Was a text log of that role read?"""
         return any(s.what == "log" and s.role in (role, Role.UNKNOWN) for s in self.contents.sources)
 
-    @property
-    def has_server_log(self) -> bool:
-        roles = {s.role for s in self.contents.sources if s.what == "log"} | {h.role for h in self.contents.log_events}
-        return Role.SERVER in roles
-
     def series(self, name: str) -> Floats:
         """A figure in the steps that the fall is one of, by its indices; empty where there is no fall."""
         found: Floats = self.contents.steps.column(name)[self.found.rows if self.found else slice(0)]

@@ -47,14 +47,19 @@ def remedy_of(
     """`settings`: the run's by their dotted keys, as far as they are known. `ran_out`, `place`: of memory."""
     match guess:
         case Guess.OUT_OF_MEMORY:
+            if ran_out is None and place == ("", "host"):
+                return Remedy(
+                    change="give the host, or the cgroup that the kernel's line names, more memory. Which of the "
+                    "run's processes it killed is not in its name: compare the pid with those in the run's logs"
+                )
             return _of_memory(ran_out or _ran_out_at(place), settings, place)
         case Guess.SERVER_HANG:
             return _of_hang(settings)
         case Guess.SERVER_CRASH:
             return Remedy(
                 change="no setting prevents every crash: run it where it is watched and restarted (this launcher "
-                "does both by itself), and never count a failed rollout as reward 0. If it ended by SIGKILL or crashes "
-                "again and again, go one rung down: a lower sglang.mem_fraction_static",
+                "does both by itself), and never count a failed rollout as reward 0. If it crashes again and again, "
+                "go one rung down: a lower sglang.mem_fraction_static",
             )
         case Guess.DEGRADATION:
             return _of_degradation(settings)

@@ -1,4 +1,4 @@
-"""Whether enough was seen to call a run fine, and where it made no step for long."""
+"""Whether enough was seen to call a run fine, where it made no step for long, and what it lost by that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.checkpoints.health_evidence import HealthEvidence
-from launcher.diagnosis.reading.log_records import REWARD, Contents, Kind
+from launcher.diagnosis.reading.log_clock import say_duration
+from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Kind, Role
 
 LEAST_REWARDS = 15
 STALL_STEPS, STALL_MIN_S = 10.0, 60.0
@@ -35,7 +36,7 @@ def longest_stall(contents: Contents) -> Stall | None:
     usual = float(np.median(np.diff(times)))
     has_end = any(event.kind is Kind.RUN_ENDED for event in contents.log_events)
     is_done = has_end or numbers[-1] == contents.total_steps - 1
-    ends = [source.last_time for source in contents.sources if source.last_time is not None]
+    ends = [s.last_time for s in contents.sources if s.last_time is not None and s.role is not Role.KERNEL]
     bounds = np.append(times, times[-1] if is_done else max([float(times[-1]), *ends]))
     found = None
     for row in np.argsort(np.diff(bounds))[::-1]:
@@ -52,6 +53,23 @@ def longest_stall(contents: Contents) -> Stall | None:
 def _started_again(contents: Contents, begin: float, end: float) -> bool:
     restarts = (event.time for event in contents.log_events if event.kind in STARTED_AGAIN)
     return any(time is not None and begin <= time <= end for time in restarts)
+
+
+def losses_of(contents: Contents) -> Iterator[str]:
+    """What the run lost, each thing counted once: time without a step, steps done twice, requests and groups."""
+    steps, times = contents.steps.steps, contents.steps.times
+    gaps = np.diff(times[np.isfinite(times)])
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    is_long = gaps > max(STALL_STEPS * usual, STALL_MIN_S)
+    if is_long.any():
+        lost = float((gaps[is_long] - usual).sum())
+        yield f"{say_duration(lost)} without a step (pauses between steps: {is_long.sum()})"
+    if twice := len(steps) - len(set(steps.tolist())):
+        yield f"steps done twice: {twice}"
+    failed = [event.facts for event in contents.log_events if event.kind in FAILED]
+    for fact, words in (("requests", "requests given up"), ("groups", "groups dropped")):
+        if count := sum(number for facts in failed if isinstance(number := facts.get(fact), int)):
+            yield f"{words}: {count:,}"
 
 
 def not_seen(contents: Contents, health: HealthEvidence) -> Iterator[str]:

@@ -13,24 +13,24 @@ import numpy as np
 from launcher.base.wording import in_one_line, some_of
 from launcher.checkpoints.onset import Shape, usual_range
 from launcher.diagnosis.judging.causes import Causes, Guess, weigh
-from launcher.diagnosis.judging.evidence import CONNECTION, SHARP_STEPS, place_of, ran_out_of
+from launcher.diagnosis.judging.evidence import SHARP_STEPS
 from launcher.diagnosis.judging.incident_context import IncidentContext, context_of
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment, timeline_of
+from launcher.diagnosis.judging.memory_evidence import place_of, ran_out_of
 from launcher.diagnosis.judging.remedies import Remedy, remedy_of
 from launcher.diagnosis.judging.restore_advice import RestoreAdvice, advise_restore
-from launcher.diagnosis.judging.seen_enough import Stall, longest_stall, not_seen
+from launcher.diagnosis.judging.seen_enough import Stall, longest_stall, losses_of, not_seen
 from launcher.diagnosis.judging.step_history import FoundFall, Pass, evidence_of, falls_of, main_fall, passes_of
 from launcher.diagnosis.reading.log_clock import say_duration, say_time
-from launcher.diagnosis.reading.log_records import REWARD, Contents, Kind, LogEvent, Role
+from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Kind, LogEvent
 from launcher.diagnosis.reading.run_folders import RunFolders
 
 FATAL = (Kind.OUT_OF_MEMORY, Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.TRAINER_FAILED,
-         Kind.KILLED_FOR_MEMORY)  # fmt: skip
+         Kind.KILLED_FOR_MEMORY, Kind.KILLED)  # fmt: skip
 """What ends a run where no step comes after it."""
-STALLING = CONNECTION
-"""What, often and with no step after it, keeps the run from its next step."""
 OFTEN = 5
-SURVIVED = (*FATAL, *STALLING, Kind.INCIDENT, Kind.BATCH_REJECTED)
+"""So many failed requests, with no step after them, keep the run from its next step."""
+SURVIVED = (*FATAL, *FAILED, Kind.INCIDENT, Kind.BATCH_REJECTED)
 LONGEST_REASON = 160
 
 
@@ -70,7 +70,8 @@ class Onset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """`onset` and `causes`: None where it is FINE. `others`: further falls. `notes`: what else is worth knowing."""
+    """`onset` and `causes`: None where it is FINE. `others`: further falls. `notes`: what else is worth
+    knowing. `losses`: what the run lost, as text."""
 
     condition: RunCondition
     headline: str
@@ -81,6 +82,7 @@ class Diagnosis:
     restore_advice: RestoreAdvice | None
     timeline: tuple[TimelineMoment, ...]
     notes: tuple[str, ...]
+    losses: tuple[str, ...]
     contents: Contents
     passes: tuple[Pass, ...]
     folders: RunFolders
@@ -116,6 +118,7 @@ def diagnose(contents: Contents, folders: RunFolders) -> Diagnosis:
         restore_advice=advice,
         timeline=tuple(timeline_of(contents, main if onset is not None else None)),
         notes=tuple(_notes(condition, contents, passes, onset)),
+        losses=tuple(losses_of(contents)),
         contents=contents,
         passes=tuple(passes),
         folders=folders,
@@ -143,7 +146,7 @@ def _has_stopped(contents: Contents) -> bool:
     if contents.total_steps and steps.last_step == contents.total_steps - 1:
         return False
     last_time = float(steps.times[-1]) if len(steps) else -math.inf
-    ending = [h for h in contents.log_events if h.kind in (*FATAL, *STALLING)]
+    ending = [h for h in contents.log_events if h.kind in (*FATAL, *FAILED)]
     after = [h for h in ending if not len(steps) or _is_after(h, steps.last_step, last_time)]
     fatal = [h for h in after if h.kind in FATAL]
     if not fatal:
@@ -180,7 +183,7 @@ def _onset(contents: Contents, found: FoundFall) -> Onset:
 
 
 def _remedy(guess: Guess | None, context: IncidentContext, folders: RunFolders) -> Remedy:
-    ran_out = next(iter(context.near(Kind.OUT_OF_MEMORY)), None)
+    ran_out = next(iter(context.near(Kind.OUT_OF_MEMORY) or context.near(Kind.KILLED_FOR_MEMORY)), None)
     if ran_out is None:
         return remedy_of(guess, folders.settings)
     return remedy_of(guess, folders.settings, ran_out=ran_out_of(ran_out), place=place_of(ran_out))
@@ -263,7 +266,6 @@ def _notes(condition: RunCondition, contents: Contents, passes: Sequence[Pass], 
     if condition in UNEXPLAINED and survived.total():
         kinds = ", ".join(f"{name} × {count:,}" for name, count in survived.most_common() if count)
         notes.append(f"the run continued after all of this: {kinds}")
-    roles = {source.role for source in contents.sources} | {one.role for one in contents.log_events}
-    if condition in UNEXPLAINED and Role.SERVER not in roles:
+    if condition in UNEXPLAINED and not contents.has_server_log:
         notes.append("no server's log was read")
     return notes

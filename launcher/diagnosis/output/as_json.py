@@ -39,6 +39,8 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, object]:
         "settings": [] if remedy is None else list(remedy.overrides),
         "commands": [] if advice is None else list(advice.commands),
         "timeline": [asdict(moment) for moment in in_brief(diagnosis.timeline)],
+        "lost": list(diagnosis.losses),
         "notes": [*diagnosis.notes, *(causes.missing if causes else ())],
+        "passed_over": list(diagnosis.contents.passed_over),
         "files": [asdict(source) for source in diagnosis.contents.sources],
     }

@@ -9,11 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from launcher.base.wording import in_one_line
+from launcher.base.wording import in_one_line, some_of
 from launcher.diagnosis.judging.causes import Causes, RankedCause
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
 from launcher.diagnosis.judging.verdict import Diagnosis, Onset, RunCondition
+from launcher.diagnosis.reading.log_records import NOT_READ, Contents
 
 COLOURS = {
     RunCondition.FINE: "bold green",
@@ -26,7 +27,7 @@ COLOURS = {
 SHOWN_CAUSES = 6
 LABEL = 12
 COMMANDS = ("settings", "resume with")
-LAST = ("note", "read")
+LAST = ("note", "read", "not read")
 LINE, NEW_LINE = 88, "\n"
 
 
@@ -95,15 +96,32 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.restore_advice is not None:
         for command in diagnosis.restore_advice.commands:
             yield "resume with", command
+    if diagnosis.losses:
+        yield "lost", "; ".join(diagnosis.losses)
     for note in (*diagnosis.notes, *(diagnosis.causes.missing if diagnosis.causes else ())):
         yield "note", note
     for source in diagnosis.contents.sources:
+        if source.what == NOT_READ:
+            continue
         steps = f", {source.steps} steps" if source.steps else ""
         yield (
             "read",
             f"{source.path} ({source.what}, {source.bytes:,} bytes{steps})"
             + (f": {source.note}" if source.note else ""),
         )
+    if said := list(_not_read(diagnosis.contents)):
+        yield "not read", "; ".join(said)
+
+
+def _not_read(contents: Contents) -> Iterator[str]:
+    """How many files, which, and why."""
+    tried = [source for source in contents.sources if source.what == NOT_READ]
+    if count := len(tried) + len(contents.passed_over):
+        yield f"{count} file{'' if count == 1 else 's'}"
+    for source in tried:
+        yield source.note if source.path in source.note else f"{source.path}: {source.note}"
+    if contents.passed_over:
+        yield f"{some_of(contents.passed_over)}: not named as a log"
 
 
 def say_onset(onset: Onset) -> str:

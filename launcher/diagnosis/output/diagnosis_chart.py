@@ -8,7 +8,7 @@ from functools import partial
 
 from launcher.diagnosis.judging.incident_timeline import TimelineMoment
 from launcher.diagnosis.judging.verdict import Diagnosis, Onset
-from launcher.diagnosis.reading.log_records import REWARD, Kind
+from launcher.diagnosis.reading.log_records import FAILED, REWARD, Kind
 from launcher.html_report.axis_scale import reward_span, step_ticks
 from launcher.html_report.reward_chart import DOTS, draw_rewards
 from launcher.html_report.svg_chart import NARROW, TOP, WIDE, Chart, Plot, Size, chart
@@ -18,12 +18,12 @@ LEFT, LABEL_WIDTH = 84, 110
 MOST_MARKS = 500
 LANES = {
     "checkpoints": (Kind.CHECKPOINT, Kind.CONDEMNED),
-    "connections": (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED),
+    "connections": FAILED,
     "servers": (Kind.SERVER_EXITED, Kind.SERVER_EXCEPTION, Kind.SERVER_WATCHDOG, Kind.SERVER_UNHEALTHY, Kind.SILENCE,
                 Kind.NO_TOKENS, Kind.SERVER_READY, Kind.SERVER_LAUNCHED),
-    "memory": (Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY),
+    "memory": (Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY, Kind.OTHER_KILLED),
     "rewards": (Kind.REWARD_TIMEOUT, Kind.REWARD_ERROR),
-    "restarts": (Kind.RECOVER_RUN, Kind.RESUMED, Kind.INCIDENT, Kind.TRAINER_FAILED, Kind.RUN_ENDED),
+    "restarts": (Kind.RECOVER_RUN, Kind.RESUMED, Kind.INCIDENT, Kind.TRAINER_FAILED, Kind.KILLED, Kind.RUN_ENDED),
 }  # fmt: skip
 COLOURS = {
     **dict.fromkeys(LANES["connections"], "warn"),
@@ -31,7 +31,7 @@ COLOURS = {
     **dict.fromkeys(LANES["memory"], "bad"),
     **dict.fromkeys(LANES["rewards"], "warn"),
     Kind.SERVER_READY: "good", Kind.SERVER_LAUNCHED: "good", Kind.CONDEMNED: "bad", Kind.RESUMED: "good",
-    Kind.INCIDENT: "bad", Kind.TRAINER_FAILED: "bad",
+    Kind.INCIDENT: "bad", Kind.TRAINER_FAILED: "bad", Kind.KILLED: "bad",
 }  # fmt: skip
 
 

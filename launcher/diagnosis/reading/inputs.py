@@ -6,16 +6,21 @@ of steps the one with the most counts, except logs that follow one another in ti
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from launcher.base.errors import DataError, LauncherError, StorageError
 from launcher.base.wording import some_of
-from launcher.diagnosis.reading.log_file import read_log
+from launcher.diagnosis.reading.log_file import read_log, role_of_name
 from launcher.diagnosis.reading.log_records import (
+    FAILED,
+    KILLS,
+    NOT_READ,
     REWARD,
     Contents,
     FigureNames,
@@ -27,15 +32,17 @@ from launcher.diagnosis.reading.log_records import (
     is_metric,
 )
 from launcher.diagnosis.reading.own_run import read_events, read_metrics
+from launcher.diagnosis.reading.unpacked import PackedError, extracted, head_of, is_archive, unpacked
 from launcher.diagnosis.reading.wandb_files import MAGIC, read_csv, read_offline
 
 STARTS = (Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 """A run's own events have these better than its servers' logs."""
-PACKED = {b"\x1f\x8b": "gunzip", b"(\xb5/\xfd": "unzstd", b"PK\x03\x04": "unzip", b"\xfd7zXZ": "unxz"}
-
-
-class PackedError(DataError):
-    """A log that must be unpacked first."""
+ONE_KILL_S = 600.0
+"""What tells of one process within this time tells of one kill: numbers of processes are used again."""
+LOGS = ("*.log*", "*.out", "*.err", "dmesg*", "kern*", "syslog*", "messages*")
+"""How files are named that are read of a folder, beside tables, archives and what our runs write."""
+TABLES, ARCHIVES = ("*.csv*", "*.wandb"), ("*.tar", "*.tar.*", "*.tgz")
+OF_OURS = ("metrics.jsonl", "events.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +86,13 @@ def _named(path: Path) -> Path:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    own = [path for path in (folder / "metrics.jsonl", folder / "events.jsonl") if path.is_file()]
-    logs = sorted(path for path in folder.glob("*.log*") if path.is_file() and path.suffix != ".tail")
-    merged = [path for path in logs if path.name == "merged.log"]
-    logs = [path for path in merged or logs if path.name != "ray.log"]
-    files = [*own, *logs, *sorted(folder.glob("*.csv")), *sorted(folder.glob("*.wandb"))]
+    own, logs, others = (
+        _matching(folder, patterns) for patterns in ([f"{name}*" for name in OF_OURS], LOGS, (*TABLES, *ARCHIVES))
+    )
+    merged = [path for path in logs if path.name.startswith("merged.log")]
+    kernels = [path for path in logs if role_of_name(path.name) is Role.KERNEL]
+    logs = [*merged, *kernels] if merged else [path for path in logs if path.name != "ray.log"]
+    files = [*own, *logs, *others]
     if not own and not any(path.stat().st_size for path in logs):
         files += sorted(folder.glob("**/offline-run-*/*.wandb")) + sorted(folder.glob("files/*.wandb"))
     if not files:
@@ -91,6 +100,11 @@ def _files_in(folder: Path) -> list[Path]:
     if filled := [path for path in files if path.stat().st_size]:
         return filled
     raise DataError(f"every log in {folder} is empty", "the run wrote nothing; look at its launcher's own output")
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file() and path.suffix != ".tail"}
+    return sorted(found)
 
 
 def _runs_below(folder: Path) -> str:
@@ -111,27 +125,23 @@ def read_inputs(
 
     Raises UsageError for a file that is not what it seems, and where `metric` is in none.
     """
-    names, read, before = FigureNames(metric), list[Contents](), 0
-    refused: list[LauncherError] = []
-    for one in inputs:
-        try:
-            read.append(_read(one.path, names, metric, lambda done, before=before: on_progress(before + done)))  # type: ignore[misc]
-        except (OSError, DataError) as found:
-            error = _unreadable(one.path, found) if isinstance(found, OSError) else found
-            if one.is_named:
-                raise error from found
-            refused.append(error)
-            may_hold_steps = isinstance(found, OSError | PackedError)
-            source = Source(
-                path=str(one.path), what="not read", role=Role.UNKNOWN, bytes=one.bytes, note=error.message,
-                is_unread=may_hold_steps,
-            )  # fmt: skip
-            read.append(Contents(sources=(source,)))
-        before += one.bytes
-        on_progress(before)
+    read, before, refused = list[Contents](), 0, list[LauncherError]()
+    with tempfile.TemporaryDirectory(prefix="diagnose-") as scratch:
+        reader = _Reader(Path(scratch), FigureNames(metric), metric)
+        for one in inputs:
+            try:
+                read += reader.read(one, partial(_add, on_progress, before))
+            except (OSError, DataError) as found:
+                error = _unreadable(one.path, found) if isinstance(found, OSError) else found
+                if one.is_named:
+                    raise error from found
+                refused.append(error)
+                read.append(_not_read(one, error, may_hold_steps=isinstance(found, OSError | PackedError)))
+            before += one.bytes
+            on_progress(before)
     if len(refused) == len(inputs):
         raise refused[0]
-    contents = _joined(read)
+    contents = replace(_joined(read), passed_over=tuple(_passed_over(inputs)))
     rewards = [key for key in contents.keys if "reward" in key] or contents.keys
     if metric and not any(is_metric(key, metric) for key in contents.keys):
         raise DataError(f"--metric {metric} is in none of the files", f"keys: {some_of(rewards, none='none')}")
@@ -144,18 +154,82 @@ def read_inputs(
     return contents
 
 
+def _add(on_progress: Callable[[int], None], before: int, done: int) -> None:
+    on_progress(before + done)
+
+
+def _not_read(one: Input, error: LauncherError, *, may_hold_steps: bool) -> Contents:
+    source = Source(
+        path=str(one.path), what=NOT_READ, role=Role.UNKNOWN, bytes=one.bytes, note=error.message,
+        is_unread=may_hold_steps,
+    )  # fmt: skip
+    return Contents(sources=(source,))
+
+
+def _passed_over(inputs: Sequence[Input]) -> Iterator[str]:
+    """Names of the files beside those that a folder was read for."""
+    read = {one.path for one in inputs}
+    for folder in sorted({one.path.parent for one in inputs if not one.is_named}):
+        yield from sorted(path.name for path in folder.iterdir() if path.is_file() and path not in read)
+
+
+class _Reader:
+    """Reads files by what they hold; packed ones by way of `scratch`."""
+
+    def __init__(self, scratch: Path, names: FigureNames, metric: str) -> None:
+        self._scratch = scratch
+        self._names = names
+        self._metric = metric
+
+    def read(self, one: Input, on_progress: Callable[[int], None]) -> list[Contents]:
+        """Of an archive one for each of its files. Raises OSError, DataError."""
+        path, note = unpacked(one.path, self._scratch)
+        if not is_archive(path):
+            try:
+                contents = _read(path, self._names, self._metric, on_progress)
+            except DataError as error:  # names the file as it was given
+                message, hint = (text.replace(str(path), str(one.path)) for text in (error.message, error.hint))
+                raise DataError(message, hint) from error
+            (source,) = contents.sources
+            shown = replace(source, path=str(one.path), bytes=one.bytes, note=note or source.note, is_unread=bool(note))
+            return [replace(contents, sources=(shown,))]
+        folder = extracted(path, self._scratch)
+        read = list[Contents]()
+        for file in _files_of_archive(one.path, folder):
+            inner = Input(path=file, bytes=file.stat().st_size, is_named=False)
+            try:
+                found = self.read(inner, lambda done: None)
+            except DataError as error:
+                found = [_not_read(inner, error, may_hold_steps=isinstance(error, PackedError))]
+            for contents in found:
+                (source,) = contents.sources
+                where, note = (text.replace(str(folder), str(one.path)) for text in (source.path, source.note))
+                read.append(replace(contents, sources=(replace(source, path=where, note=note),)))
+        return read
+
+
+def _files_of_archive(path: Path, folder: Path) -> list[Path]:
+    """Its logs, in whatever folders. Raises DataError where there are none."""
+    files = list[Path]()
+    for inner in sorted({file.parent for file in folder.rglob("*") if file.is_file()}):
+        try:
+            files += _files_in(inner)
+        except DataError:
+            continue  # a folder of other things
+    if not files:
+        held = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]
+        raise DataError(f"{path} holds no log", f"it holds {some_of(held)}")
+    return files
+
+
 def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[int], None]) -> Contents:
     """By its first bytes and its name. Raises DataError where it is nothing that can be read here."""
-    with path.open("rb") as file:
-        head = file.read(65536)
-    for magic, command in PACKED.items():
-        if head.startswith(magic):
-            raise PackedError(f"{path} is packed", f"unpack it first: {command} {path}")
+    head = head_of(path)
     if head.startswith(MAGIC) or path.suffix == ".wandb":
         return read_offline(path, names)
     if path.suffix == ".csv":
         return read_csv(path, names, metric)
-    if path.suffix == ".jsonl" or head.lstrip()[:1] == b"{":
+    if path.name in OF_OURS or head.lstrip()[:1] == b"{":
         return read_events(path) if b'"event"' in head else read_metrics(path, names)
     if head.count(b"\0") > len(head) // 1000:
         raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), or a .wandb file")
@@ -175,9 +249,15 @@ def _joined(read: Sequence[Contents]) -> Contents:
     sources = [
         replace(one.sources[0], note=unused) if len(one.steps) and one not in used else one.sources[0] for one in read
     ]
-    has_own = any(source.path.endswith("events.jsonl") for source in sources)
-    events = [e for c in read for e in c.log_events if not (has_own and _is_log(c) and e.kind in STARTS)]
-    placed = (event for event in _placed(events, steps) if not _is_first_start(event))
+    has_own = any(source.what.endswith(" events") for source in sources)
+    copies = [c for c in read if len(c.steps) and c not in used] if any(_is_log(c) for c in used) else []
+    events = [
+        event
+        for one in read
+        for event in one.log_events
+        if not (has_own and _is_log(one) and event.kind in STARTS) and not (one in copies and event.kind in FAILED)
+    ]
+    placed = (event for event in _placed(_each_kill_once(events), steps) if not _is_first_start(event))
     return Contents(
         steps=steps,
         origins=tuple(origins),
@@ -226,6 +306,25 @@ def _placed(events: Iterable[LogEvent], steps: Steps) -> Iterator[LogEvent]:
             yield event
         else:
             yield replace(event, after_step=int(numbers[np.searchsorted(times, event.time, side="right") - 1]))
+
+
+def _each_kill_once(events: Sequence[LogEvent]) -> list[LogEvent]:
+    """A kernel writes several lines of one kill, and a launcher others: of a process the one that says why is kept,
+    with the role that either of them shows."""
+    kept, last = [event for event in events if event.kind not in KILLS], dict[object, LogEvent]()
+    for event in sorted((event for event in events if event.kind in KILLS), key=lambda event: event.time or 0.0):
+        pid = event.facts.get("pid")
+        before = last.get(pid)
+        if pid is None or before is None or abs((event.time or 0.0) - (before.time or 0.0)) > ONE_KILL_S:
+            kept.append(event)
+        else:
+            best, other = (before, event) if before.kind is not Kind.KILLED else (event, before)
+            role = other.role if best.role is Role.UNKNOWN and other.kind is Kind.KILLED else best.role
+            step = other.after_step if best.after_step is None else best.after_step
+            kept.remove(before)
+            kept.append(event := replace(best, role=role, after_step=step))
+        last[pid] = event
+    return kept
 
 
 def _is_first_start(event: LogEvent) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,11 @@ from launcher.diagnosis.reading import log_clock
 from launcher.diagnosis.reading.line_reader import Ints, LineBlock, read_blocks
 from launcher.diagnosis.reading.log_patterns import (
     ANY,
+    DATED,
+    GROUP,
     KINDS,
+    OF_A_RUN,
+    REQUEST,
     ROLE_PREFIX,
     SERVER_ROLES,
     STAMP,
@@ -29,20 +34,33 @@ from launcher.diagnosis.reading.log_patterns import (
     plain,
     without_head,
 )
-from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
+from launcher.diagnosis.reading.log_records import (
+    FAILED,
+    KILLS,
+    Contents,
+    FigureNames,
+    Kind,
+    LogEvent,
+    Role,
+    Source,
+    Steps,
+)
 from launcher.diagnosis.reading.server_pauses import ServerPauses
 
 HEAD_BYTES, TAIL_BYTES = 384, 256
 """What is looked at of a line to classify it: a failed request is printed with all of its tokens."""
 BEFORE_BYTES, AFTER_BYTES = 24 * 1024, 2 * 1024
 """Around a line: its traceback, which shows what was being done."""
+SINCE_BOOT = "its times count from the machine's start: `dmesg -T` writes dates"
 MOST_DETAILED = 400
 """Events of a kind in one file whose facts are worked out, and whose date is looked for far away."""
 LONGEST_TEXT = 300
+TALLIES = ("lines", "records", "requests", "groups")
+"""Of failures: all lines, those with a date, requests given up, groups dropped."""
 
-FIRST_KINDS = (Kind.REFUSED, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED, Kind.OUT_OF_MEMORY)
+FIRST_KINDS = (*FAILED, Kind.KILLED_FOR_MEMORY, Kind.OUT_OF_MEMORY)
 """A line is of one kind, the first that fits: these come first because a failing log has millions of them, except
-the last, which explains whatever else its line contains."""
+the last two, which explain whatever else their line contains."""
 ORDER = (*FIRST_KINDS, *(kind for kind in KINDS if kind not in FIRST_KINDS))
 
 
@@ -53,11 +71,12 @@ class LogFile:
         self._path = path
         self._names = names
         self._role = role_of_name(path.name)
-        self._may_serve = self._role is not Role.TRAINER
+        self._may_serve = self._role in (Role.SERVER, Role.UNKNOWN)
         self._steps = Steps()
         self._keys: set[str] = set()
         self._log_events: list[LogEvent] = []
         self._counts: Counter[Kind] = Counter()
+        self._failed: dict[tuple[Kind, int | None], tuple[int, Counter[str]]] = {}
         self._pauses = ServerPauses(path.name)
         self._first_time: float | None = None
         self._last_time: float | None = None
@@ -90,10 +109,32 @@ class LogFile:
 
     def _add_log_events(self, block: LineBlock, rest: Ints, steps: Ints, befores: list[int | None]) -> None:
         for kind, numbers in _by_kind(block, rest).items():
-            places, firsts, counts = np.unique(np.searchsorted(steps, numbers), return_index=True, return_counts=True)
-            for place, first, count in zip(places, firsts, counts, strict=True):
-                ends = (int(numbers[first]), int(numbers[first + count - 1]))
-                self._log_events.append(self._log_event(block, kind, ends, int(count), befores[place]))
+            places = np.searchsorted(steps, numbers)
+            is_each = kind in KILLS and self._counts[kind] < MOST_DETAILED
+            _, firsts, counts = np.unique(numbers if is_each else places, return_index=True, return_counts=True)
+            records, requests, groups = (
+                np.add.reduceat(np.isin(numbers, block.matching(numbers, pattern)), firsts, dtype=np.int64)
+                for pattern in (DATED, REQUEST, GROUP)
+            )
+            for at, (first, lines) in enumerate(zip(firsts, counts, strict=True)):
+                ends = (int(numbers[first]), int(numbers[first + lines - 1]))
+                event = self._log_event(block, kind, ends, int(lines), befores[places[first]])
+                if kind in FAILED:
+                    numbers_of = (int(lines), int(records[at]), int(requests[at]), int(groups[at]))
+                    self._add_failed(event, Counter(dict(zip(TALLIES, numbers_of, strict=True))))
+                else:
+                    self._log_events.append(event)
+
+    def _add_failed(self, event: LogEvent, tally: Counter[str]) -> None:
+        """A step's failures are one event also where a block ends among them."""
+        key, index = (event.kind, event.after_step), len(self._log_events)
+        if event.after_step is not None and key in self._failed:
+            index, before = self._failed[key]
+            tally += before
+            event = replace(self._log_events.pop(index), last_time=event.last_time)
+        count = tally["records"] or tally["lines"]
+        self._log_events.insert(index, replace(event, count=count, facts={**event.facts, **tally}))
+        self._failed[key] = index, tally
 
     def _log_event(
         self, block: LineBlock, kind: Kind, ends: tuple[int, int], count: int, after_step: int | None
@@ -105,9 +146,12 @@ class LogFile:
             start, end = int(block.starts[ends[0]]), int(block.ends[ends[0]])
             text = without_head(plain(line[:LONGEST_TEXT]))
             facts = facts_of(kind, line, block.data[max(0, start - BEFORE_BYTES) : end + AFTER_BYTES])
+        role = self._role_of(line)
+        if kind is Kind.KILLED_FOR_MEMORY and is_detailed:
+            kind, role = _of_kill(str(facts["process"]))
         return LogEvent(
             kind=kind,
-            role=self._role_of(line),
+            role=role,
             count=count,
             time=self._time_of(block, ends[0], far=is_detailed),
             last_time=self._time_of(block, ends[1], far=is_detailed),
@@ -145,6 +189,8 @@ class LogFile:
             pauses = [pause for pause in pauses if pause.kind is Kind.NO_TOKENS]
         if role is Role.UNKNOWN and self._pauses.makes_tokens:
             role = Role.SERVER
+        if role is Role.UNKNOWN and self._log_events and all(event.kind in KILLS for event in self._log_events):
+            role = Role.KERNEL
         source = Source(
             path=str(self._path),
             what="log",
@@ -153,6 +199,7 @@ class LogFile:
             steps=len(self._steps),
             first_time=self._first_time,
             last_time=self._last_time,
+            note=SINCE_BOOT if role is Role.KERNEL and self._last_time is None else "",
         )
         return Contents(
             steps=self._steps,
@@ -189,7 +236,16 @@ def role_of_name(name: str) -> Role:
     lowered = name.lower()
     if any(part in lowered for part in SERVER_ROLES):
         return Role.SERVER
+    if re.search(r"dmesg|\bkern|syslog|^messages", lowered):
+        return Role.KERNEL
     return Role.TRAINER if re.search(r"train|actor|main|master|controller", lowered) else Role.UNKNOWN
+
+
+def _of_kill(process: str) -> tuple[Kind, Role]:
+    """Whether a program that the kernel killed may be the run's, and whose it is, as far as its name says."""
+    if process and not OF_A_RUN.match(process):
+        return Kind.OTHER_KILLED, Role.UNKNOWN
+    return Kind.KILLED_FOR_MEMORY, role_of_name(process) if "::" in process else Role.UNKNOWN
 
 
 def _by_kind(block: LineBlock, numbers: Ints) -> dict[Kind, Ints]:

@@ -31,7 +31,9 @@ KINDS: dict[Kind, str] = {
     Kind.OUT_OF_MEMORY: "|".join(
         pattern.pattern for pattern in (exit_cause.POOL_TOO_SMALL, exit_cause.POOL, exit_cause.DEVICE, exit_cause.HOST)
     ),
-    Kind.KILLED_FOR_MEMORY: r"oom-kill|oom_kill|Out of memory: Killed process|exitcode\s*:\s*-9|Signal 9 \(SIGKILL\)",
+    Kind.KILLED_FOR_MEMORY: r"Killed process \d+ \(|oom-kill:constraint=|Detected \d+ oom[-_]kill event"
+    r"|killed by the OOM killer|\bOOMKilled\b",
+    Kind.KILLED: r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)",
     Kind.TRAINER_FAILED: r"ChildFailedError|Root Cause \(first observed failure\)|NCCL error|ncclUnhandled"
     r"|trainer process exited|Uncaught exception",
     Kind.CHECKPOINT: r"Saved recover checkpoint to |Dumped recover info|Saved (HF )?checkpoint|Saving checkpoint to",
@@ -40,6 +42,10 @@ KINDS: dict[Kind, str] = {
 }
 
 ANY = "|".join([ANY_STEP_LINE, *KINDS.values()])
+
+DATED = r"^.{0,80}?20\d\d-?[01]\d-?[0-3]\d[-T ][0-2]\d:[0-5]\d"
+"""A line that is a record of its own, not a part of a traceback."""
+REQUEST, GROUP = KINDS[Kind.REQUEST_FAILED], KINDS[Kind.ROLLOUT_FAILED]
 
 ANSI = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 STAMP = re.compile(rb"(20\d\d)-?([01]\d)-?([0-3]\d)[-T ]([0-2]\d):([0-5]\d):([0-6]\d)(?:[.,](\d{1,6}))?")
@@ -58,6 +64,12 @@ HEAD = re.compile(
 )
 
 
+KILL = re.compile(
+    r"Killed process (?P<pid>\d+) \((?P<process>.*?)\)(?: |,|$)|\btask=(?P<task>[^,]+),pid=(?P<task_pid>\d+)"
+    r"|exitcode\s*:\s*-9\s*\(pid: (?P<child>\d+)\)|received by PID (?P<receiver>\d+)"
+)
+OF_A_RUN = re.compile(r"python|pt_|ray|sglang|vllm|torchrun|gcs_server", re.IGNORECASE)
+"""How the names of a run's processes begin, as the kernel writes them: 15 characters."""
 EXIT = re.compile(r"(?P<url>https?://\S+|\d+\.\d+\.\d+\.\d+:\d+)?\s*exits, returncode=(?P<code>-?\d+)")
 PATH = re.compile(r"(?:to|checkpoint|info) (?P<path>/\S+)")
 STEP_INFO = re.compile(r"global_step=(?P<step>\d+)")
@@ -92,6 +104,12 @@ def facts_of(kind: Kind, line: bytes, around: bytes) -> dict[str, object]:
             return {"path": found["path"]}
         case Kind.RESUMED if found := STEP_INFO.search(plain(line)):
             return {"global_step": int(found["step"])}
+        case Kind.KILLED | Kind.KILLED_FOR_MEMORY:
+            found = KILL.search(plain(line))
+            pid, name = (found[found.lastgroup or 0], "") if found else ("", "")
+            if found and kind is Kind.KILLED_FOR_MEMORY:
+                pid, name = found["pid"] or found["task_pid"], found["process"] or found["task"]
+            return {"pid": int(pid) if pid else None, "process": name}
         case Kind.OUT_OF_MEMORY:
             text = plain(line[:4096])
             return {"phase": phase_of(plain(around), text), "line": text[:600]}

@@ -130,7 +130,9 @@ class Kind(enum.StrEnum):
     SILENCE = "server silent"
     NO_TOKENS = "server made no tokens"
     OUT_OF_MEMORY = "out of memory"
+    KILLED = "process ended by SIGKILL"
     KILLED_FOR_MEMORY = "killed by the kernel for memory"
+    OTHER_KILLED = "another program killed by the kernel for memory"
     TRAINER_FAILED = "trainer failed"
     CHECKPOINT = "checkpoint saved"
     RECOVER_RUN = "launched again to recover"
@@ -141,17 +143,26 @@ class Kind(enum.StrEnum):
     CONDEMNED = "checkpoints condemned"
 
 
+FAILED = (Kind.REFUSED, Kind.LOST, Kind.TIMEOUT, Kind.REQUEST_FAILED, Kind.ROLLOUT_FAILED)
+"""A request or what came of it; `facts` count the requests given up and the groups dropped among these lines."""
+KILLS = (Kind.KILLED, Kind.KILLED_FOR_MEMORY, Kind.OTHER_KILLED)
+"""Each line of them is an event of its own until it is known which tell of the same process. Their role is that of the
+process that was killed."""
+
+
 class Role(enum.StrEnum):
     """Who wrote a line."""
 
     TRAINER = "trainer"
     SERVER = "server"
+    KERNEL = "kernel"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """Lines of one kind, `count` of them within one step (or one block of a log that has no steps).
+    """Lines of one kind, `count` of them within one step (or one block of a log that has no steps). Where lines with a
+    date are among them only these count: a traceback repeats what the line above it says.
 
     `time` and `last_time`: seconds of the log's own wall clock, as if it were UTC, None where no line nearby has a
     date. `after_step`: the last step that was done before it, None where there was none or it is not known.
@@ -167,6 +178,9 @@ class LogEvent:
     text: str = ""
     where: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
+
+
+NOT_READ = "not read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +202,7 @@ class Source:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """What was read: the steps as written, and all events, by time where it is known. `origins`: of each step the
-    index of its source."""
+    index of its source. `passed_over`: files beside them whose names are no log's."""
 
     sources: tuple[Source, ...]
     steps: Steps = field(default_factory=Steps)
@@ -196,3 +210,10 @@ class Contents:
     log_events: tuple[LogEvent, ...] = ()
     keys: tuple[str, ...] = ()
     total_steps: int = 0
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def has_server_log(self) -> bool:
+        """Was anything read that a server wrote?"""
+        told = {event.role for event in self.log_events if event.kind not in KILLS}
+        return Role.SERVER in told | {source.role for source in self.sources}

@@ -21,7 +21,7 @@ DOCS = REPOSITORY / "docs" / "diagnose.md"
 KEYS = {
     "format", "verdict", "is_failure", "headline", "onset", "other_falls", "cause", "cause_where", "cause_is_sure",
     "causes", "last_good_checkpoint", "trusted_until_step", "change", "settings", "commands", "timeline", "notes",
-    "files",
+    "files", "lost", "passed_over",
 }  # fmt: skip
 
 
@@ -54,22 +54,24 @@ def own_run(folder, *, rewards, events=()):
 def test_a_file_of_another_kind_in_the_folder_does_not_keep_the_rest_from_being_read(capsys, crashed):
     """A rotated log that is packed, a core dump, another program's log."""
     (crashed / "trainer.log.1.gz").write_bytes(gzip.compress(b"of last week"))
+    (crashed / "trainer.log.2.zip").write_bytes(b"PK\x03\x04 of the week before")
     (crashed / "core.log").write_bytes(bytes(4096))
     (crashed / "install.log").write_text("hello world\n")
     code, out, err = run(capsys, crashed)
     assert (code, err) == (diagnose.FAILURE, "")
     assert out.startswith("FELL: since global step 60 ")
     said = " ".join(out.split())
-    assert "trainer.log.1.gz is packed" in said
+    assert f"{crashed}/trainer.log.1.gz is no log of" in said
+    assert "trainer.log.2.zip is packed" in said
     assert "core.log is no text" in said
     assert "install.log is no log of" in said
 
 
 def test_a_folder_of_nothing_but_other_files_says_what_they_are(capsys, tmp_path):
-    (tmp_path / "trainer.log.gz").write_bytes(gzip.compress(b"all"))
+    (tmp_path / "trainer.log.zip").write_bytes(b"PK\x03\x04 all")
     code, _, err = run(capsys, tmp_path)
-    assert code == WRONG and "is packed" in err and "gunzip" in err
-    (tmp_path / "trainer.log.gz").unlink()
+    assert code == WRONG and "is packed" in err and "unzip" in err
+    (tmp_path / "trainer.log.zip").unlink()
     (tmp_path / "install.log").write_text("hello world\n")
     code, _, err = run(capsys, tmp_path)
     assert code == WRONG and "is no log of" in err

@@ -124,5 +124,5 @@ def test_a_packed_log_is_named_and_vouches_for_nothing(trial, tell):
     found = trial(falling(range(100), 1000), (20, 60))
     (found.logs / "trainer.log").write_bytes(b"\x1f\x8b" + bytes(100))
     _, said = tell(list_checkpoints)
-    assert "no good checkpoint; not all could be read: " in said and "trainer.log is packed" in said
+    assert "no good checkpoint; not all could be read: " in said and "trainer.log can't be unpacked" in said
     assert tell(resume_training, "--yes", "--command", "python x.py")[0] == 1

@@ -1,0 +1,128 @@
+"""Takes off what a log is packed in: compression, an archive, UTF-16, a container's or journald's records.
+
+Each result is a file of plain lines in a scratch folder, with the name of the log itself; what is packed in nothing is
+read where it lies. Only archives and compressed files are taken as such by their first bytes, never by their names.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import errno
+import gzip
+import lzma
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from launcher.base.errors import DataError, StorageError
+from launcher.diagnosis.reading.wrapped_lines import find_wrapping
+
+ZIP = b"PK\x03\x04"
+OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ": lzma.open,
+    b"BZh": bz2.open,
+    b"(\xb5/\xfd": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"),
+}
+SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".tgz")
+TAR_AT, TAR = 257, b"ustar"
+UTF_16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+COPIED_BYTES = 2**20
+HEAD_BYTES = 65536
+
+
+class PackedError(DataError):
+    """A log in a form that can't be unpacked here."""
+
+
+def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
+    """Where its plain lines are, and what is to be said of it. Raises DataError, StorageError, OSError."""
+    note = ""
+    try:
+        head = head_of(path)
+        if head.startswith(ZIP):
+            raise PackedError(f"{path} is packed", f"unpack it first: unzip {path}")
+        for magic, opener in OPENERS.items():
+            if head.startswith(magic):
+                path, note = _decompressed(path, opener, scratch)
+                head = head_of(path)
+        if encoding := next((name for mark, name in UTF_16.items() if head.startswith(mark)), ""):
+            path = _decoded(path, encoding, scratch)
+            head = head_of(path)
+        if wrapping := find_wrapping(head, path.stat().st_mtime):
+            with path.open("rb") as source:
+                path = _written(path, scratch, lambda target: target.writelines(wrapping(source)))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StorageError(
+                f"{scratch.parent} has no room left to unpack {path}", "set TMPDIR to a folder with more room"
+            ) from error
+        raise
+    return path, note
+
+
+def is_archive(path: Path) -> bool:
+    return head_of(path)[TAR_AT : TAR_AT + len(TAR)] == TAR
+
+
+def extracted(path: Path, scratch: Path) -> Path:
+    """The folder that holds an archive's files. Raises DataError where it is damaged or would write elsewhere."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, members=(one for one in archive if one.isreg()), filter="data")
+    except tarfile.TarError as error:
+        raise DataError(f"{path} is no archive that can be read: {error}", "unpack it, and give the folder") from error
+    return folder
+
+
+def head_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def _decompressed(path: Path, opener: Callable[[Path], Any], scratch: Path) -> tuple[Path, str]:
+    """A file that ends too early is read up to there, as a log that is being written is."""
+    damage: list[str] = []
+
+    def copy(target: IO[bytes]) -> None:
+        with opener(path) as source:
+            try:
+                while block := source.read1(COPIED_BYTES):  # `read` keeps nothing of what it has where the file ends
+                    target.write(block)
+            except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the disk's; those of the libraries have no number
+                damage.append(f"only its first {target.tell():,} bytes can be unpacked: {error}")
+
+    made = _written(path, scratch, copy)
+    if damage and not made.stat().st_size:
+        raise PackedError(f"{path} can't be unpacked: {damage[0]}", "copy it again")
+    return made, "".join(damage)
+
+
+def _decoded(path: Path, encoding: str, scratch: Path) -> Path:
+    with path.open(encoding=encoding, errors="replace", newline="") as source:
+
+        def copy(target: IO[bytes]) -> None:
+            while text := source.read(COPIED_BYTES):
+                target.write(text.encode())
+
+        return _written(path, scratch, copy)
+
+
+def _written(path: Path, scratch: Path, write: Callable[[IO[bytes]], object]) -> Path:
+    """A new file with the name of `path` and its time, which dates without a year are of."""
+    name = next((path.name.removesuffix(end) for end in SUFFIXES if path.name.endswith(end)), path.name)
+    made = Path(tempfile.mkdtemp(dir=scratch)) / name
+    with made.open("wb") as target:
+        write(target)
+    shutil.copystat(path, made)
+    return made

@@ -1,0 +1,182 @@
+"""Logs in whatever they are packed or wrapped: each tells the same as the plain one, and what is not read is named."""
+
+import bz2
+import errno
+import gzip
+import json
+import lzma
+import os
+import shutil
+import struct
+import tarfile
+import time
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from launcher.base.errors import DataError, StorageError
+from launcher.diagnosis.judging.verdict import RunCondition
+from launcher.diagnosis.reading import unpacked
+from launcher.diagnosis.reading.log_records import Kind
+from scripts import diagnose
+from scripts.benchmark.made_data.made_logs import Made, RunMaker
+from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+
+MADE = Made(fails="crash", onset=30, steps=60, plain=True)
+DATE = "2025-11-11 09:00:00"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The folder of a plain run, and its trainer's log."""
+    return RunMaker(MADE).write(tmp_path_factory.mktemp("plain") / "run")
+
+
+def docker(text, stamp="2025-11-11T09:00:00.123456789Z"):
+    lines = text.splitlines(keepends=True)
+    return "".join(json.dumps({"log": line, "stream": "stdout", "time": stamp}) + "\n" for line in lines).encode()
+
+
+def structured(text):
+    return "".join(json.dumps({"level": "info", "message": line}) + "\n" for line in text.splitlines()).encode()
+
+
+def journald_json(text):
+    stamp = {"__REALTIME_TIMESTAMP": "1762851600000000"}
+    return "".join(json.dumps(stamp | {"MESSAGE": line}) + "\n" for line in text.splitlines()).encode()
+
+
+def journald_export(text):
+    def record(line):
+        data = line.encode()
+        head = b"__CURSOR=s=1;i=2\n__REALTIME_TIMESTAMP=1762851600000000\n_TRANSPORT=stdout\n"
+        if line.isascii():
+            return head + b"MESSAGE=" + data + b"\n\n"
+        return head + b"MESSAGE\n" + struct.pack("<Q", len(data)) + data + b"\n\n"
+
+    return b"".join(map(record, text.splitlines()))
+
+
+FORMS = {
+    "trainer.log.gz": lambda text: gzip.compress(text.encode()),
+    "trainer.log.xz": lambda text: lzma.compress(text.encode()),
+    "trainer.log.bz2": lambda text: bz2.compress(text.encode()),
+    "trainer.log.zst": lambda text: pa.compress(text.encode(), "zstd", asbytes=True),
+    "trainer.log": lambda text: text.encode("utf-16"),
+    "trainer-json.log": docker,
+    "trainer.jsonl": structured,
+    "trainer.json": journald_json,
+    "trainer.export": journald_export,
+    "trainer.log.1.gz": lambda text: gzip.compress(docker(text)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_it_tells_the_same_as_the_plain_log(tmp_path, plain, name):
+    expected = diagnosis_of(plain / "trainer.log")
+    path = tmp_path / name
+    path.write_bytes(FORMS[name]((plain / "trainer.log").read_text()))
+    found = diagnosis_of(path)
+    assert (found.condition, found.onset, found.headline) == (RunCondition.FELL, expected.onset, expected.headline)
+    assert [source.path for source in found.contents.sources] == [str(path)]
+    assert found.losses == expected.losses
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w"])
+def test_an_archive_of_a_whole_run_is_read(tmp_path, plain, mode):
+    path = tmp_path / "run.tar"
+    with tarfile.open(path, mode) as archive:
+        archive.add(plain, arcname="logs/me/exp/t0")
+    found, expected = diagnosis_of(path), diagnosis_of(plain)
+    assert (found.headline, found.onset) == (expected.headline, expected.onset)
+    assert {source.path for source in found.contents.sources} == {
+        f"{path}/logs/me/exp/t0/{name}" for name in ("llm_server.log", "trainer.log")
+    }
+
+
+def test_an_archive_without_a_log_says_what_it_holds(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"x")
+    with tarfile.open(tmp_path / "run.tar", "w") as archive:
+        archive.add(tmp_path / "a.bin", arcname="weights/a.bin")
+    with pytest.raises(DataError, match=r"run\.tar holds no log[\s\S]*weights/a\.bin"):
+        diagnosis_of(tmp_path / "run.tar")
+
+
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
+    (tmp_path / "trainer.log").write_text("x")
+    with tarfile.open(tmp_path / "run.tar", "w") as archive:
+        archive.add(tmp_path / "trainer.log", arcname="../../trainer.log")
+    with pytest.raises(DataError, match=r"run\.tar is no archive that can be read"):
+        diagnosis_of(tmp_path / "run.tar")
+
+
+def test_a_packed_log_that_ends_too_early_is_read_up_to_there_and_is_no_fine_run(tmp_path):
+    logs = RunMaker(Made(steps=60, payload_tokens=5)).write(tmp_path / "run")
+    data = gzip.compress((logs / "trainer.log").read_bytes())
+    path = tmp_path / "trainer.log.gz"
+    path.write_bytes(data[: len(data) * 2 // 3])
+    found = diagnosis_of(path)
+    assert found.condition is RunCondition.UNCLEAR
+    assert 20 < len(found.contents.steps) < 60
+    assert "only its first" in found.contents.sources[0].note
+
+
+def test_a_container_s_lines_that_were_cut_are_one_line(tmp_path, plain):
+    text = (plain / "trainer.log").read_text()
+    pieces = [text[at : at + 777] for at in range(0, len(text), 777)]
+    parts = [part for piece in pieces for part in piece.splitlines(keepends=True)]
+    path = tmp_path / "a.log"
+    path.write_text("".join(json.dumps({"log": part, "stream": "stdout"}) + "\n" for part in parts))
+    assert diagnosis_of(path).headline == diagnosis_of(plain / "trainer.log").headline
+
+
+def test_the_record_s_date_is_used_where_the_program_writes_none(tmp_path):
+    stamps = [datetime.fromtimestamp(1762851600 + 60 * step, tz=UTC).isoformat() for step in range(20)]
+    lines = [json.dumps({"log": f"Train step {i + 1}/20 done.\n", "time": stamp}) for i, stamp in enumerate(stamps)]
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    times = diagnosis_of(tmp_path / "a.log").contents.steps.times
+    assert (times[1:] - times[:-1]).tolist() == [60.0] * 19
+
+
+def test_the_kernel_s_lines_of_a_journal_have_their_date(tmp_path):
+    record = {
+        "__REALTIME_TIMESTAMP": str(int(time.mktime((2025, 11, 11, 9, 0, 0, 0, 0, -1))) * 1_000_000),
+        "_TRANSPORT": "kernel",
+        "MESSAGE": "Out of memory: Killed process 42 (sglang::schedul) total-vm:1kB",
+    }
+    own = {"__REALTIME_TIMESTAMP": "1762851600000000", "MESSAGE": f"[{DATE}] server_args=ServerArgs()"}
+    (tmp_path / "journal.json").write_text(f"{json.dumps(own)}\n{json.dumps(record)}\n")
+    (event,) = diagnosis_of(tmp_path / "journal.json").contents.log_events
+    assert event.kind is Kind.KILLED_FOR_MEMORY
+    assert time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.time)) == DATE
+
+
+def test_a_table_with_semicolons_and_commas_in_numbers_is_read(tmp_path):
+    rows = [f"{step};{'0,5' if step < 40 else '0,0'}" for step in range(80)]
+    (tmp_path / "export.csv").write_text("Step;run - ppo_actor/task_reward/avg\n" + "\n".join(rows) + "\n")
+    assert diagnosis_of(tmp_path / "export.csv").onset.step == 40
+
+
+def test_every_file_that_was_not_read_is_in_the_last_line_with_the_reason(tmp_path, plain, capsys):
+    logs = shutil.copytree(plain, tmp_path / "run")
+    (logs / "notes.docx").write_bytes(b"x")
+    (logs / "weights.log").write_bytes(bytes(range(256)) * 40)
+    (logs / "old.log.gz").write_bytes(b"\x1f\x8bnot gzip at all")
+    diagnose.main([str(logs)])
+    last = " ".join(capsys.readouterr().out.split("not read")[-1].split())
+    assert last.startswith("3 files; ")
+    assert "weights.log is no text" in last
+    assert "old.log.gz can't be unpacked" in last
+    assert last.endswith("notes.docx: not named as a log")
+
+
+def test_a_full_disk_is_one_message(tmp_path, monkeypatch):
+    (tmp_path / "trainer.log.gz").write_bytes(gzip.compress(b"20251111-09:00:00.000 StatsLogger INFO: hello\n"))
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(unpacked, "_written", full)
+    with pytest.raises(StorageError, match=r"no room left to unpack .*trainer\.log\.gz[\s\S]*TMPDIR"):
+        diagnosis_of(tmp_path / "trainer.log.gz")
