@@ -167,7 +167,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
         from launcher.cli import detached
 
         return detached.run(config, run)
-    return run(config, successor=Successor())
+    return run(config, successor=Successor(), plan=plan)
 
 
 def of_the_run(config: RunConfig, found: Hardware) -> Hardware:

@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.cluster.actor_calls import as_ours
 from actors.cluster.cluster_restarts import RESUMES, ClusterLost, ClusterRestarts, end_supervisors
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
@@ -45,6 +46,8 @@ from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
 from launcher.resources.memory_history import MemoryHistory
+from launcher.resources.run_plan import RunPlan
+from launcher.resources.seen_memory import SeenMemory
 from launcher.run_files import control_requests
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
@@ -61,11 +64,12 @@ def run(
     server_entry: tuple[str, ...] | None = None,
     unattended: Unattended | None = None,
     successor: Successor | None = None,
+    plan: RunPlan | None = None,
 ) -> int:
     """Run `config` to its end and return the exit code (docs/design.md).
 
-    `server_entry`: the command in SGLang's place, for tests. `successor`: where the run's own cluster is lost. Raises
-    the UsageErrors that can be known before anything is started; later ones are reported as the run's outcome.
+    `server_entry`: in SGLang's place, for tests. `successor`: where the own cluster is lost. `plan`: of its memory.
+    Raises the UsageErrors that can be known before anything is started; later ones are the outcome.
     """
     known, killed = (None, None) if successor is None else (successor.known, successor.killed)
     interrupts = Interrupts(is_asked=known is not None and known.is_asked) if unattended is None else NoInterrupts()
@@ -107,7 +111,8 @@ def run(
         count = lock.next_attempt if successor else None
         restarts = ClusterRestarts(config, known=known, killed=killed, next_attempt=count)
         try:
-            outcome = RunLaunch(config, paths, journal, screen, server_entry, unattended, restarts, interrupts).run()
+            parts = (config, paths, journal, screen, server_entry, unattended, restarts, interrupts, plan)
+            outcome = RunLaunch(*parts).run()
         except ClusterLost as lost:
             screen.leave()
             (successor or Successor()).begin(lost.known, interrupts, screen_began=screen.began, lock=lock.descriptor)
@@ -132,19 +137,19 @@ class RunLaunch:
         unattended: Unattended | None = None,
         restarts: ClusterRestarts | None = None,
         interrupts: Interrupts | None = None,
+        plan: RunPlan | None = None,
     ) -> None:
         self._unattended = unattended
-        self._config = config
-        self._paths = paths
-        self._journal = journal
-        self._screen = screen
+        self._config, self._paths = config, paths
+        self._journal, self._screen = journal, screen
         self._server_entry = server_entry
         self._interrupts = interrupts or Interrupts()
         self._restarts = restarts or ClusterRestarts(config)
         self._now = CurrentStatusFile(
             paths, journal.attempt, address=config.cluster.address, is_detached=unattended is not None
         )
-        self._shown = RunFollower(paths, journal, screen, self._now, reached=self._restarts.reached)
+        memory = SeenMemory(plan, journal)
+        self._shown = RunFollower(paths, journal, screen, self._now, memory, reached=self._restarts.reached)
         self._actors: RunActors | None = None
 
     def run(self) -> RunOutcome:
@@ -255,7 +260,7 @@ class RunLaunch:
                 try:
                     outcome: RunOutcome = ray.get(running)
                 except RayTaskError as error:
-                    raise _as_ours(error) from error
+                    raise as_ours(error) from error
                 except RayError as error:
                     if incarnations.ended():
                         raise RunError(
@@ -274,9 +279,3 @@ class RunLaunch:
         if is_reachable and self._actors is not None:
             self._actors.end()
         self._journal.record("run.stopped", reason="actors ended")
-
-
-def _as_ours(error: RayTaskError) -> LauncherError:
-    if isinstance(error.cause, LauncherError):
-        return error.cause
-    return RunError(f"the Coordinator failed: {error.cause!r}", "this is a defect; events.jsonl says what it did last")

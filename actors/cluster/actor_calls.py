@@ -28,3 +28,10 @@ async def answer(call: Awaitable[Any], *, within_s: float, of: str) -> Any:
         raise ActorAway(f"{of} is not there: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
     except TimeoutError as error:
         raise ActorAway(f"{of} did not answer within {within_s:g} s") from error
+
+
+def as_ours(error: RayTaskError) -> LauncherError:
+    """What ended the Coordinator, as the error that it raised."""
+    if isinstance(error.cause, LauncherError):
+        return error.cause
+    return RunError(f"the Coordinator failed: {error.cause!r}", "this is a defect; events.jsonl says what it did last")

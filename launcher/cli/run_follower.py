@@ -14,6 +14,7 @@ from launcher.base.messages import Snapshot
 from launcher.cli.run_screen import Screen
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.event_lines import EventTail, alert_of, tell
+from launcher.resources.seen_memory import SeenMemory
 from launcher.run_files.journal import Journal, Record
 from launcher.run_files.run_paths import RunPaths
 
@@ -30,12 +31,14 @@ class RunFollower:
         journal: Journal,
         screen: Screen,
         now: CurrentStatusFile,
+        memory: SeenMemory,
         *,
         reached: Callable[[int], None],
     ) -> None:
         self._journal = journal
         self._screen = screen
         self._now = now
+        self._memory = memory
         self._reached = reached
         self._events = EventTail(paths.events, journal.attempt)
         self.actors: RunActors | None = None
@@ -102,4 +105,5 @@ class RunFollower:
             if not was_new:
                 return
         self._steps_seen = snapshot.committed
+        self._memory.look_if_due(snapshot.committed)
         self._screen.show(snapshot.status, servers=snapshot.servers, reports=snapshot.reports, evals=snapshot.evals)

@@ -89,6 +89,8 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "reward.rebased": "{reason}",
     "reward.alert_over": "the rewards are no longer only zeros",
     "memory.rising": "{subject}: {reason}",
+    "memory.compared": "{subject}: {reason}",
+    "memory.off_plan": "{subject}: {reason}",
     "run.halting": "the run is being ended, {word}: {reason}",
 }
 """Templates of the event's own facts, or how its line is made of them."""

@@ -98,6 +98,8 @@ EVENT_NAMES: Mapping[str, str] = {
     "state.failed": "the state after a step could not be kept in memory",
     "state.damaged": "a state in memory failed its verification",
     "memory.rising": "memory rises steadily towards its limit",
+    "memory.compared": "a GPU's memory, as it was planned and as it was seen",
+    "memory.off_plan": "a GPU's memory is more than 15 % from what was planned",
     "memory.ran_out": "a process ran out of memory, with the settings it had",
     "memory.remembered": "settings that are reduced from now on",
     "memory.not_kept": "they could not be written for the next attempt",
