@@ -11,6 +11,7 @@ from launcher.cli import run_follower
 from launcher.cli.run_follower import RunFollower
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
+from launcher.resources.seen_memory import SeenMemory
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -34,7 +35,8 @@ def follower(tmp_path, monkeypatch):
     lines = []
     screen = SimpleNamespace(line=lines.append, milestone=lines.append)
     now = CurrentStatusFile(paths, 1, address="local", is_detached=False)
-    follower = RunFollower(paths, Journal(paths.events, 1, time.time), screen, now, reached=lambda step: None)
+    journal = Journal(paths.events, 1, time.time)
+    follower = RunFollower(paths, journal, screen, now, SeenMemory(None, journal), reached=lambda step: None)
     follower.actors = SimpleNamespace(trainer=Trainer, follow=lambda event: None)
     follower.paths, follower.lines, follower.raises = paths, lines, []
 
