@@ -15,7 +15,7 @@ import dataclasses
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher.base.errors import UsageError
@@ -85,13 +85,7 @@ def _do(given: argparse.Namespace) -> int:
         raise UsageError(f"{_name(paths)} is not running{_how_it_ended(paths)}", _what_next(paths))
     if given.what == "attach":
         return attach(paths)
-    asked = wanted(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
-    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=given.reason)
-    if given.what == "scale":
-        request = dataclasses.replace(request, **_size(given, paths, asked))
-    else:
-        request = dataclasses.replace(request, wish=REQUESTS[given.what])
-    ask(paths, request)
+    request = send(paths, given.what, reason=given.reason, servers=given.servers, leaves=given.leaves)
     print(f"asked to {given.what}: {_name(paths)}", flush=True)
     reached: Callable[[], bool] = {
         "pause": lambda: state_of(paths)[0] == "PAUSED",
@@ -105,9 +99,26 @@ def _do(given: argparse.Namespace) -> int:
     if given.what != "stop" and last_end(paths) is not None:
         print(f"not done: {_name(paths)} has ended{_how_it_ended(paths)}", file=sys.stderr)
         return LATE
-    fleet = f", with {', '.join(_serving(paths))}" if given.what == "scale" else ""
+    fleet = f", with {', '.join(serving(paths))}" if given.what == "scale" else ""
     print(f"{_name(paths)} is {state_of(paths)[0]}{fleet}")
     return DONE
+
+
+def send(
+    paths: RunPaths, what: str, *, reason: str, servers: int | None = None, leaves: Sequence[str] = ()
+) -> RequestEntry:
+    """Ask the run to pause, resume, stop or scale; what was asked of its servers before still holds.
+
+    Raises UsageError for a size that can't be, StorageError where this user may not ask.
+    """
+    asked = wanted(paths) or RequestEntry(wish=ControlRequest.RUN, by="")
+    request = dataclasses.replace(asked, by=f"{login_name()}@{socket.gethostname()}", reason=reason)
+    if what == "scale":
+        request = dataclasses.replace(request, **_size(servers, leaves, paths, asked))
+    else:
+        request = dataclasses.replace(request, wish=REQUESTS[what])
+    ask(paths, request)
+    return request
 
 
 def _why_late(paths: RunPaths, timeout_s: float) -> str:
@@ -118,23 +129,23 @@ def _why_late(paths: RunPaths, timeout_s: float) -> str:
     return f"{late}; the request still holds. The run is {state}{f': {reason}' if reason else ''}"
 
 
-def _size(given: argparse.Namespace, paths: RunPaths, asked: RequestEntry) -> dict[str, Any]:
+def _size(servers: int | None, leaves: Sequence[str], paths: RunPaths, asked: RequestEntry) -> dict[str, Any]:
     """What `scale` changes of what was asked before. Raises UsageError."""
-    there = _serving(paths, any_state=True)
-    if given.servers is None and not given.leaves:
+    there = serving(paths, any_state=True)
+    if servers is None and not leaves:
         raise UsageError("scale needs --servers or --leaves", f"there are {', '.join(there)}")
-    if given.servers is not None and given.servers < 1:
-        raise UsageError(f"--servers {given.servers}: a run needs a server", "1 or more; `stop` ends the run")
-    if unknown := [name for name in given.leaves if name not in there]:
+    if servers is not None and servers < 1:
+        raise UsageError(f"--servers {servers}: a run needs a server", "1 or more; `stop` ends the run")
+    if unknown := [name for name in leaves if name not in there]:
         raise UsageError(f"--leaves {unknown[0]}: there is no such server", f"there are {', '.join(there)}")
-    staying = [name for name in there if name not in given.leaves]
-    servers = given.servers or len(staying)
-    if servers < 1:
+    staying = [name for name in there if name not in leaves]
+    size = servers or len(staying)
+    if size < 1:
         raise UsageError("all servers were told to leave", "give --servers, so that others come first")
-    return {"servers": servers, "leaves": (*asked.leaves, *given.leaves)}
+    return {"servers": size, "leaves": (*asked.leaves, *leaves)}
 
 
-def _serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
+def serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
     """Without those that stand by."""
     now, fleet = read_now(paths), read_view(paths).fleet
     servers = () if now is None else [one for one in now.servers if one.name not in fleet.standbys]
@@ -142,8 +153,8 @@ def _serving(paths: RunPaths, *, any_state: bool = False) -> list[str]:
 
 
 def _has_size(paths: RunPaths, request: RequestEntry) -> bool:
-    there, serving = _serving(paths, any_state=True), _serving(paths)
-    return there == serving and len(serving) == request.servers and not set(serving) & set(request.leaves)
+    there, ready = serving(paths, any_state=True), serving(paths)
+    return there == ready and len(ready) == request.servers and not set(ready) & set(request.leaves)
 
 
 def lives(paths: RunPaths) -> bool:

@@ -34,7 +34,7 @@ Tile = tuple[object, str, str]
 
 def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, patience_s: float = 600.0) -> bytes:
     """The file's content. `is_live` None: it is not known. `patience_s`: a live page older than that shows it."""
-    word, css, reason = _status(facts, is_live)
+    word, css, reason = status_of(facts, is_live)
     names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
     shown = [one for one in reversed(facts.checkpoints) if one.fate in ("", "condemned", "damaged")]
     return render_page(
@@ -49,7 +49,7 @@ def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, pat
         written_at=written_at,
         is_live=bool(is_live and not facts.word),
         patience_s=patience_s,
-        tiles=list(_tiles(facts)),
+        tiles=list(tiles_of(facts)),
         reward=reward_chart(facts),
         timeline=timeline_chart(facts),
         time_text=_time_text(facts),
@@ -64,10 +64,12 @@ def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, pat
     )
 
 
-def _status(facts: RunFacts, is_live: bool | None) -> tuple[str, str, str]:
+def status_of(facts: RunFacts, is_live: bool | None) -> tuple[str, str, str]:
     """Text of the badge, its class, and the reason."""
     if facts.word:
         return facts.word, "good" if facts.word == "FINISHED" else "bad", facts.reason
+    if not facts.attempts:
+        return "NOT STARTED", "", ""
     if is_live is False:
         return "ENDED WITHOUT A STATUS", "bad", "its driver is gone and wrote no status; the same command resumes it"
     if not facts.states:
@@ -84,38 +86,45 @@ def _by_cause(facts: RunFacts) -> Iterator[tuple[str, list[IncidentFacts]]]:
         yield "all", list(facts.incidents)
 
 
-def _tiles(facts: RunFacts) -> Iterator[Tile]:
-    yield _reward_tile(facts)
+def tiles_of(facts: RunFacts) -> Iterator[Tile]:
+    """First what a person asks first: is it learning, is it healthy, what was lost."""
+    yield _learning_tile(facts)
+    yield _health_tile(facts)
+    yield _loss_tile(facts)
     total = f" of {facts.total_steps:,}" if facts.total_steps is not None else ""
-    back = sum(map(len, facts.taken_back))
-    yield f"{len(facts.steps):,}{total}", f"steps kept; {back:,} were undone", ""
-    yield _ettr_tile(facts)
-    yield _incident_tile(facts)
+    yield f"{len(facts.steps):,}{total}", "steps kept", ""
     yield spread([one.repaired_s for one in facts.incidents]).partition(" (")[0], "median time to repair", ""
     yield _tokens_tile(facts)
     yield _memory_tile(facts)
     yield _audit_tile(facts)
 
 
-def _reward_tile(facts: RunFacts) -> Tile:
+def _learning_tile(facts: RunFacts) -> Tile:
     if facts.reward_first is None:
-        return NONE, "reward", ""
-    return f"{facts.reward_first:.3g} → {facts.reward_last:.3g}", f"reward, first and last {MEAN_OVER_STEPS} steps", ""
+        return NONE, "learning: no reward seen yet", ""
+    words = f"learning: reward of the first and last {MEAN_OVER_STEPS} steps"
+    if len(facts.evals) > 1:
+        words += f"; held-out, greedy {facts.evals[0].greedy:.3g} → {facts.evals[-1].greedy:.3g}"
+    return f"{facts.reward_first:.3g} → {facts.reward_last:.3g}", words, ""
 
 
-def _ettr_tile(facts: RunFacts) -> Tile:
-    losses, per = facts.losses, facts.losses.lost_steps_per_incident
-    semantic = "not known" if losses.semantic is None else percent(losses.semantic)
-    lost = f"; L {per:.1f} steps" if per is not None else ""
-    return percent(losses.ettr), f"ETTR; strict {percent(losses.strict)}, semantic {semantic}{lost}", ""
-
-
-def _incident_tile(facts: RunFacts) -> Tile:
-    mended = sum(one.is_mended is True for one in facts.incidents)
+def _health_tile(facts: RunFacts) -> Tile:
+    """Of what the run itself noticed."""
+    count, mended = len(facts.incidents), sum(one.is_mended is True for one in facts.incidents)
     opened = sum(one.is_mended is None for one in facts.incidents)
-    words = f"incidents; {mended} repaired" + (f", {opened} open" if opened else "")
-    words += f"; {facts.rejected:,} batches rejected" if facts.rejected else ""
-    return len(facts.incidents), words, "bad" if mended < len(facts.incidents) else ""
+    value = f"{opened} open" if opened else f"{count - mended} not repaired" if count > mended else f"{mended} repaired"
+    words = f"health: of {count} incident{'s' * (count != 1)}" if count else "health: no incident was noticed"
+    return value if count else "0", words, "bad" if mended < count else ""
+
+
+def _loss_tile(facts: RunFacts) -> Tile:
+    losses, back = facts.losses, sum(map(len, facts.taken_back))
+    semantic = "not known" if losses.semantic is None else percent(losses.semantic)
+    words = f"lost: {back:,} step{'s' * (back != 1)} undone, {facts.rejected:,} batches rejected; time kept (ETTR) "
+    words += f"{percent(losses.ettr)}, strict {percent(losses.strict)}, semantic {semantic}"
+    if (per := losses.lost_steps_per_incident) is not None:
+        words += f"; L {per:.1f} steps"
+    return f"{back:,} step{'s' * (back != 1)}", words, ""
 
 
 def _tokens_tile(facts: RunFacts) -> Tile:

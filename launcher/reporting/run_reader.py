@@ -20,7 +20,8 @@ from launcher.run_files.journal import Record, number_of
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
-SECONDS = re.compile("timeperf/(.+)_s")
+TIMES = "timeperf/"
+SECONDS = re.compile(f"{TIMES}(.+)_s")
 KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.", "batch.", "server.died")
 """Events of these beginnings are kept. Probes, loads and verdicts of health are many, and the page shows none."""
 MOST_MEMORY = 4000
@@ -85,7 +86,11 @@ class RunData:
                 reward=as_float(line.get(REWARD)),
                 tokens=as_float(line.get("rollout/tokens")),
                 tokens_per_s=as_float(line.get(TOKENS_PER_S)),
-                seconds={match[1]: as_float(line[key]) for key in line if (match := SECONDS.fullmatch(key))},
+                seconds={
+                    match[1]: as_float(line[key])
+                    for key in line
+                    if key.startswith(TIMES) and (match := SECONDS.fullmatch(key))
+                },
                 distance=as_float(line.get(DISTANCE)),
             )
         )
@@ -135,8 +140,9 @@ class RunData:
 class RunReader:
     """`refresh` reads what is new in a run's files into `data`."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self.data = RunData()
+    def __init__(self, paths: RunPaths, data: RunData | None = None) -> None:
+        """`data`: what takes the lines, in place of a RunData of its own."""
+        self.data = RunData() if data is None else data
         # The ledger before the metrics, which are written after it: each step of the ledger then has its metrics.
         self._files = (
             (LineTail(paths.events), self.data.take_event),

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import orjson
+
 from launcher.run_files.journal import LONGEST_LINE
 
 WINDOW = 256 * 1024
@@ -52,7 +54,10 @@ def current_line(path: Path, step: int) -> Mapping[str, object] | None:
 
 def _parse(line: bytes) -> Mapping[str, object] | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # a line of brackets, nested deeper than any parser goes
-        return None
+        record = orjson.loads(line)  # an eighth of json's time
+    except ValueError:
+        try:
+            record = json.loads(line)  # NaN, and half a surrogate pair, which other programs write
+        except (ValueError, RecursionError):  # a line of brackets, nested deeper than any parser goes
+            return None
     return record if isinstance(record, dict) else None

@@ -3,6 +3,7 @@
     {fileroot}/keys/{user}/{experiment_name}/{trial_name}/     0700
         servers.json     the API key and the admin key     0600
         ray_token        of a cluster that the run starts     0600
+        watch_token      of the run's page (watch.port)     0600
         webhook          the URL that gets the alerts     0600
 
 In files, since an environment is inherited by every child and a command line is read by everybody; beside `logs/`, not
@@ -27,7 +28,7 @@ from launcher.base.durable import make_folder
 from launcher.base.errors import StorageError, UsageError
 from launcher.base.private_folders import OTHERS, make_private
 
-SERVERS, RAY_TOKEN, WEBHOOK = "servers.json", "ray_token", "webhook"
+SERVERS, RAY_TOKEN, WEBHOOK, WATCH = "servers.json", "ray_token", "webhook", "watch_token"
 ENVIRONMENT = "env:"
 HIDDEN = "__hidden__"
 """In place of all that a URL has after its host, which may be a password."""
@@ -68,6 +69,16 @@ class ServerKeys:
 def make_ray_token(folder: Path) -> Path:
     """The file of the token of the run's own cluster. Raises StorageError."""
     return _make(folder, RAY_TOKEN, secrets.token_hex(BYTES))
+
+
+def make_watch_token(folder: Path) -> Path:
+    """The file of the token of the run's page. Raises StorageError."""
+    return _make(folder, WATCH, secrets.token_hex(BYTES))
+
+
+def read_watch_token(folder: Path) -> str:
+    """Raises StorageError."""
+    return _read(folder / WATCH)
 
 
 def shown_webhook(given: str) -> str:

@@ -24,6 +24,7 @@ BENCHMARKS = {
     "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",
     "restores": "made runs with one cause each: which is named, and what going back costs",
     "scale": "monitor, Coordinator and pool with 10, 100 and 1,000 simulated servers",
+    "watch": "the watch page: from its request until every curve is drawn in a browser",
     "onsets": "how well onsets are found in made series: precision, recall, error",
 }
 

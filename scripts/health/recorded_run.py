@@ -101,14 +101,14 @@ class RecordedRun:
 def read_view(paths: RunPaths) -> RecordedRun:
     events = list(read_lines(paths.events))
     last = max((number for event in events if (number := as_integer(event.get("attempt"))) is not None), default=0)
-    view = RecordedRun(settings=_settings(paths))
+    view = RecordedRun(settings=read_run_settings(paths))
     for event in events:
         if as_integer(event.get("attempt")) == last:
             view.take(event)
     return view
 
 
-def _settings(paths: RunPaths) -> Mapping[str, object]:
+def read_run_settings(paths: RunPaths) -> Mapping[str, object]:
     """Those of the last attempt that had others than the first."""
     files = sorted(paths.logs.glob("config.attempt*.yaml"), key=lambda path: path.stat().st_mtime)
     return read_settings(files[-1] if files else paths.config)

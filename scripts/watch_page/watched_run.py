@@ -1,0 +1,208 @@
+"""One run as the page shows it: its files, read as they grow, and whether anybody still writes them.
+
+Nothing is asked of the run. Facts are worked out anew when lines are new, and at most PAUSE_FACTOR times the time that
+took apart, so that a page that is open costs a few percent of one core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+
+from launcher.html_report.report_page import status_of, tiles_of
+from launcher.reporting.current_status import CurrentStatus, read_now
+from launcher.reporting.event_lines import incident_title
+from launcher.reporting.incident_facts import IncidentFacts
+from launcher.reporting.run_facts import RunFacts, facts_of_run
+from launcher.reporting.run_reader import RunData, RunReader
+from launcher.reporting.terminal_text import visible
+from launcher.run_files.control_requests import wanted
+from launcher.run_files.journal import Record
+from launcher.run_files.run_ends import ENDS, STARTED
+from launcher.run_files.run_paths import RunPaths
+from scripts.health.recorded_run import SERVER_STATES
+from scripts.report import is_live
+from scripts.watch_page.figures import Figures, Window, charts_of
+from scripts.watch_page.lanes import lanes_of
+
+PAUSE_FACTOR = 20.0
+SILENT_S = 5.0
+"""A live driver writes now.json once a second."""
+MOST_INCIDENTS = 500
+REWARD = "rollout/reward"
+KEPT = frozenset({STARTED, "server.left", *ENDS, *SERVER_STATES})
+
+
+class _Data(RunData):
+    """What the report keeps, and besides every figure of each step and the states of servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.figures = Figures()
+        self.server_events: list[Record] = []
+
+    def take_step(self, line: Record) -> None:
+        before = len(self.steps)
+        super().take_step(line)
+        if len(self.steps) > before:
+            self.figures.add(line)
+
+    def take_event(self, line: Record) -> None:
+        super().take_event(line)
+        if line.get("event") in KEPT:
+            self.server_events.append({key: line.get(key) for key in ("time", "event", "subject", "reason")})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a page has already. `generation`: it counts as nothing where that is another."""
+
+    generation: str = ""
+    facts: int | None = None
+    since: int | None = None
+    width: int | None = None
+    window: Window
+
+
+class WatchedRun:
+    """`answer` is safe to call from several threads."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self._lock = threading.Lock()
+        self._life = Life(paths)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._data = _Data()
+        self._reader = RunReader(self.paths, self._data)
+        self._file = _identity(self.paths)
+        self._facts: RunFacts | None = None
+        self._version, self._due_at, self._is_new = 0, 0.0, True
+
+    def answer(self, seen: Seen) -> dict[str, object]:
+        with self._lock:
+            if self._file not in (found := _identity(self.paths), None):  # another run of the same name
+                self._begin()
+            self._file = found
+            life = self._life.look()
+            facts = self._refresh(has_ended=life.live is False)
+            return self._answer(facts, seen, life)
+
+    def _refresh(self, *, has_ended: bool) -> RunFacts:
+        self._is_new |= self._reader.refresh(has_ended=has_ended) > 0
+        began = time.monotonic()
+        if self._facts is None or (self._is_new and began >= self._due_at):
+            self._facts = facts_of_run(self._data, self.paths)
+            self._version, self._is_new = self._version + 1, False
+            self._due_at = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - began)
+        return self._facts
+
+    def _answer(self, facts: RunFacts, seen: Seen, life: LifeSigns) -> dict[str, object]:
+        figures, window = self._data.figures, seen.window
+        went_back = bool(facts.restores) and (not facts.steps or facts.restores[-1].time > facts.steps[-1].time)
+        kept = figures.kept(facts.restores[-1].step if went_back else None)
+        generation = f"{self._file}.{int(len(kept) - kept.sum())}.{window.first}.{window.last}"
+        curves = figures.curves(kept, window)
+        if generation == seen.generation and curves["width"] == seen.width and seen.since is not None:
+            curves = figures.curves(kept, window, since=seen.since, width=seen.width)
+        else:
+            curves["undone"] = figures.undone(kept, REWARD, window)
+        status, look, reason = status_of(facts, life.live)
+        last = facts.steps[-1] if facts.steps else None
+        said: dict[str, object] = {
+            "generation": generation,
+            "curves": curves,
+            "life": {"live": life.live, "silent_s": life.silent_s},
+            "status": [status, look, visible(reason)],
+            "last_step": None if last is None else last.step,
+            "last_step_age_s": None if last is None or not last.time else time.time() - last.time,
+            "usual_step_s": facts.losses.usual_step_s,
+            "servers": _servers(read_now(self.paths)) if life.live else [],
+            "asked": _asked(self.paths),
+            "facts": self._version,
+        }
+        return said if seen.facts == self._version and generation == seen.generation else said | self._rest(facts)
+
+    def _rest(self, facts: RunFacts) -> dict[str, object]:
+        """What changes seldom."""
+        return {
+            "title": visible(facts.title),
+            "total_steps": facts.total_steps,
+            "attempts": len(facts.attempts),
+            "started": facts.attempts[0].start if facts.attempts else None,
+            "ran_s": facts.clock.total_s,
+            "tiles": [[str(value), visible(words), css] for value, words, css in tiles_of(facts)],
+            "charts": charts_of(self._data.figures.keys),
+            "evals": [[one.policy_version, one.sampled, one.greedy] for one in facts.evals],
+            "restores": [[one.step, one.steps_back, visible(one.reason)] for one in facts.restores],
+            "incidents": [_incident(one) for one in facts.incidents[-MOST_INCIDENTS:]],
+            "incidents_left_out": max(len(facts.incidents) - MOST_INCIDENTS, 0),
+            "lanes": lanes_of(facts, self._data.server_events),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LifeSigns:
+    """`live` None: it is not known. `silent_s`: for how long its driver was seen to write nothing."""
+
+    live: bool | None
+    silent_s: float
+
+
+class Life:
+    """Whether a driver writes: by its lock on this machine, by its beat on another. Not known is None."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._beat: tuple[int, int] | None = None
+        self._since, self._has_changed = time.monotonic(), False
+
+    def look(self) -> LifeSigns:
+        now, at = read_now(self._paths), time.monotonic()
+        beat = None if now is None else (now.attempt, now.beat)
+        if beat != self._beat:
+            self._has_changed = self._beat is not None
+            self._beat, self._since = beat, at
+        silent_s = at - self._since
+        live = is_live(self._paths)
+        if live is None and self._has_changed and silent_s < SILENT_S:
+            live = True
+        return LifeSigns(live=live, silent_s=silent_s)
+
+
+def _identity(paths: RunPaths) -> int | None:
+    """None where there is no file yet."""
+    try:
+        return paths.events.stat().st_ino
+    except OSError:
+        return None
+
+
+def _servers(now: CurrentStatus | None) -> list[dict[str, object]]:
+    keys = ("name", "state", "weight_version", "generation", "reason")
+    servers = () if now is None else now.servers
+    return [{key: str(getattr(one, key)) if key == "state" else getattr(one, key) for key in keys} for one in servers]
+
+
+def _asked(paths: RunPaths) -> str:
+    """What an operator asked for last, and who; "" where nothing was."""
+    asked = wanted(paths)
+    return "" if asked is None else visible(f"{asked.wish} {asked.description}")
+
+
+def _incident(one: IncidentFacts) -> dict[str, object]:
+    how = "open" if one.is_mended is None else "repaired" if one.is_mended else "not repaired"
+    times = {"detected_s": one.detected_s, "repaired_s": one.repaired_s, "next_step_s": one.next_step_s}
+    return {
+        "number": one.number,
+        "step": one.step,
+        "title": visible(incident_title(one.cause, one.subject)),
+        "what": visible(one.what),
+        "doing": visible(one.doing if one.is_mended is None else one.end_reason),
+        "how": how,
+        "steps_back": one.steps_back,
+        **{key: value if value is None or math.isfinite(value) else None for key, value in times.items()},
+    }

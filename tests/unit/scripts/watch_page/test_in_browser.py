@@ -1,0 +1,147 @@
+"""The page in a real browser: drawn, inert, zoomed, with no request to any other host. Skipped where no Chromium is."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from launcher.run_files.run_paths import RunPaths
+from scripts.benchmark.browser import Browser, find_chromium
+from scripts.watch import link
+from scripts.watch_page.server import WatchServer
+from tests.support.long_run import LongRun
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on the PATH"),
+]
+TOKEN = "a-token"
+OPENED = "document.documentElement?.dataset.opened"
+ATTACK = "<img src='http://evil.test/x' onerror='window.owned=1'><script>window.owned=1</script>"
+
+
+@pytest.fixture(scope="module")
+def fileroot(tmp_path_factory):
+    root = tmp_path_factory.mktemp("browsed")
+    for trial, seed in (("t0", 1), ("t1", 2)):
+        paths = RunPaths(fileroot=root, user="ann", experiment_name="long", trial_name=trial)
+        LongRun(paths, steps=2000, incidents=12, attempts=2, seed=seed).write()
+    return root
+
+
+def browsed(fileroot, look, *, width=1280, token=TOKEN):
+    """`look(page)` with the page opened; then no other host was asked and nothing was refused by the policy."""
+
+    async def browse():
+        runner = web.AppRunner(WatchServer(fileroot, TOKEN).application())
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = runner.addresses[0][1]
+            async with Browser() as browser:
+                page = await browser.page(width=width)
+                await page.open(link(port, token))
+                found = await look(page)
+            others = [url for url in page.requests if not url.startswith((f"http://127.0.0.1:{port}/", "data:,"))]
+            assert page.requests and others == []
+            return found, page.complaints
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(browse())
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
+    async def look(page):
+        await page.until(OPENED)
+        await page.until("!!document.querySelector('.sample')")
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+        titles = await page.evaluate("[...document.querySelectorAll('#curves h2')].map(one => one.textContent)")
+        assert titles[0] == "Reward" and {"KL nats", "Entropy nats", "Gradient norm", "Learning rate"} <= {*titles}
+        drawn = "[...document.querySelectorAll('#curves canvas')].map(one => one.getContext('2d')\
+            .getImageData(0, 0, one.width, one.height).data.some(value => value))"
+        assert await page.evaluate(drawn) == [True] * len(titles)
+        tiles = await page.evaluate("[...document.querySelectorAll('.tile span')].map(one => one.textContent)")
+        assert [words.split(":")[0] for words in tiles[:3]] == ["learning", "health", "lost"]
+        assert await page.evaluate("document.querySelectorAll('#lanes .row').length") == 4
+        assert await page.evaluate("document.querySelector('.asks').hidden"), "nobody is there to be asked"
+
+    _, complaints = browsed(fileroot, look, width=width)
+    assert complaints == []
+
+
+def test_a_zoom_shows_single_steps_and_a_click_shows_what_was_written_there(fileroot):
+    async def look(page):
+        await page.until(OPENED)
+        assert "is the mean of 5 steps" in await page.evaluate("document.querySelector('#thinned').textContent")
+        box = "document.querySelector('.lead .u-over').getBoundingClientRect()"
+        left, top, wide = await page.evaluate(f"(box => [box.left, box.top, box.width])({box})")
+
+        async def mouse(kind, share, **more):
+            await page.call("Input.dispatchMouseEvent", type=kind, x=left + share * wide, y=top + 60, **more)
+
+        await mouse("mouseMoved", 0.5)
+        await mouse("mousePressed", 0.5, button="left", clickCount=1)
+        await mouse("mouseMoved", 0.52, button="left", buttons=1)
+        await mouse("mouseMoved", 0.55, button="left", buttons=1)
+        await mouse("mouseReleased", 0.55, button="left", clickCount=1)
+        await page.until("document.querySelector('#thinned').textContent === ''")
+        assert "steps 1,0" in await page.evaluate("document.querySelector('#range').textContent")
+        await mouse("mouseMoved", 0.6)
+        await page.until("document.querySelectorAll('.readout')[1].textContent.startsWith('step 1,0')")
+        await asyncio.sleep(0.5)  # a click right after a zoom is the end of its drag
+        await mouse("mousePressed", 0.6, button="left", clickCount=1)
+        await mouse("mouseReleased", 0.6, button="left", clickCount=1)
+        await page.until("document.querySelector('#samples input').value")
+        step = int(await page.evaluate("document.querySelector('#samples input').value"))
+        await page.until(f"document.querySelector('.sample').textContent.includes('step {step:,} ')")
+        assert 1000 <= step <= 1100
+
+    browsed(fileroot, look)
+
+
+def test_runs_side_by_side_with_the_settings_that_differ(fileroot):
+    async def look(page):
+        await page.until(OPENED)
+        await page.evaluate("document.querySelector('#picker input:not(:checked)').click()")
+        await page.until("document.querySelectorAll('.card.run').length === 2")
+        await page.until("document.querySelector('#settings').textContent.includes('1 of 3 settings differ')")
+        assert "t1: reward" in await page.until("document.querySelector('.lead .legend').textContent")
+
+    browsed(fileroot, look)
+
+
+def test_what_a_model_a_log_or_a_name_says_is_never_run(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="<b>x", trial_name="t")
+    LongRun(paths, steps=60, incidents=2).write()
+    for file, keys in (
+        (paths.events, ("reason", "doing", "subject")),
+        (paths.samples, ("prompt", "completion", "server")),
+    ):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        changed = [line | {key: ATTACK for key in keys if key in line} for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    lines = [json.loads(line) | {f"{ATTACK}": 1.0} for line in paths.metrics.read_text().splitlines()]
+    paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    paths.config.write_text(json.dumps({ATTACK: ATTACK}))
+
+    async def look(page):
+        await page.until(OPENED)
+        await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        await page.until("document.querySelector('.sample pre')?.textContent.includes('onerror')")
+        await page.until("document.querySelector('#settings').textContent.includes('onerror')")
+        await page.until("document.querySelector('#further').textContent.includes('onerror')")
+        assert await page.evaluate("window.owned ?? null") is None
+        assert await page.evaluate("document.querySelectorAll('img, b > b, main script').length") == 0
+
+    browsed(tmp_path, look)
+
+
+def test_a_wrong_token_is_one_message(fileroot):
+    async def look(page):
+        return await page.until("document.querySelector('#notice').textContent")
+
+    said, _ = browsed(fileroot, look, token="other")
+    assert said == "the token is not this server's: open the link that it printed"

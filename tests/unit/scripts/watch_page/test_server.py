@@ -1,0 +1,233 @@
+"""Who is let in, what may be asked, and that an answer holds what is on the disk and nothing else."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from launcher.run_files.control_requests import wanted
+from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.run_paths import RunPaths, login_name
+from scripts.watch_page import server as server_module
+from scripts.watch_page.server import POLICY, STATIC, WatchServer
+from tests.support.hostile_text import BIDI
+from tests.support.long_run import LongRun
+
+TOKEN = "a-token"
+RUN = "ann/long/t0"
+HOSTILE = f"<img src=x onerror=alert(1)></script>{BIDI}"
+
+
+@pytest.fixture(scope="module")
+def fileroot(tmp_path_factory):
+    root = tmp_path_factory.mktemp("watched")
+    for trial, seed in (("t0", 1), ("t1", 2)):
+        paths = RunPaths(fileroot=root, user="ann", experiment_name="long", trial_name=trial)
+        LongRun(paths, steps=120, incidents=4, attempts=2, seed=seed).write()
+    return root
+
+
+def asked(fileroot, *requests):
+    """The answers, one after the other, each as (status, headers, content)."""
+
+    async def ask():
+        client = TestClient(TestServer(WatchServer(fileroot, TOKEN).application()))
+        async with client:
+            found = []
+            for method, path, given in requests:
+                headers = {"Authorization": f"Bearer {TOKEN}", **given.get("headers", {})}
+                headers = {key: value.replace("PORT", str(client.port)) for key, value in headers.items() if value}
+                async with client.request(method, path, headers=headers, data=given.get("data")) as answer:
+                    found.append((answer.status, answer.headers, await answer.text()))
+            return found
+
+    return asyncio.run(ask())
+
+
+def got(fileroot, path, **given):
+    ((status, _, content),) = asked(fileroot, ("GET", path, given))
+    return status, json.loads(content)
+
+
+ROUTES = ["/api/runs", f"/api/run?run={RUN}", f"/api/samples?run={RUN}", f"/api/settings?run={RUN}"]
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/api/none"])
+@pytest.mark.parametrize("given", ["", "Bearer ", "Bearer other", f"Bearer {TOKEN}x", "Bearer tök"])
+def test_nothing_of_a_run_is_told_without_the_token(fileroot, path, given):
+    ((status, _, content),) = asked(fileroot, ("GET", path, {"headers": {"Authorization": given}}))
+    assert status == 401 and json.loads(content).keys() == {"error"}
+    assert "open the link" in content and "long" not in content
+
+
+@pytest.mark.parametrize("host", ["evil.test", "evil.test:80", "127.0.0.1.evil.test", "localhost@evil.test", "[", ""])
+@pytest.mark.parametrize("path", ["/", *ROUTES])
+def test_another_name_for_this_machine_is_refused(fileroot, host, path):
+    """DNS rebinding: a page of evil.test whose name means 127.0.0.1 by now."""
+    ((status, _, content),) = asked(fileroot, ("GET", path, {"headers": {"Host": host or "x"}}))
+    assert status == 403 and "127.0.0.1 and localhost only" in content
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:PORT", "localhost:9999", "[::1]:1"])
+def test_loopback_by_any_of_its_names_is_served_also_through_a_tunnel(fileroot, host):
+    ((status, _, _),) = asked(fileroot, ("GET", "/api/runs", {"headers": {"Host": host}}))
+    assert status == 200
+
+
+@pytest.mark.parametrize("origin", ["", "null", "http://evil.test", "http://127.0.0.1:1", "https://127.0.0.1:PORT"])
+def test_no_other_page_may_ask_a_run(fileroot, origin):
+    data = json.dumps({"run": RUN, "what": "stop"})
+    ((status, _, content),) = asked(fileroot, ("POST", "/api/ask", {"headers": {"Origin": origin}, "data": data}))
+    assert status == 403 and "another page" in content
+
+
+@pytest.mark.parametrize("path", ["/", "/static/watch.js", "/static/none", *ROUTES])
+def test_every_answer_has_the_policy(fileroot, path):
+    ((_, headers, _),) = asked(fileroot, ("GET", path, {}))
+    assert headers["Content-Security-Policy"] == POLICY
+    assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+
+
+def test_the_page_names_no_other_host_and_has_no_script_or_style_in_it():
+    assert "'unsafe" not in POLICY and "http" not in POLICY and "default-src 'none'" in POLICY
+    page = (STATIC / "index.html").read_text()
+    assert re.findall(r'(?:src|href)="(?!/static/|data:,")[^"]*"', page) == []
+    assert re.findall(r"<script(?![^>]*src=)|<style|style=|\son\w+=", page) == []
+    for file in STATIC.rglob("*"):
+        if file.suffix in (".js", ".css"):
+            text = file.read_text().removeprefix("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+            assert re.findall(r"https?://[^\s\"'`]+", text) == [], file
+            assert (
+                re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text) == []
+            )
+    assert "MIT License" in (STATIC / "uplot" / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2f..%2fwatch.py"])
+def test_only_the_page_is_served(fileroot, path):
+    ((status, _, _),) = asked(fileroot, ("GET", path, {}))
+    assert status in (403, 404)
+
+
+def test_the_runs_of_the_fileroot(fileroot):
+    status, said = got(fileroot, "/api/runs")
+    assert status == 200 and {one["run"] for one in said["runs"]} == {"ann/long/t0", "ann/long/t1"}
+    assert {one["live"] for one in said["runs"]} == {False}
+
+
+def test_a_page_asks_for_what_is_new_only(fileroot):
+    _, whole = got(fileroot, f"/api/run?run={RUN}")
+    assert whole["status"][0] == "FINISHED" and len(whole["incidents"]) == 4 and len(whole["curves"]["x"]) == 120
+    assert {lane["name"] for lane in whole["lanes"]} == {"run", "server-0", "server-1"}
+    had = f"generation={whole['generation']}&facts={whole['facts']}&since=117&width=1"
+    (_, _, first), (_, _, again) = asked(
+        fileroot, ("GET", f"/api/run?run={RUN}", {}), ("GET", f"/api/run?run={RUN}&{had}", {})
+    )
+    assert json.loads(again)["curves"]["x"] == [117.0, 118.0, 119.0]
+    assert "incidents" not in json.loads(again) and len(again) < len(first) / 5
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/api/run?run=ann/long/none", "there is no run 'ann/long/none'"),
+        ("/api/run", "there is no run ''"),
+        ("/api/run?run=../../../etc", "there is no run"),
+        (f"/api/run?run={RUN}&first=x", "first='x' is no integer from 0"),
+        (f"/api/run?run={RUN}&width=0", "width='0' is no integer from 1"),
+        (f"/api/run?run={RUN}&last=99999999999999999999", "is no integer"),
+        (f"/api/samples?run={RUN}&step=-1", "step='-1' is no integer"),
+        ("/api/settings?run=x", "there is no run 'x'"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_one_message(fileroot, path, said):
+    status, content = got(fileroot, path)
+    assert status == 400 and said in content["error"] and content["hint"]
+
+
+def test_settings_side_by_side(fileroot):
+    _, said = got(fileroot, "/api/settings?run=ann/long/t0&run=ann/long/t1")
+    assert [row for row in said["rows"] if row["differs"]] == [{"key": "seed", "values": ["1", "2"], "differs": True}]
+    assert {row["key"] for row in said["rows"]} == {"experiment_name", "actor.optimizer.lr", "seed"}
+
+
+def test_what_others_wrote_is_text(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="e", trial_name="t")
+    LongRun(paths, steps=60, incidents=2).write()
+    events = [
+        json.loads(line) | {"reason": HOSTILE, "doing": HOSTILE} for line in paths.events.read_text().splitlines()
+    ]
+    paths.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    paths.config.write_text(json.dumps({HOSTILE: HOSTILE}))
+    for path in ("/api/run?run=ann/e/t", "/api/settings?run=ann/e/t"):
+        ((_, headers, content),) = asked(tmp_path, ("GET", path, {}))
+        assert headers["Content-Type"].startswith("application/json")
+        assert "<img src=x" in content and not {*BIDI} & {*content}
+
+
+# ── the operator's buttons ──
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A live run of this user, as far as the server can see."""
+    monkeypatch.setattr(server_module, "is_live", lambda paths: True)
+    paths = RunPaths(fileroot=tmp_path, user=login_name(), experiment_name="e", trial_name="t")
+    LongRun(paths, steps=60, incidents=2).write()
+    ServerKeys.make(paths.keys)
+    return paths
+
+
+def post(paths, what, **more):
+    data = {"run": f"{paths.user}/e/t", "what": what, **more}
+    given = {"headers": {"Origin": "http://127.0.0.1:PORT"}, "data": json.dumps(data)}
+    ((status, _, content),) = asked(paths.fileroot, ("POST", "/api/ask", given))
+    return status, json.loads(content)
+
+
+@pytest.mark.parametrize(("what", "wish"), [("pause", "pause"), ("resume", "run"), ("stop", "stop")])
+def test_a_button_writes_the_request_that_run_control_would(mine, what, wish):
+    status, said = post(mine, what, reason="lunch")
+    entry = wanted(mine)
+    assert (status, entry.wish, entry.reason) == (200, wish, "lunch")
+    assert said["asked"] == entry.description and login_name() in entry.by
+
+
+def test_a_server_more_than_there_are(mine):
+    mine.now.write_text(
+        json.dumps(
+            {"attempt": 1, "beat": 1, "host": "h", "pid": 1, "address": "local", "is_detached": False, "elapsed_s": 1.0}
+            | {"status": None, "evals": []}
+            | {"servers": [{"name": f"server-{at}", "index": at, "generation": 0, "state": "READY"} for at in (0, 1)]}
+        )
+    )
+    assert post(mine, "add_server")[0] == 200
+    assert wanted(mine).servers == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no JSON"),
+        ('{"run": "x"}', "no JSON"),
+        ('{"run": "x", "what": "rm"}', "'rm' can't be asked"),
+    ],
+)
+def test_a_request_that_is_none(mine, data, said):
+    given = {"headers": {"Origin": "http://127.0.0.1:PORT"}, "data": data}
+    ((status, _, content),) = asked(mine.fileroot, ("POST", "/api/ask", given))
+    assert status == 400 and said in content and wanted(mine) is None
+
+
+def test_a_run_that_is_over_is_not_asked(mine, monkeypatch):
+    monkeypatch.setattr(server_module, "is_live", lambda paths: False)
+    status, said = post(mine, "pause")
+    assert status == 400 and "is not running" in said["error"] and wanted(mine) is None
+
+
+def test_a_question_by_get_changes_nothing(mine):
+    ((status, _, _),) = asked(mine.fileroot, ("GET", f"/api/ask?run={mine.user}/e/t&what=stop", {}))
+    assert status == 405 and wanted(mine) is None
