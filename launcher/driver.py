@@ -41,7 +41,7 @@ from launcher.cli.continuation import Successor, wait_for_the_next
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_follower import RunFollower
 from launcher.cli.run_screen import Screen
-from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command
+from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
@@ -168,7 +168,7 @@ class RunLaunch:
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=repr(error))
         if outcome.status is not TerminalStatus.FINISHED:
-            outcome = dataclasses.replace(outcome, next_command=same_command(self._unattended))
+            outcome = dataclasses.replace(outcome, next_command=typed_command(self._unattended))
         self._journal.record(
             f"run.{outcome.status.lower()}",
             reason=outcome.reason,

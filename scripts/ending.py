@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import sys
@@ -26,10 +27,21 @@ def ended(run: Callable[[], int], *, refused: int = WRONG, unread: int = DONE) -
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:  # a folder that can't be read, a disk without room
+        print(
+            f"error: {error.filename or 'a file'}: {error.strerror or error}\n  → {_remedy_of(error)}", file=sys.stderr
+        )
+        return refused
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG if error.exit_code == WRONG else refused
     return code
+
+
+def _remedy_of(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room on its disk"
+    return "check that it is there, and that this user may read and write it"
 
 
 def print_json(content: Mapping[str, object], *, indent: int = 2) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.base.messages import ServerState, TerminalStatus
+from launcher.base.own_python import python
 from launcher.cli.attach import attach, progress_of
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.formats import duration
@@ -229,7 +230,7 @@ def _what_next(paths: RunPaths) -> str:
     end = last_end(paths)
     if end is not None and ENDS[str(end["event"])] is TerminalStatus.FINISHED:
         return "it is complete: there is nothing left to control"
-    return f"python -m scripts.resume_training {names_of(paths)} resumes it"
+    return f"{python()} -m scripts.resume_training {names_of(paths)} resumes it"
 
 
 def _name(paths: RunPaths) -> str:

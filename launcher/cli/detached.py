@@ -29,6 +29,7 @@ from actors.reward.data_check import check_data
 from launcher.base.errors import LauncherError, ResourceError, StorageError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
+from launcher.base.own_python import python
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import remote_of
 from launcher.cli.attach import attach
@@ -88,7 +89,7 @@ def run(config: RunConfig, drive: Drive, *, server_entry: tuple[str, ...] | None
 
 def control(paths: RunPaths) -> str:
     """How to reach it from now on."""
-    return f"python -m scripts.run_control status|attach|pause|resume|stop {names_of(paths)}"
+    return f"{python()} -m scripts.run_control status|attach|pause|resume|stop {names_of(paths)}"
 
 
 def _wait_started(actor: Any) -> None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
+from launcher.base.own_python import python
 from launcher.config.schema import RunConfig
 from launcher.run_files.run_keys import keep_webhook, shown_webhook
 from launcher.run_files.run_paths import RunPaths
@@ -45,6 +46,11 @@ def _without(word: str, given: str, shown: str) -> str:
     """The URL may be a setting's value, or in one: `alerts={webhook: …}`."""
     key, equals, value = word.partition("=")
     return f"{key}{equals}{shown_webhook(value.strip(QUOTES))}" if key in WEBHOOK else word.replace(given, shown)
+
+
+def typed_command(unattended: Unattended | None) -> str:
+    """The same for a shell in which `python` may be another interpreter."""
+    return python() + same_command(unattended).removeprefix("python")
 
 
 def same_command(unattended: Unattended | None = None) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
+from launcher.base.own_python import python
 from launcher.html_report.page_template import TEMPLATES, render_page
 from launcher.html_report.reward_chart import reward_chart
 from launcher.html_report.time_charts import GIB, memory_chart, timeline_chart, tokens_chart
@@ -32,8 +33,11 @@ Tile = tuple[object, str, str]
 """Value, text, class."""
 
 
-def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, patience_s: float = 600.0) -> bytes:
-    """The file's content. `is_live` None: it is not known. `patience_s`: a live page older than that shows it."""
+def report_page(
+    facts: RunFacts, *, written_at: float, is_live: bool | None, patience_s: float = 600.0, files: Sequence[str] = FILES
+) -> bytes:
+    """The file's content. `is_live` None: it is not known. `patience_s`: a live page older than that shows it. `files`:
+    those that lie beside it."""
     word, css, reason = status_of(facts, is_live)
     names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
     shown = [one for one in reversed(facts.checkpoints) if one.fate in ("", "condemned", "damaged")]
@@ -45,7 +49,7 @@ def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, pat
         word=word,
         word_class=css,
         reason=reason,
-        command=f"python -m scripts.report {names}",
+        command=f"{python()} -m scripts.report {names}",
         written_at=written_at,
         is_live=bool(is_live and not facts.word),
         patience_s=patience_s,
@@ -60,7 +64,7 @@ def report_page(facts: RunFacts, *, written_at: float, is_live: bool | None, pat
         most_problems=MOST_PROBLEMS,
         checkpoints=shown[:MOST_CHECKPOINTS],
         longest_text=LONGEST_TEXT,
-        files=FILES,
+        files=files,
     )
 
 

@@ -13,7 +13,7 @@ import time
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
 from launcher.html_report.page_template import FRAME, MACROS, load_template
-from launcher.html_report.report_page import REPORT, report_page
+from launcher.html_report.report_page import FILES, REPORT, report_page
 from launcher.reporting.run_facts import RunFacts, facts_of_run
 from launcher.reporting.run_reader import RunReader
 from launcher.run_files.run_paths import RunPaths
@@ -89,7 +89,8 @@ class _Maker:
         began = time.monotonic()
         facts = facts_of_run(self._reader.data, self._paths)
         patience_s = max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s))
-        content = report_page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s)
+        files = [name for name in FILES if (self._paths.logs / name).exists()]
+        content = report_page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s, files=files)
         try:
             replace_file(self._paths.report, content)
         except OSError as error:

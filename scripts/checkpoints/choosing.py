@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, DataError, StorageError
+from launcher.base.own_python import python
 from launcher.checkpoints.checkpoint_catalog import CatalogEntry, CheckpointCatalog
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
 from launcher.checkpoints.health_evidence import HealthEvidence, SeenSteps
@@ -84,7 +85,7 @@ def _newest(catalog: CheckpointCatalog, wanted: Wanted) -> Chosen:
     why = "; ".join(passed_over) or _why_none(catalog, wanted)
     raise CheckpointError(
         f"no checkpoint of {catalog.trial.name} {wanted}: {why}",
-        f"see them all: python -m scripts.list_checkpoints {names_of(catalog.trial.paths)} --verify",
+        f"see them all: {python()} -m scripts.list_checkpoints {names_of(catalog.trial.paths)} --verify",
     )
 
 

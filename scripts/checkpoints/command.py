@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from launcher.base.own_python import python
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.journal import read_lines
+from launcher.run_files.written_settings import read_settings, setting_of
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 
 LAUNCH = ("python", "-m", "launcher")
@@ -31,7 +34,8 @@ class Command:
         return Command(words=(*kept, *settings), folder=self.folder)
 
     def __str__(self) -> str:
-        return shlex.join(self.words)
+        first = python() if self.words[0] == LAUNCH[0] else shlex.quote(self.words[0])
+        return " ".join([first, *map(shlex.quote, self.words[1:])])
 
     @property
     def typed(self) -> str:
@@ -47,7 +51,24 @@ def recorded_command(trial: TrialFolder) -> Command | None:
         if event.get("event") == "run.started" and isinstance(command, str):
             words = tuple(shlex.split(command))
             found = Command(words=words, folder=str(event.get("folder") or "")) if words[:3] == LAUNCH else found
-    return found
+    return None if found is None else _of_this_place(found, trial)
+
+
+def _of_this_place(command: Command, trial: TrialFolder) -> Command:
+    """A run that was copied or moved is continued where it lies now, never where it came from."""
+    written, paths = read_settings(trial.paths.config), trial.paths
+    folder = command.folder
+    if folder and not Path(folder).is_dir():
+        folder = str(Path.cwd())
+    now = {
+        "experiment_name": paths.experiment_name,
+        "trial_name": paths.trial_name,
+        "cluster.fileroot": str(paths.fileroot.resolve()),
+    }
+    was = {key: str(setting_of(written, key)) for key in now}
+    was["cluster.fileroot"] = str((Path(command.folder) / was["cluster.fileroot"]).resolve())
+    settings = [f"{key}={value}" for key, value in now.items() if written and was[key] != value]
+    return Command(words=command.words, folder=folder).changed(settings)
 
 
 def next_command(trial: TrialFolder, *, has_optimizer: bool = True) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from actors.supervision.fleet_record import FleetRecord
+from launcher.base.errors import StorageError
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.run_reader import as_float, as_integer, as_unix_time
 from launcher.run_files.journal import read_lines
@@ -42,7 +43,8 @@ class ServerRecord:
 @dataclass(slots=True, kw_only=True)
 class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
-    `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory."""
+    `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory.
+    `held`: by whom and why a pause was asked for that holds."""
 
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -50,6 +52,7 @@ class RecordedRun:
     reason: str = ""
     state: str = ""
     state_reason: str = ""
+    held: str = ""
     servers: dict[str, ServerRecord] = field(default_factory=dict)
     fleet: FleetRecord = field(default_factory=FleetRecord)
     incidents: dict[int, str] = field(default_factory=dict)
@@ -77,6 +80,8 @@ class RecordedRun:
                 self.started_at, self.state, self.state_reason = as_unix_time(event.get("time")), "INITIALIZING", reason
             case "run.finished" | "run.errored" | "run.aborted":
                 self.status, self.reason = name.removeprefix("run.").upper(), reason
+            case "run.hold_asked" | "run.hold_released":
+                self.held = reason if name == "run.hold_asked" else ""
             case "server.ready" | "server.promoted" | "server.parked":
                 url = str(event.get("url") or "")
                 self.servers[subject] = ServerRecord(state=SERVER_STATES[name], url=url, pid=pid)
@@ -109,8 +114,11 @@ def read_view(paths: RunPaths) -> RecordedRun:
 
 
 def read_run_settings(paths: RunPaths) -> Mapping[str, object]:
-    """Those of the last attempt that had others than the first."""
-    files = sorted(paths.logs.glob("config.attempt*.yaml"), key=lambda path: path.stat().st_mtime)
+    """Those of the last attempt that had others than the first. Raises StorageError."""
+    found = list(paths.logs.glob("config.attempt*.yaml"))
+    if lost := [path for path in found if not path.exists()]:
+        raise StorageError(f"{lost[0]} is a link to a file that is not there", "remove it, or put that file back")
+    files = sorted(found, key=lambda path: path.stat().st_mtime)
     return read_settings(files[-1] if files else paths.config)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.run_files.run_paths import RunPaths
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
-from scripts.health.findings import BAD, OK, UNKNOWN, CheckResult, Finding
+from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
 
 SUPERVISORS = ("health_monitor", "coordinator")
@@ -80,12 +80,19 @@ def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now:
         is_stalled = since_step_s > max(STALL_FACTOR * steps.usual_step_s, STALL_MIN_S)
         text = f"the last step was {since_step_s:.0f} s ago, one usually takes {steps.usual_step_s:.1f} s"
         findings.append(Finding("run", "steps", BAD if is_stalled else OK, text, facts))
+    if view.status == "FINISHED" and not is_live and view.total_steps and _done(steps) < view.total_steps:
+        text = f"all {view.total_steps} are done by its journal, but metrics.jsonl ends after {_done(steps)}"
+        findings.append(Finding("run", "steps", UNKNOWN, text, facts))
     if rewards := steps.last_rewards:
         text, verdict = f"mean of {sum(rewards) / len(rewards):.3f} over the last {len(rewards)} steps", OK
         if len(rewards) >= ZERO_STEPS and not any(rewards[-ZERO_STEPS:]):
             text, verdict = f"0 in each of the last {ZERO_STEPS} steps", BAD
         findings.append(Finding("run", "reward", verdict, text, facts))
     return findings
+
+
+def _done(steps: LastSteps) -> int:
+    return 0 if steps.last_step is None else steps.last_step + 1
 
 
 def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:
@@ -99,7 +106,9 @@ def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> t
         return BAD, f"{view.state}: {'; '.join(view.incidents.values())}"
     if view.state == "RUNNING":
         total = f" of {view.total_steps}" if view.total_steps else ""
-        return OK, f"RUNNING, {0 if steps.last_step is None else steps.last_step + 1}{total} steps are done"
+        return OK, f"RUNNING, {_done(steps)}{total} steps are done"
+    if view.state == "PAUSED" and view.held:
+        return NOTE, f"PAUSED as asked: {view.held}"
     if view.state in ("", "INITIALIZING"):
         return UNKNOWN, "it is still starting"
     return BAD, f"{view.state}: {view.state_reason}" if view.state_reason else view.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from launcher.base.own_python import python
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.diagnosis.reading.run_folders import FoundCheckpoint, RunFolders
 
@@ -69,9 +70,9 @@ def _commands(
 ) -> tuple[str, ...]:
     """What to type. It shows what it is going to do and asks. Where no step is damaged every launch takes the newest
     checkpoint by itself."""
-    if until is not None and until < 0:
+    if folders.is_copy or (until is not None and until < 0):
         return ()
-    words = ["python -m scripts.resume_training", folders.flags]
+    words = [f"{python()} -m scripts.resume_training", folders.flags]
     if until is not None:
         words.append(f"--before-step {(until if chosen is None else chosen.global_step) + 1}")
     if not folders.is_ours:
@@ -81,6 +82,8 @@ def _commands(
 
 def _warning(folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None) -> str:
     warnings, step = [], folders.recover_step
+    if folders.is_copy:
+        warnings.append("These files are a copy: run this again on the folder that the run itself wrote, to resume it.")
     if step is not None and until is not None and step > until:
         warnings.append(
             f"AReaL's recover_checkpoint is of step {step}, after the onset: resuming from it keeps the damage."

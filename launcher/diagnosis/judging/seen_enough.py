@@ -9,7 +9,7 @@ import numpy as np
 
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.diagnosis.reading.log_clock import say_duration
-from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Kind, Role
+from launcher.diagnosis.reading.log_records import FAILED, REWARD, Contents, Floats, Kind, Role
 
 LEAST_REWARDS = 15
 STALL_STEPS, STALL_MIN_S = 10.0, 60.0
@@ -28,7 +28,7 @@ class Stall:
 
 
 def longest_stall(contents: Contents) -> Stall | None:
-    """The longest of more than ten usual steps that no restart explains; None where there is none."""
+    """The longest of more than ten usual steps that no restart and no pause that was asked for explains; or None."""
     steps, is_dated = contents.steps.steps, np.isfinite(contents.steps.times)
     times, numbers = contents.steps.times[is_dated], steps[is_dated]
     if len(times) < LEAST_REWARDS:
@@ -38,9 +38,10 @@ def longest_stall(contents: Contents) -> Stall | None:
     is_done = has_end or numbers[-1] == contents.total_steps - 1
     ends = [s.last_time for s in contents.sources if s.last_time is not None and s.role is not Role.KERNEL]
     bounds = np.append(times, times[-1] if is_done else max([float(times[-1]), *ends]))
+    lengths = np.diff(bounds - _held_s(contents, bounds))
     found = None
-    for row in np.argsort(np.diff(bounds))[::-1]:
-        seconds = float(bounds[row + 1] - bounds[row])
+    for row in np.argsort(lengths)[::-1]:
+        seconds = float(lengths[row])
         if seconds <= max(STALL_STEPS * usual, STALL_MIN_S):
             break
         if not _started_again(contents, float(bounds[row]), float(bounds[row + 1])):
@@ -55,10 +56,22 @@ def _started_again(contents: Contents, begin: float, end: float) -> bool:
     return any(time is not None and begin <= time <= end for time in restarts)
 
 
+def _held_s(contents: Contents, times: Floats) -> Floats:
+    """For how long, until each of these times, the run was paused because somebody asked for that."""
+    held = np.zeros_like(times)
+    ends = [e.time for e in contents.log_events if e.kind in (Kind.RELEASED, *STARTED_AGAIN, Kind.RUN_ENDED) and e.time]
+    until = -np.inf
+    for event in contents.log_events:
+        if event.kind is Kind.HELD and event.time is not None and event.time >= until:
+            until = min((end for end in ends if end > event.time), default=np.inf)
+            held += np.clip(times - event.time, 0.0, until - event.time)
+    return held
+
+
 def losses_of(contents: Contents) -> Iterator[str]:
     """What the run lost, each thing counted once: time without a step, steps done twice, requests and groups."""
-    steps, times = contents.steps.steps, contents.steps.times
-    gaps = np.diff(times[np.isfinite(times)])
+    steps, times = contents.steps.steps, contents.steps.times[np.isfinite(contents.steps.times)]
+    gaps = np.diff(times - _held_s(contents, times))
     usual = float(np.median(gaps)) if len(gaps) else 0.0
     is_long = gaps > max(STALL_STEPS * usual, STALL_MIN_S)
     if is_long.any():

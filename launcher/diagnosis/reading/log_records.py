@@ -137,6 +137,8 @@ class Kind(enum.StrEnum):
     CHECKPOINT = "checkpoint saved"
     RECOVER_RUN = "launched again to recover"
     RESUMED = "resumed"
+    HELD = "pause asked for"
+    RELEASED = "pause ended"
     INCIDENT = "incident"
     RUN_ENDED = "run ended"
     BATCH_REJECTED = "batch rejected"

@@ -19,6 +19,8 @@ KINDS: Mapping[str, Kind] = {
     "checkpoint.committed": Kind.CHECKPOINT,
     "checkpoint.condemned": Kind.CONDEMNED,
     "trainer.restored": Kind.RESUMED,
+    "run.hold_asked": Kind.HELD,
+    "run.hold_released": Kind.RELEASED,
     "trainer.died": Kind.TRAINER_FAILED,
     "batch.rejected": Kind.BATCH_REJECTED,
     "run.finished": Kind.RUN_ENDED,

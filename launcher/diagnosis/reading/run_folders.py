@@ -7,7 +7,6 @@ layouts and forks, without the user, or below `recover/`.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +36,12 @@ class FoundCheckpoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolders:
     """What was found around the logs. `flags` name the run for other scripts. `settings` by dotted keys.
-    `is_ours`: of this launcher. `recover_step`: of AReaL's one recover checkpoint, which is overwritten.
-    `health`: as the journal of a run of ours has it."""
+    `is_ours`: of this launcher. `is_copy`: the files lie elsewhere than their run wrote them. `recover_step`: of
+    AReaL's one recover checkpoint, which is overwritten. `health`: as the journal of a run of ours has it."""
 
     flags: str
     is_ours: bool
+    is_copy: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
     checkpoints: tuple[FoundCheckpoint, ...] = ()
     looked_in: tuple[str, ...] = ()
@@ -61,7 +61,8 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
     recover = [step for root in roots for step in _recover_steps(root)]
     is_ours = folder is not None and any((folder / name).exists() for name in ("metrics.jsonl", "events.jsonl"))
     return RunFolders(
-        flags=_flags(run, settings),
+        flags="--experiment-name EXPERIMENT --trial-name TRIAL" if run is None else names_of(run),
+        is_copy=run is None and bool(settings),
         is_ours=is_ours,
         health=read_health(run) if is_ours and run is not None else None,
         settings=dict(_dotted("", settings)),
@@ -69,13 +70,6 @@ def look_around(paths: Sequence[Path], log_events: Iterable[LogEvent], checkpoin
         looked_in=tuple(str(root) for root in roots if root.is_dir()),
         recover_step=recover[0] if recover else None,
     )
-
-
-def _flags(run: RunPaths | None, settings: Mapping[str, object]) -> str:
-    if run is not None:
-        return names_of(run)
-    experiment, trial = settings.get("experiment_name") or "EXPERIMENT", settings.get("trial_name") or "TRIAL"
-    return f"--experiment-name {shlex.quote(str(experiment))} --trial-name {shlex.quote(str(trial))}"
 
 
 def _dotted(prefix: str, tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -8,6 +8,7 @@ import pytest
 from launcher import driver
 from launcher.base.errors import ResourceError, RolloutError
 from launcher.base.messages import TerminalStatus
+from launcher.base.own_python import python
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.driver import RunLaunch
 from launcher.run_files.journal import Journal, read_lines
@@ -47,7 +48,7 @@ def test_every_launch_ends_with_a_status(tmp_path, monkeypatch, happens, status,
     assert outcome.status is status
     assert outcome.exit_code == exit_code
     assert reason in outcome.reason
-    assert outcome.next_command.startswith("python -m launcher")
+    assert outcome.next_command.startswith(f"{python()} -m launcher")
     last = list(read_lines(paths.events))[-1]
     assert last["event"] == f"run.{status.lower()}"
     assert last["reason"] == outcome.reason

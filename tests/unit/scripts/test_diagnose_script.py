@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.own_python import python
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.journal import append_line
 from scripts import diagnose
@@ -151,7 +152,7 @@ def test_a_run_of_ours_is_told_by_its_own_incidents(capsys, tmp_path):
     assert (code, said["onset"]["step"], said["cause"]) == (diagnose.FAILURE, 80, "reward function")
     assert said["last_good_checkpoint"]["global_step"] == 59
     (command,) = said["commands"]
-    assert command.startswith("python -m scripts.resume_training --experiment-name mine --trial-name t0")
+    assert command.startswith(f"{python()} -m scripts.resume_training --experiment-name mine --trial-name t0")
     assert command.endswith("--before-step 60")
 
 
@@ -306,5 +307,7 @@ def test_the_example_in_the_docs_is_what_it_prints(capsys, tmp_path):
     logs = made_run(tmp_path, Made(fails="crash", onset=188, steps=320, seed=3), steps=range(19, 320, 40))
     (Path(tmp_path) / "checkpoints/me/exp/t0/default/epoch0epochstep179globalstep179/tokenizer_config.json").unlink()
     _, out, _ = run(capsys, logs)
-    said = "".join(out.split()).replace(str(tmp_path), "/data")  # long paths are folded elsewhere
+    said = (
+        "".join(out.split()).replace(str(tmp_path), "/data").replace(python(), "python")
+    )  # long paths are folded elsewhere
     assert said in "".join(DOCS.read_text().split()), out

@@ -1,6 +1,5 @@
 """resume_training: what it goes on from, whether the settings fit, the exact command; asks, and the run takes over."""
 
-import gzip
 import json
 import os
 import shutil
@@ -10,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.own_python import python
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.pending_restore import read_record
 from launcher.config.compose import compose
-from launcher.config.fingerprint import config_fingerprint
+from launcher.config.fingerprint import CONTENT, config_fingerprint
 from launcher.run_files.run_paths import RunLock, RunPaths
 from scripts import resume_training
 from tests.support.checkpoint_makers import (
@@ -110,7 +110,7 @@ def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, fol
     assert said.splitlines()[0] == "exp/t1: resumes from step 38, the newest; no damage is known"
     assert "last good   step 25: " in said
     assert "settings    fit the checkpoint" in said
-    assert f"command     cd {folder} && python -m launcher {' '.join(SETTINGS)}" in said
+    assert f"command     cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}" in said
     assert not paths.recover_checkpoint.exists()
 
 
@@ -284,7 +284,7 @@ def test_areal_s_own_folder_needs_no_setup(tool, folder, areal):
     assert snapshot(areal[0]) == before
 
 
-@pytest.mark.parametrize("hide", [Path.unlink, lambda log: log.write_bytes(gzip.compress(log.read_bytes()))])
+@pytest.mark.parametrize("hide", [Path.unlink, lambda log: log.write_bytes(b"\x1f\x8b, no gzip")])
 def test_without_its_logs_the_newest_is_taken_only_if_it_is_named(tool, folder, areal, hide):
     log = folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log"
     hide(log)
@@ -318,4 +318,5 @@ def test_a_fingerprint_has_all_that_the_tool_promises():
         "gconfig.n_samples",
         "cluster.n_nodes",
         "actor.path",
+        CONTENT,
     }

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from launcher.base.messages import ServerInfo, ServerState, Snapshot, TrainerStatus
+from launcher.base.own_python import python
 from launcher.cli import attach as attach_module
 from launcher.cli.attach import attach
 from launcher.reporting.current_status import CurrentStatusFile, read_now
@@ -170,7 +171,7 @@ def test_status_of_a_run_that_is_over_and_of_one_that_never_was(paths, journal, 
 def test_a_run_that_was_cut_off_says_what_goes_on_with_it(paths, journal, capsys):
     assert control(paths, "stop") == 2
     said = capsys.readouterr().err
-    assert "python -m scripts.resume_training --experiment-name e --trial-name t --fileroot" in said
+    assert f"{python()} -m scripts.resume_training --experiment-name e --trial-name t --fileroot" in said
     assert "--user me" in said
     assert control(paths, "status") == 1
     said = capsys.readouterr().out

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from launcher.base.errors import DataError
+from launcher.base.own_python import python
 from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.remedies import remedy_of
@@ -202,7 +203,7 @@ def test_the_last_whole_checkpoint_before_the_onset_is_chosen(tmp_path):
     way = diagnosis_of(logs).restore_advice
     assert (way.checkpoint.global_step, way.until) == (39, 58)  # step 59 was seen to earn what it should
     (command,) = way.commands
-    assert command.startswith("python -m scripts.resume_training --experiment-name exp --trial-name t0 --fileroot")
+    assert command.startswith(f"{python()} -m scripts.resume_training --experiment-name exp --trial-name t0 --fileroot")
     assert "--before-step 40 --command " in command
     assert "fresh optimizer" in way.warning
 
@@ -321,9 +322,11 @@ def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path):
     assert f"--fileroot '{tmp_path / 'my runs'}'" in command
 
 
-def test_names_from_copied_settings_are_quoted_in_the_command(tmp_path):
-    """Logs that lie elsewhere than a run's own: what is known of it is in their config.yaml."""
-    (tmp_path / "config.yaml").write_text("experiment_name: my run; reboot\ntrial_name: 7\n")
-    assert look_around([tmp_path], []).flags == "--experiment-name 'my run; reboot' --trial-name 7"
-    (tmp_path / "config.yaml").unlink()
-    assert look_around([tmp_path], []).flags == "--experiment-name EXPERIMENT --trial-name TRIAL"
+def test_a_copy_of_a_run_has_no_command_that_continues_the_original(tmp_path):
+    """Logs that lie elsewhere than a run's own, with its names in their config.yaml."""
+    logs = RunMaker(Made(fails="crash", onset=30, steps=60)).write(tmp_path / "copy")
+    assert "--experiment-name EXPERIMENT --trial-name TRIAL" in diagnosis_of(logs).restore_advice.commands[0]
+    (logs / "config.yaml").write_text("experiment_name: mine\ntrial_name: t7\n")
+    advice = diagnosis_of(logs).restore_advice
+    assert advice.commands == ()
+    assert "These files are a copy" in advice.warning
