@@ -18,7 +18,16 @@ from torch import Tensor
 from launcher.base.errors import ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
 
-TENSORS = ("input_ids", "positions", "targets", "sequences", "server_logprobs")
+TENSORS = (
+    "input_ids",
+    "positions",
+    "targets",
+    "sequences",
+    "server_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "advantages",
+)
 PADDING = 0  # any token id does: nothing reads what the model says there
 
 
@@ -36,10 +45,11 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Tensors of one forward pass. The last four have an entry for each completion token.
+    """Tensors of one forward pass. All but the first have an entry for each completion token.
 
     `input_ids` [rows, width]; `positions` index the flattened hidden states [rows * width] that predict the tokens
-    `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass.
+    `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass. The last
+    three are None unless a pass before the first gradient has found them.
     """
 
     input_ids: Tensor
@@ -48,12 +58,17 @@ class MicroBatch:
     sequences: Tensor
     server_logprobs: Tensor
     learns: bool
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    advantages: Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """On a GPU: through pinned memory, so that the copy does not hold up the host."""
         if device.type == "cpu":
             return self
-        sent: dict[str, Any] = {name: _send(getattr(self, name), device) for name in TENSORS}
+        sent: dict[str, Any] = {
+            name: _send(tensor, device) for name in TENSORS if (tensor := getattr(self, name)) is not None
+        }
         return replace(self, **sent)
 
 
@@ -172,4 +187,6 @@ def _integers(values: Iterable[int]) -> Tensor:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device == device:
+        return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

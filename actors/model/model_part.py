@@ -8,7 +8,7 @@ for the order in which gradients are summed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.model import model_folder
+from actors.model.advantages import batch_normalised
 from actors.model.micro_batches import MicroBatch
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import build_optimizer
@@ -26,6 +27,7 @@ from actors.model.token_logprobs import LogprobModel
 from actors.model.training_state import LearnedState, StateReader
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.manifest import MOMENTS
+from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -54,7 +56,7 @@ class Sources:
         self.folder = model_folder.local_folder(actor.path, key="actor.path")
         self.policy = self.read_policy(actor)
         self.reference = None
-        if actor.kl_ctl > 0:
+        if actor.needs_reference:
             folder = model_folder.local_folder(ref.path, key="ref.path")
             self.reference = model_folder.load_model(
                 folder, dtype=torch_dtype(ref.dtype), attn_implementation=actor.attn_implementation, key="ref.path"
@@ -92,15 +94,16 @@ class ModelPart:
             checkpoints=actor.gradient_checkpointing,
         )
         reference = None
-        if actor.kl_ctl > 0:
+        if actor.needs_reference:
             reference = self._hold(
                 None if sources is None else sources.reference,
                 Empty(path=ref.path, key="ref.path", dtype=torch_dtype(ref.dtype)),
             ).requires_grad_(False)
         self.optimizer = build_optimizer(self.model, actor.optimizer)
         self.objective = Objective(actor, temperature=temperature, dtype=self._dtype, reference=reference)
-        self._batch: Batch | None = None
+        self._batches: list[Batch] = []
         self._sums: list[Sums] = []
+        self._kept: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
 
     @property
     def model(self) -> PreTrainedModel:
@@ -112,44 +115,96 @@ class ModelPart:
 
     # ── a step ──
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """`batches`: for each optimizer step its part of the batch."""
         self.discard()
-        self._batch = batch.to(self._device)
+        self._batches = [batch.to(self._device) for batch in batches]
 
-    def run(self, index: int) -> None:
+    def look_ahead(self, which: int, index: int) -> None:
+        """A pass without a gradient over one micro-batch, before any step."""
+        batch = self._batches[which]
+        micro_batch = batch.micro_batches[index].to(self._device)
+        looked, sums = self.objective.look_ahead(self.policy, micro_batch, batch, before_steps=len(self._batches) > 1)
+        batch.micro_batches[index] = looked
+        self._sums += [] if sums is None else [sums]
+
+    def finish_look_ahead(self) -> list[Sums]:
+        """The distances of each part of the batch, where they were asked for; and advantages are normalised."""
+        norm = self._actor.adv_norm
+        if norm.mean_level is not None or norm.std_level is not None:
+            self._normalise(norm)
+        count = [len(batch.micro_batches) for batch in self._batches] if self._sums else []
+        return [self._total([self._sums.pop(0) for _ in range(n)]) for n in count]
+
+    def _normalise(self, norm: AdvNormConfig) -> None:
+        places = [(batch, index) for batch in self._batches for index in range(len(batch.micro_batches))]
+        looked = [batch.micro_batches[index] for batch, index in places]
+        normalised = batch_normalised(
+            [one.advantages for one in looked if one.advantages is not None],
+            [(batch.weights[one.sequences] > 0).double() for (batch, _), one in zip(places, looked, strict=True)],
+            norm,
+            total=lambda sum_here: sum_here if self._group is None else self._group.total(sum_here),
+        )
+        for (batch, index), one, advantages in zip(places, looked, normalised, strict=True):
+            batch.micro_batches[index] = replace(one, advantages=advantages)
+
+    def run(self, which: int, index: int) -> None:
         """Forward and backward over one micro-batch."""
-        assert self._batch is not None
-        micro_batch = self._batch.micro_batches[index].to(self._device)
-        self._sums.append(self.objective.run(self.policy, micro_batch, self._batch))
+        batch = self._batches[which]
+        self._sums.append(self.objective.run(self.policy, batch.micro_batches[index].to(self._device), batch))
 
     def finish(self) -> tuple[Sums, float]:
-        """The sums over the complete batch, and the norm of its gradient, which is clipped."""
+        """The sums over this part of the batch, and the norm of its gradient, which is clipped."""
         norm = clip_grad_norm_(self.model.parameters(), self._actor.optimizer.gradient_clipping)
-        sums = self.objective.add_up(self._sums)
-        if self._group is not None:
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            sums = Sums(
-                totals=self._group.total(sums.totals),
-                farthest=self._group.largest(sums.farthest),
-                distances=self._group.total(sums.distances),
-            )
+        sums, self._sums = self._total(self._sums), []
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         return sums, norm.item()
+
+    def _total(self, of_micro_batches: Sequence[Sums]) -> Sums:
+        sums = self.objective.add_up(of_micro_batches)
+        if self._group is None:
+            return sums
+        return Sums(
+            totals=self._group.total(sums.totals),
+            farthest=self._group.largest(sums.farthest),
+            distances=self._group.total(sums.distances),
+        )
+
+    def keep(self) -> None:
+        """What this process has of weights and moments, copied into the host's memory, for `put_back`."""
+        states = self.optimizer.state
+        self._kept = [
+            (parameter, _copied(parameter), {name: _copied(value) for name, value in states.get(parameter, {}).items()})
+            for parameter in self.model.parameters()
+        ]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Bit for bit what it was at `keep`."""
+        for parameter, weights, moments in self._kept:
+            _local(parameter).copy_(weights)
+            if not moments:  # nor were there any then
+                self.optimizer.state.pop(parameter, None)
+            for name, value in moments.items():
+                _local(self.optimizer.state[parameter][name]).copy_(value)
+        self.discard()
 
     def step(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        self.discard()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self._batch, self._sums = None, []
+        self._batches, self._sums, self._kept = [], [], []
 
     # ── looking ──
 
     @torch.no_grad()
     def is_finite(self) -> bool:
-        parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in self.model.parameters())
+        parts = map(_local, self.model.parameters())
         damaged = ~torch.stack([part.isfinite().all() for part in parts]).all()
         if self._group is not None:
             damaged = self._group.largest(damaged.float())
@@ -250,6 +305,14 @@ class ModelPart:
         else:
             assert whole is not None
             target.copy_(whole)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return _local(tensor.detach()).to("cpu", copy=True)
 
 
 def training_device(actor: ActorConfig) -> torch.device:

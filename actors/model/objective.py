@@ -15,18 +15,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from actors.model.grpo import clipped_terms, group_advantages, reference_kl, token_weights
-from actors.model.micro_batches import MicroBatch, sequences_of, share_out
+from actors.model.advantages import group_advantages, kl_to_come, overlong_penalty
+from actors.model.grpo import (
+    TokenTerms,
+    cispo_terms,
+    clipped_terms,
+    reference_kl,
+    sequence_mean_of,
+    token_weights,
+)
+from actors.model.micro_batches import MicroBatch, SampledSequence, sequences_of, share_out
 from actors.model.token_logprobs import LogprobModel
 from launcher.base.errors import TrainerError
-from launcher.base.rollouts import RolloutGroup
+from launcher.base.rollouts import Completion, RolloutGroup
 from launcher.config.schema import ActorConfig
+
+MOST_KL = 10.0
+"""Of one token, taken off the reward: AReaL's bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch ready to run. `advantages` and `weights` have an entry for each sequence of it, `micro_batches` are one
-    rank's; all else is of the complete batch."""
+    """A batch ready to run, or the part of it that one optimizer step is taken on. `advantages` and `weights` have an
+    entry for each sequence of it, `micro_batches` are one rank's; all else is of all ranks."""
 
     advantages: Tensor
     weights: Tensor
@@ -67,53 +78,125 @@ class Objective:
         self._dtype = dtype
         self._reference = reference
 
-    def prepare(self, groups: Sequence[RolloutGroup], *, ranks: int = 1) -> list[Batch]:
-        """The batch as each rank runs it. Raises TrainerError for groups that are no batch, ConfigError for a sequence
-        longer than a micro-batch.
+    @property
+    def looks_ahead(self) -> bool:
+        """Advantages take a pass over the complete batch before the first gradient."""
+        norm = self._actor.adv_norm
+        return self._actor.kl_ctl > 0 or norm.mean_level is not None or norm.std_level is not None
 
-        A sequence whose advantage is 0 has no gradient, unless there is a KL, so it is spared its backward pass.
+    def prepare(self, groups: Sequence[RolloutGroup], *, ranks: int = 1) -> list[list[Batch]]:
+        """For each optimizer step its part of the batch, as each rank runs it. Raises TrainerError for groups that are
+        no batch, ConfigError for a sequence longer than a micro-batch.
+
+        Groups are not divided: each part has as many, in their order, or one more than the parts after it.
         """
         advantages = self._advantages(groups)
         sequences = sequences_of(groups)
+        kept = torch.tensor([self._is_kept(rollout.completion) for group in groups for rollout in group.rollouts])
+        size = len(sequences) // len(groups)
+        parts = torch.arange(len(groups)).tensor_split(min(self._actor.ppo_n_minibatches, len(groups)))
+        ends = [size * (int(part[-1]) + 1) for part in parts]
+        return [
+            self._minibatch(sequences[start:end], advantages[start:end], kept[start:end], ranks)
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
+    def _minibatch(
+        self, sequences: Sequence[SampledSequence], advantages: Tensor, kept: Tensor, ranks: int
+    ) -> list[Batch]:
+        """A sequence whose advantage is 0 has no gradient, unless there is a KL, an entropy or a mean over the batch,
+        so it is spared its backward pass."""
+        actor = self._actor
+        all_learn = actor.needs_reference or actor.entropy_coeff > 0 or actor.adv_norm.mean_level is not None
+        learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
         lengths = torch.tensor([len(one.completion) for one in sequences])
-        learning = [value != 0 or self._reference is not None for value in advantages.tolist()]  # NaN learns: it shows
-        most = self._actor.mb_spec.max_tokens_per_mb
+        weights = token_weights(lengths * kept, actor.loss_aggregation, constant=actor.max_new_tokens)
+        shares = share_out(sequences, learning, max_tokens=actor.mb_spec.max_tokens_per_mb, ranks=ranks)
         return [
             Batch(
                 advantages=advantages,
-                weights=token_weights(lengths, self._actor.loss_aggregation),
+                weights=weights * kept,
                 micro_batches=micro_batches,
                 n_tokens=int(lengths.sum()),
                 n_learning=sum(learning),
             )
-            for micro_batches in share_out(sequences, learning, max_tokens=most, ranks=ranks)
+            for micro_batches in shares
         ]
+
+    def _is_kept(self, completion: Completion) -> bool:
+        return not self._actor.mask_truncated_completions or completion.finish_reason != "length"
+
+    @torch.no_grad()
+    def look_ahead(
+        self, model: LogprobModel, micro_batch: MicroBatch, batch: Batch, *, before_steps: bool
+    ) -> tuple[MicroBatch, Sums | None]:
+        """The micro-batch with what is asked of the weights before any step: the advantages of its tokens, and of a
+        batch with several steps its distances, since those of later passes are of other weights."""
+        actor, sequences = self._actor, micro_batch.sequences
+        server, old, ref, sums = micro_batch.server_logprobs, None, None, None
+        if before_steps or (actor.recompute_logprob and actor.kl_ctl > 0):
+            found, _ = self.logprobs(model, micro_batch, temperature=self._temperature, dtype=self._dtype)
+            sums = self._sums([], (server - found).abs(), micro_batch, batch)
+            old = found if actor.recompute_logprob else server
+        advantages = batch.advantages[sequences]
+        if actor.kl_ctl > 0:
+            ref = self._ref_logprobs(micro_batch)
+            kl = reference_kl(server if old is None else old, ref, actor.kl_estimator).clamp(-MOST_KL, MOST_KL)
+            advantages = (advantages.double() - actor.kl_ctl * kl_to_come(kl.double(), sequences)).float()
+        looked = replace(micro_batch, old_logprobs=old, ref_logprobs=ref, advantages=advantages)
+        return looked, sums
 
     def run(self, model: LogprobModel, micro_batch: MicroBatch, batch: Batch) -> Sums:
         """Forward, and where the micro-batch learns backward: its gradient is added to the model's."""
-        advantages = batch.advantages[micro_batch.sequences]
-        server = micro_batch.server_logprobs
+        actor, server = self._actor, micro_batch.server_logprobs
         with torch.set_grad_enabled(micro_batch.learns):
-            logprobs, entropy = self.logprobs(model, micro_batch, temperature=self._temperature, dtype=self._dtype)
-            fixed = logprobs.detach()
-            terms = clipped_terms(
-                logprobs,
-                fixed if self._actor.recompute_logprob else server,
-                advantages,
-                eps_clip=self._actor.eps_clip,
-                eps_clip_higher=self._actor.eps_clip_higher,
+            logprobs, entropy = self.logprobs(
+                model,
+                micro_batch,
+                temperature=self._temperature,
+                dtype=self._dtype,
+                entropy_learns=actor.entropy_coeff > 0,
             )
+            fixed = logprobs.detach()
+            terms = self._terms(logprobs, micro_batch, batch)
             kl_ref = self._kl_ref(logprobs, micro_batch)
             weights = batch.weights[micro_batch.sequences]
-            loss = (terms.loss + self._actor.kl_ctl * kl_ref) * weights
+            per_token = terms.loss + actor.kl_loss_coef * kl_ref
+            if actor.entropy_coeff > 0:
+                per_token = per_token - actor.entropy_coeff * entropy
+            loss = per_token * weights
         if micro_batch.learns:
             loss.sum().backward()  # type: ignore[no-untyped-call]
-        distance = (server - fixed).abs()
-        columns = (
-            loss, terms.clipped_low, terms.clipped_high, terms.ratio, terms.approx_kl, kl_ref, entropy, distance
-        )  # fmt: skip
+        columns = [loss, terms.clipped_low, terms.clipped_high, terms.ratio, terms.approx_kl, kl_ref, entropy]
+        return self._sums(columns, (server - fixed).abs(), micro_batch, batch)
+
+    def _terms(self, logprobs: Tensor, micro_batch: MicroBatch, batch: Batch) -> TokenTerms:
+        actor, sequences = self._actor, micro_batch.sequences
+        old = logprobs.detach() if actor.recompute_logprob else micro_batch.server_logprobs
+        old = old if micro_batch.old_logprobs is None else micro_batch.old_logprobs
+        advantages = batch.advantages[sequences] if micro_batch.advantages is None else micro_batch.advantages
+        log_ratio = logprobs - old
+        if actor.importance_sampling_level == "sequence":
+            n = len(batch.weights)
+            log_ratio, advantages = (sequence_mean_of(one, sequences, n=n) for one in (log_ratio, advantages))
+        if actor.policy_loss == "cispo":
+            return cispo_terms(
+                logprobs, log_ratio, advantages, eps_clip=actor.eps_clip, eps_clip_higher=actor.eps_clip_higher
+            )
+        return clipped_terms(
+            log_ratio,
+            advantages,
+            eps_clip=actor.eps_clip,
+            eps_clip_higher=actor.eps_clip_higher,
+            c_clip=actor.c_clip,
+        )
+
+    @staticmethod
+    def _sums(columns: Sequence[Tensor], distance: Tensor, micro_batch: MicroBatch, batch: Batch) -> Sums:
+        """`columns` before the distance; without any they are 0."""
+        filled = columns or [torch.zeros_like(distance)] * len(FIGURES)
         return Sums(
-            totals=torch.stack([column.detach().sum(dtype=torch.float64) for column in columns]),
+            totals=torch.stack([column.detach().sum(dtype=torch.float64) for column in (*filled, distance)]),
             farthest=distance.amax() if len(distance) else distance.sum(),
             distances=torch.zeros_like(batch.weights, dtype=torch.float64).index_add(
                 0, micro_batch.sequences, distance.double()
@@ -127,15 +210,20 @@ class Objective:
             distances=torch.stack([one.distances for one in sums]).sum(dim=0),
         )
 
-    def figures(self, batch: Batch, sums: Sums) -> dict[str, float]:
+    def join(self, sums: Sequence[Sums]) -> Sums:
+        """Those of the parts of a batch, in their order."""
+        together = self.add_up([replace(one, distances=one.distances[:0]) for one in sums])
+        return replace(together, distances=torch.cat([one.distances for one in sums]))
+
+    def figures(self, n_tokens: int, sums: Sums) -> dict[str, float]:
         """FIGURES, `loss` as it is weighted, and the maximum `farthest`, in one transfer from the device.
 
         Over no tokens at all they are not numbers, as 0 / 0 is not.
         """
-        if not batch.n_tokens:
+        if not n_tokens:
             return dict.fromkeys(("loss", *FIGURES, "farthest"), math.nan)
         loss, *totals, farthest = torch.cat([sums.totals, sums.farthest.double().reshape(1)]).tolist()
-        means = {name: total / batch.n_tokens for name, total in zip(FIGURES, totals, strict=True)}
+        means = {name: total / n_tokens for name, total in zip(FIGURES, totals, strict=True)}
         return {"loss": loss, **means, "farthest": farthest}
 
     def distances(self, groups: Sequence[RolloutGroup], sums: Sums) -> dict[str, float]:
@@ -157,27 +245,56 @@ class Objective:
         sizes = sorted({len(group) for group in rewards})
         if len(sizes) != 1:
             raise TrainerError(f"a batch needs groups of one size, not of {sizes}", "a group is complete or not there")
-        norm = self._actor.adv_norm
-        table = torch.tensor(rewards, dtype=torch.float64)
-        return group_advantages(table, std=norm.std, eps=norm.eps).flatten().float()
+        table = torch.tensor(rewards, dtype=torch.float64) + self.penalties(groups)
+        return group_advantages(table, self._actor.reward_norm).flatten().float()
+
+    def penalties(self, groups: Sequence[RolloutGroup]) -> Tensor:
+        """What is added to each reward [groups, n] for a length near the longest; 0 or less."""
+        lengths = torch.tensor([[len(r.completion.token_ids) for r in group.rollouts] for group in groups]).double()
+        actor = self._actor
+        if not actor.overlong_reward_penalty or actor.overlong_tokens is None or actor.overlong_penalty_factor is None:
+            return torch.zeros_like(lengths)
+        return overlong_penalty(
+            lengths,
+            max_tokens=actor.max_new_tokens,
+            overlong_tokens=actor.overlong_tokens,
+            factor=actor.overlong_penalty_factor,
+        )
 
     def logprobs(
-        self, model: LogprobModel, micro_batch: MicroBatch, *, temperature: float, dtype: torch.dtype
+        self,
+        model: LogprobModel,
+        micro_batch: MicroBatch,
+        *,
+        temperature: float,
+        dtype: torch.dtype,
+        entropy_learns: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs of the completion tokens and the entropies there, in float32 whatever the arithmetic."""
         with _arithmetic(micro_batch.input_ids.device, dtype):
             found: tuple[Tensor, Tensor] = model(
-                micro_batch.input_ids, micro_batch.positions, micro_batch.targets, temperature=temperature
+                micro_batch.input_ids,
+                micro_batch.positions,
+                micro_batch.targets,
+                temperature=temperature,
+                entropy_learns=entropy_learns,
             )
             return found
 
     def _kl_ref(self, logprobs: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """By the estimator of the loss, or where only the reward has a KL, by that of the reward."""
         if self._reference is None:
             return torch.zeros_like(logprobs)
+        ref = self._ref_logprobs(micro_batch) if micro_batch.ref_logprobs is None else micro_batch.ref_logprobs
+        actor = self._actor
+        return reference_kl(logprobs, ref, actor.kl_loss_type if actor.kl_loss_coef > 0 else actor.kl_estimator)
+
+    @torch.no_grad()
+    def _ref_logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        assert self._reference is not None
         dtype = self._reference.model.dtype
-        with torch.no_grad():
-            ref_logprobs, _ = self.logprobs(self._reference, micro_batch, temperature=self._temperature, dtype=dtype)
-        return reference_kl(logprobs, ref_logprobs)
+        found, _ = self.logprobs(self._reference, micro_batch, temperature=self._temperature, dtype=dtype)
+        return found
 
 
 def _arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:

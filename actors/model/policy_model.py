@@ -1,7 +1,10 @@
 """The model that learns: gradients of one batch, an optimizer step, committed or discarded, weights, checkpoints.
 
-    compute_gradients(groups) ─► UpdateStats ─► the caller's gate ─┬─ commit()   policy_version += 1
+    compute_gradients(groups) ─► UpdateStats ─► the caller's gate ─┬─ step_ahead() ─► commit()   policy_version += 1
                                                                    └─ discard()  not a bit has moved
+
+A batch is one optimizer step, or actor.ppo_n_minibatches of them: `step_ahead` takes all but the last. What it finds
+not finite on the way undoes them all, so a batch is committed whole or not at all.
 
 A plain class without Ray or HTTP, used from one thread. Master weights, gradients and moments are float32;
 `actor.dtype=bfloat16` is torch's autocast over them, so small updates are not lost to rounding. Dropout is off.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +24,7 @@ from torch import Tensor
 
 from actors.model import model_folder, training_state
 from actors.model.model_part import ModelPart, Sources, torch_dtype, training_device
-from actors.model.objective import Batch
+from actors.model.objective import Batch, Sums
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
 from actors.model.update_stats import LogprobDistance, UpdateStats
@@ -86,6 +90,10 @@ class PolicyModel:
             raise
         self._objective = self._part.objective
         self._stats: UpdateStats | None = None
+        self._minibatches: list[list[Batch]] = []
+        self._groups: Sequence[RolloutGroup] = ()
+        self._looked: Sums | None = None
+        self._passes: list[tuple[Sums, float]] = []
         self.policy_version = 0
         self.largest_micro_batch = 0
         """Of all so far, tokens, padding included."""
@@ -103,20 +111,83 @@ class PolicyModel:
     def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats:
         """Forward and backward over the batch, in micro-batches; the gradient is clipped and waits for `commit`.
 
-        A reward of None is not a number, and so makes the batch one that can't be committed; so does having no
-        tokens. Raises TrainerError, ConfigError (a sequence longer than a micro-batch), and leaves no gradient then.
+        Of a batch with several optimizer steps: over the part of the first one, after a forward pass over all. A reward
+        of None is not a number, and so makes the batch one that can't be committed; so does having no tokens. Raises
+        TrainerError, ConfigError (a sequence longer than a micro-batch), and leaves no gradient then.
         """
         self.discard()
-        batches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
-        made = (one.input_ids.numel() for batch in batches for one in batch.micro_batches)
+        minibatches = self._objective.prepare(groups, ranks=1 if self._crew is None else self._crew.size)
+        made = (one.input_ids.numel() for batches in minibatches for batch in batches for one in batch.micro_batches)
         self.largest_micro_batch = max([self.largest_micro_batch, *made])
+        self._minibatches, self._groups = minibatches, groups
+        with self._nothing_left_of_failures():
+            self._do_each("begin", [(list(of_rank),) for of_rank in zip(*minibatches, strict=True)])
+            if len(minibatches) > 1 or self._objective.looks_ahead:
+                for which, batches in enumerate(minibatches):
+                    for index in range(len(batches[0].micro_batches)):
+                        self._do("look_ahead", which, index)
+                looked = self._do("finish_look_ahead")
+                self._looked = self._objective.join(looked) if looked else None
+            self._stats = self._pass(0)
+        return self._stats
+
+    def step_ahead(self) -> UpdateStats:
+        """All optimizer steps of the batch but the last, whose gradient waits for `commit`; figures of all of them.
+
+        Where one is not finite the weights are put back, and so where anything fails. Raises as `compute_gradients`.
+        """
+        stats = self._committable()
+        if len(self._minibatches) == 1:
+            return stats
+        with self._nothing_left_of_failures():
+            self._do("keep")
+            try:
+                for which in range(1, len(self._minibatches)):
+                    self._do("step", stats.learning_rate)
+                    stats = self._stats = self._pass(which)
+                    if not stats.finite:
+                        self._do("put_back")
+                        break
+            except BaseException:
+                if not self.lost:
+                    self._do("put_back")
+                raise
+        return stats
+
+    def commit(self) -> None:
+        """Take the optimizer step whose gradient waits. Raises TrainerError where there is none, or others come first.
+
+        Where no sequence had an advantage, there is no gradient and nothing moves: neither momentum nor weight decay
+        carries the model away on data that says nothing.
+        """
+        stats = self._committable()
+        if len(self._passes) < len(self._minibatches):
+            raise TrainerError("this batch has several optimizer steps", "call step_ahead before commit")
+        self._do("step", stats.learning_rate)
+        self.policy_version += 1
+        self.discard()
+
+    def _committable(self) -> UpdateStats:
+        if self._stats is None:
+            raise TrainerError("there are no gradients to commit", "call compute_gradients before each commit")
+        if not self._stats.finite:
+            raise TrainerError(
+                f"these gradients must not be committed: {', '.join(self._stats.problems)}",
+                "discard them and drop the batch",
+            )
+        return self._stats
+
+    def _pass(self, which: int) -> UpdateStats:
+        """Forward and backward over one part of the batch; figures of all parts so far."""
+        for index in range(len(self._minibatches[which][0].micro_batches)):
+            self._do("run", which, index)
+        self._passes.append(self._do("finish"))
+        return self._stats_so_far()
+
+    @contextmanager
+    def _nothing_left_of_failures(self) -> Iterator[None]:
         try:
-            self._do_each("begin", [(batch,) for batch in batches])
-            for index in range(len(batches[0].micro_batches)):
-                self._do("run", index)
-            sums, grad_norm = self._do("finish")
-            figures, distances = self._objective.figures(batches[0], sums), self._objective.distances(groups, sums)
-            self._stats = self._stats_of(batches, figures, grad_norm, distances)
+            yield
         except torch.OutOfMemoryError as error:
             self.discard()
             raise TrainerError(
@@ -127,28 +198,11 @@ class PolicyModel:
         except BaseException:
             self.discard()  # half a gradient must never be committed
             raise
-        return self._stats
-
-    def commit(self) -> None:
-        """Take the optimizer step that `compute_gradients` prepared. Raises TrainerError where there is none.
-
-        Where no sequence had an advantage, there is no gradient and nothing moves: neither momentum nor weight decay
-        carries the model away on data that says nothing.
-        """
-        if self._stats is None:
-            raise TrainerError("there are no gradients to commit", "call compute_gradients before each commit")
-        if not self._stats.finite:
-            raise TrainerError(
-                f"these gradients must not be committed: {', '.join(self._stats.problems)}",
-                "discard them and drop the batch",
-            )
-        self._do("step", self._stats.learning_rate)
-        self.policy_version += 1
-        self._stats = None
 
     def discard(self) -> None:
         """Forget the gradients. Weights and optimizer stay as they are."""
-        self._stats = None
+        self._stats, self._looked = None, None
+        self._minibatches, self._groups, self._passes = [], (), []
         if not self.lost:  # ranks that can't work together hold nothing that could be committed
             self._do("discard")
 
@@ -244,22 +298,37 @@ class PolicyModel:
     def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:
         return [own] if self._crew is None else [own, *[others] * (self._crew.size - 1)]
 
-    def _stats_of(
-        self, batches: Sequence[Batch], figures: dict[str, float], grad_norm: float, distances: Mapping[str, float]
-    ) -> UpdateStats:
-        batch = batches[0]
+    def _stats_so_far(self) -> UpdateStats:
+        """Means over the tokens of the passes so far; distances of the complete batch, at the weights before it."""
+        batches = [of_ranks[0] for of_ranks in self._minibatches[: len(self._passes)]]
+        n_tokens = sum(batch.n_tokens for batch in batches)
+        sums = self._objective.join([sums for sums, _ in self._passes])
+        figures = self._objective.figures(n_tokens, sums)
+        figures["loss"] /= len(batches)
+        grad_norm = sum(norm for _, norm in self._passes) / len(batches)
+        if self._looked is not None:
+            all_tokens = sum(of_ranks[0].n_tokens for of_ranks in self._minibatches)
+            seen = self._objective.figures(all_tokens, self._looked)
+            figures |= {name: seen[name] for name in ("distance", "farthest")}
+        distances = self._objective.distances(self._groups, sums if self._looked is None else self._looked)
         kl_ref, distance, farthest = (figures.pop(name) for name in ("kl_ref", "distance", "farthest"))
         checked = {"loss": figures["loss"], "gradient norm": grad_norm, "distance of log-probs": distance}
-        optimizer = self._actor.optimizer
+        actor = self._actor
         return UpdateStats(
             **figures,
             grad_norm=grad_norm,
-            learning_rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=optimizer),
-            kl_ref=kl_ref if self._actor.kl_ctl > 0 else None,
+            learning_rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=actor.optimizer),
+            kl_ref=kl_ref if actor.needs_reference else None,
+            overlong_penalty=self._objective.penalties(self._groups).mean().item()
+            if actor.overlong_reward_penalty
+            else None,
             logprob_distance=LogprobDistance(mean=distance, max=farthest, by_server=distances),
-            n_sequences=len(batch.weights),
-            n_learning=batch.n_learning,
-            n_tokens=batch.n_tokens,
-            n_micro_batches=sum(len(one.micro_batches) for one in batches),
+            n_sequences=sum(len(batch.weights) for batch in batches),
+            n_learning=sum(batch.n_learning for batch in batches),
+            n_tokens=n_tokens,
+            n_micro_batches=sum(
+                len(one.micro_batches) for of_ranks in self._minibatches[: len(batches)] for one in of_ranks
+            ),
+            n_minibatches=len(self._minibatches),
             problems=tuple(f"{name} is {value}" for name, value in checked.items() if not math.isfinite(value)),
         )

@@ -25,9 +25,11 @@ class LogprobDistance:
 class UpdateStats:
     """Figures of one batch. All means are over its completion tokens, clip fractions are shares of those.
 
-    `grad_norm` is before clipping; `problems` names what is not finite, and such a batch must not be committed.
-    `kl_ref` is None without a reference. `n_learning`: sequences whose advantage is not 0; none at all means that
-    `commit` leaves the weights exactly as they are.
+    Where it has several optimizer steps (`n_minibatches`), those of the steps so far; `loss` and `grad_norm` are their
+    means. `grad_norm` is before clipping; `problems` names what is not finite, and such a batch must not be committed.
+    `kl_ref` is None without a reference, `overlong_penalty`, the mean over completions, where there is none.
+    `n_learning`: sequences whose advantage is not 0; none at all means that `commit` leaves the weights exactly as they
+    are.
     """
 
     loss: float
@@ -38,12 +40,14 @@ class UpdateStats:
     ratio_mean: float
     approx_kl: float
     kl_ref: float | None
+    overlong_penalty: float | None
     entropy: float
     logprob_distance: LogprobDistance
     n_sequences: int
     n_learning: int
     n_tokens: int
     n_micro_batches: int
+    n_minibatches: int
     problems: tuple[str, ...]
 
     @property
@@ -70,6 +74,10 @@ class UpdateStats:
         }
         if self.kl_ref is not None:
             figures["kl_ref/avg"] = self.kl_ref
+        if self.overlong_penalty is not None:
+            figures["overlong_penalty/avg"] = self.overlong_penalty
+        if self.n_minibatches > 1:
+            figures["n_minibatches"] = float(self.n_minibatches)
         return {f"grpo_actor/{name}": value for name, value in figures.items()}
 
 

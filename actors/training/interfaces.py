@@ -1,7 +1,9 @@
-"""What the step loop drives: a source of rollouts, and the gate that admits a batch."""
+"""What the step loop drives, a source of rollouts and the gate that admits a batch, and what it shows of itself."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.data.prompt_queue import PromptQueue
@@ -28,3 +30,16 @@ class Gate(Protocol):
     def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission: ...
 
     def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission: ...
+
+
+@dataclass
+class Phase:
+    """What the loop is doing; read from other threads."""
+
+    name: str = "start"
+    since: float = field(default_factory=time.monotonic)
+    entered: int = 0
+
+    def enter(self, name: str) -> None:
+        self.name, self.since = name, time.monotonic()
+        self.entered += 1

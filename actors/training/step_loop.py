@@ -16,14 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.update_stats import UpdateStats, batch_metrics
 from actors.rollout.live_rollouts import Stopped
 from actors.training.checkpointing import Checkpointer
-from actors.training.interfaces import Gate, RolloutSource
+from actors.training.interfaces import Gate, Phase, RolloutSource
 from actors.training.rejections import Rejections
 from actors.training.run_position import RunPosition
 from launcher.base.disk_faults import Refusal, fault_of
@@ -36,19 +35,6 @@ from launcher.run_files.journal import Journal
 
 NONFINITE_IN_A_ROW = 2
 """One poisoned batch is dropped; a second one in a row shows that the weights are at fault."""
-
-
-@dataclass
-class Phase:
-    """What the loop is doing; read from other threads."""
-
-    name: str = "start"
-    since: float = field(default_factory=time.monotonic)
-    entered: int = 0
-
-    def enter(self, name: str) -> None:
-        self.name, self.since = name, time.monotonic()
-        self.entered += 1
 
 
 class GrpoLoop:
@@ -194,10 +180,16 @@ class GrpoLoop:
         stats = self._model.compute_gradients(batch.groups)
         if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
-        with self.changing():  # version and phase change together, or a look between them would see a stale server
+        with self.weights_lock:
             self._is_half_taken = True
-            self._model.commit()
-            self.phase.enter("publish")
+            stats = self._model.step_ahead()
+            if not self._is_finite(stats, batch):  # the weights are as they were
+                self._is_half_taken = False
+                return
+            with self.changing():  # version and phase together, or a look between them would see a stale server
+                self._model.commit()
+                self.phase.enter("publish")
+        self._nonfinite_in_a_row = 0
         self._queue.commit(batch.prompt_ids)
         metrics = batch_metrics(batch, stats, self._config.gconfig.max_new_tokens)
         taken = self._position
@@ -232,13 +224,13 @@ class GrpoLoop:
             self._model.discard()
             raise
         if not decision.admitted:
+            self._nonfinite_in_a_row = 0
             self._model.discard()
             self._reject(batch, decision)
         return decision.admitted
 
     def _is_finite(self, stats: UpdateStats, batch: RolloutBatch) -> bool:
         if stats.finite:
-            self._nonfinite_in_a_row = 0
             return True
         self._model.discard()
         self._nonfinite_in_a_row += 1

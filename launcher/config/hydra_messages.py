@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from launcher.base.errors import ConfigError
+from launcher.config.recipe import OTHER_NAMES
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
 
@@ -35,6 +36,8 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> ConfigError:
 
 def unknown_key(key: str, given: str) -> ConfigError:
     """No setting has this key; the nearest ones that have, by spelling or by their last name, are offered."""
+    if key in OTHER_NAMES:
+        return ConfigError(f"unknown key {key} (given: {given})", f"set {OTHER_NAMES[key]}")
     near = nearest(key)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return ConfigError(f"unknown key {key} (given: {given})", hint + EVERY_KEY)

@@ -3,9 +3,9 @@
 Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
 turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. The settings of supervision
-are in `launcher/config/supervision.py`, those of data and rewards in `launcher/config/data.py`, contradictions between
-settings in `launcher/resources/config_checks.py`; `python -m scripts.document_settings` writes docs/configuration.md
-from here.
+are in `launcher/config/supervision.py`, those of data and rewards in `launcher/config/data.py`, those of the objective
+in `launcher/config/recipe.py`, contradictions between settings in `launcher/resources/config_checks.py`;
+`python -m scripts.document_settings` writes docs/configuration.md from here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
+from launcher.config.recipe import RecipeConfig
 from launcher.config.settings import (
     COUNT,
     DEADLINE,
@@ -169,15 +170,7 @@ class MicroBatchConfig:
 
 
 @dataclass
-class AdvNormConfig:
-    """Group-normalised advantages: the mean is always the group's."""
-
-    std: bool = setting(True, "divide advantages by the standard deviation of their group")
-    eps: float = setting(1e-6, "added to that standard deviation", POSITIVE)
-
-
-@dataclass
-class ActorConfig:
+class ActorConfig(RecipeConfig):
     path: str = setting(MISSING, "the model that learns: Hugging Face name or folder")
     dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
     device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)
@@ -186,14 +179,6 @@ class ActorConfig:
     gradient_checkpointing: bool = setting(False, "compute activations twice instead of keeping them")
     mb_spec: MicroBatchConfig = part(MicroBatchConfig)
     optimizer: OptimizerConfig = part(OptimizerConfig)
-    adv_norm: AdvNormConfig = part(AdvNormConfig)
-    eps_clip: float = setting(0.2, "the ratio is clipped at 1 - eps_clip", BETA)
-    eps_clip_higher: float | None = setting(0.28, "and at 1 + eps_clip_higher; null: as eps_clip", NATURAL)
-    loss_aggregation: str = setting(
-        "token_mean", "over which the loss is a mean", OneOf(("token_mean", "sequence_mean"))
-    )
-    kl_ctl: float = setting(0.0, "weight of the KL to the reference; above 0 loads the reference model", NATURAL)
-    recompute_logprob: bool = setting(False, "old log-probs from the trainer instead of the server's")
     weight_update_mode: str = setting(
         "disk", "how weights reach the servers: memory-backed files, or over the wire", OneOf(("disk", "tensor"))
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from launcher.base.addresses import is_every_interface, url_problem
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
+from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
 from launcher.config.supervision_checks import find_contradictions
@@ -63,6 +64,7 @@ def find_problems(config: RunConfig) -> list[ConfigProblem]:
         *_unsupported(config),
         *_lengths(config),
         *_other_settings(config),
+        *find_recipe_problems(config.actor, batch_size=config.train_dataset.batch_size),
         *token_pool_on_cpu(config, config.sglang.device),
         *_unplaceable(config),
         *find_contradictions(config),
@@ -107,8 +109,9 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
             "false with cluster.address=local, a cluster that ends with the command that started it; for more start "
             "one (docs/clusters.md) and give its ip:port",
         )
-    if actor.kl_ctl > 0 and not config.ref.path:
-        yield "ref.path", f"a model is needed, as actor.kl_ctl={actor.kl_ctl}"
+    for key in ("actor.kl_ctl", "actor.kl_loss_coef"):
+        if value_of(config, key) > 0 and not config.ref.path:
+            yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -98,9 +98,11 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     ]
     if ranks > 1:
         items.append(_gathered(shape))
+    if not on_gpu and (kept := kept_state_bytes(config, shape)):
+        items.append(Item("state before the batch", kept, "for actor.ppo_n_minibatches, to go back to"))
     if actor.dtype != "float32":
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
-    if actor.kl_ctl > 0:
+    if actor.needs_reference:
         reference = BYTES[config.ref.dtype]
         items.append(Item("reference", reference * parameters // ranks, _each(parameters, reference) + over))
     tokens = f"{actor.mb_spec.max_tokens_per_mb:,} tokens"
@@ -112,12 +114,17 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     return (*items, context if on_gpu else process)
 
 
+def kept_state_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Of a rank, in the host's memory: weights and moments before a batch with several optimizer steps."""
+    return 12 * shape.parameters // config.actor.dp_size if config.actor.ppo_n_minibatches > 1 else 0
+
+
 def standby_trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:
     """A parked trainer, in the host's memory: with a GPU it has the libraries, without one the first weights too."""
     process = Item("process", PARKED_HOST_BYTES, "torch, transformers, Ray; estimated")
     if on_gpu or config.actor.dp_size > 1:
         return (process,)
-    models = 2 if config.actor.kl_ctl > 0 else 1
+    models = 2 if config.actor.needs_reference else 1
     return (Item("weights", models * 4 * shape.parameters, _each(shape.parameters, 4 * models)), process)
 
 
@@ -149,9 +156,10 @@ def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
 
 
 def logit_bytes(actor: ActorConfig, shape: ModelShape) -> int:
-    """One piece of them: logits in the model's dtype and in float32, log-probs, and the gradients of both."""
+    """One piece of them: logits in the model's dtype and in float32, log-probs, and the gradients of both; for an
+    entropy that learns the probabilities and their gradient too."""
     numbers = min(actor.mb_spec.max_tokens_per_mb * shape.vocab, LOGITS_AT_ONCE)
-    return numbers * 2 * (BYTES[actor.dtype] + 4)
+    return numbers * 2 * (BYTES[actor.dtype] + 4 + (4 if actor.entropy_coeff > 0 else 0))
 
 
 def _each(parameters: int, size: int, over: int = 1) -> str:

@@ -89,7 +89,8 @@ SETTINGS = (
     *("sglang.mem_fraction_static", "sglang.max_total_tokens", "sglang.memory_limit_gib"),
     *("sglang.max_running_requests", "rollout.max_concurrent_rollouts", "gconfig.n_samples", "gconfig.max_new_tokens"),
     *("actor.device", "actor.dp_size", "actor.dtype", "actor.mb_spec.max_tokens_per_mb"),
-    *("actor.gradient_checkpointing", "actor.kl_ctl", "train_dataset.max_length"),
+    *("actor.gradient_checkpointing", "actor.kl_ctl", "actor.kl_loss_coef", "actor.entropy_coeff"),
+    *("actor.ppo_n_minibatches", "train_dataset.max_length"),
 )
 """What memory depends on."""
 

@@ -37,7 +37,7 @@ def model_folder(path_or_name: str) -> Path | None:
 def missing_models(config: RunConfig, shape: ModelShape | None) -> Iterator[UsageError]:
     """Each model and the tokenizer: there, complete, and of sizes that the settings agree with."""
     models = {"actor.path": config.actor.path, "sglang.model_path": config.sglang.model_path}
-    if config.actor.kl_ctl > 0:
+    if config.actor.needs_reference:
         models["ref.path"] = config.ref.path
     problems: dict[str, UsageError] = {}  # a tokenizer in a model's folder has some of that model's: each is told once
     for path, keys in _keys_by_path(models).items():

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launcher.base.wording import ranges
+from launcher.config.recipe import describe_recipe
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import RANK, node_name
 from launcher.resources.memory_estimate import GIB, MIB
@@ -45,6 +46,7 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
     if config.keep_alive:
         tries = config.restart.driver
         yield f"a driver that is killed is begun again, {tries} times without a further step (keep_alive)"
+    yield describe_recipe(config.actor)
     if plan.kv_tokens is not None:
         longest = plan.kv_tokens // generation.max_new_tokens
         yield f"each server holds {plan.kv_tokens:,} tokens: {longest:,} completions of full length at once"

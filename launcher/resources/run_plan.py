@@ -148,7 +148,7 @@ def plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> 
         shape=shape,
         processes=processes,
         bundles=bundles(placements, strategy=config.cluster.placement),
-        places=tuple(_places(hardware, processes, files)) if shape is not None else (),
+        places=() if shape is None else tuple(_places(config, hardware, shape, processes)),
         n_nodes=hardware.n_nodes,
         kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
         weight_files_bytes=files,
@@ -177,8 +177,12 @@ def _items(config: RunConfig, hardware: Hardware, shape: ModelShape, placement: 
     return memory_estimate.server_on_cpu(config, shape)
 
 
-def _places(hardware: Hardware, processes: tuple[PlannedProcess, ...], weight_files: int) -> Iterator[MemoryPlace]:
+def _places(
+    config: RunConfig, hardware: Hardware, shape: ModelShape, processes: tuple[PlannedProcess, ...]
+) -> Iterator[MemoryPlace]:
     """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
+    kept = memory_estimate.kept_state_bytes(config, shape)
+    files = _weight_files(config, shape)
     first = next(process.placement.node for process in processes if process.placement.kind == RANK)
     for node in range(hardware.n_nodes):
         here = [process for process in processes if process.placement.node == node]
@@ -188,18 +192,19 @@ def _places(hardware: Hardware, processes: tuple[PlannedProcess, ...], weight_fi
             if planned:
                 name = f"{where}GPU {number} ({gpu.name})"
                 yield MemoryPlace(name=name, node=node, gpu=number, capacity=gpu.free, planned=sum(planned))
-        planned_here = RAY_HOST_BYTES + sum(map(_host_bytes, here)) + (weight_files if node == first else 0)
+        processes_here = sum(_host_bytes(process, kept) for process in here)
+        planned_here = RAY_HOST_BYTES + processes_here + (files if node == first else 0)
         yield MemoryPlace(
             name=f"{where}host memory", node=node, gpu=None, capacity=hardware.memory, planned=planned_here
         )
 
 
-def _host_bytes(process: PlannedProcess) -> int:
+def _host_bytes(process: PlannedProcess, kept: int) -> int:
     """On the CPU all of it; with a GPU the libraries still lie in the host's memory."""
     if not process.placement.gpus:
         return process.bytes
     if process.placement.kind == RANK:
-        return memory_estimate.TRAINER_HOST_BYTES
+        return memory_estimate.TRAINER_HOST_BYTES + kept
     return memory_estimate.SERVER_HOST_BYTES
 
 

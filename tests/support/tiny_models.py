@@ -61,16 +61,20 @@ def reference(folder: Path, dtype: str = "float32") -> RefConfig:
     return RefConfig(path=str(folder), dtype=dtype)
 
 
-def make_groups(*, seed: int = 0, groups: int = 3, samples: int = 4, rewards=None) -> list[RolloutGroup]:
-    """Rollouts of many lengths, with log-probs like a server's that lags behind; the second group has equal rewards."""
+def make_groups(*, seed: int = 0, groups: int = 3, samples: int = 4, rewards=None, truncated=()) -> list[RolloutGroup]:
+    """Rollouts of many lengths, with log-probs like a server's that lags behind; the second group has equal rewards.
+
+    `truncated`: the completions that were cut, counted over all groups.
+    """
     source = random.Random(seed)
 
     def rollout(group: int, sample: int) -> Rollout:
         tokens = tuple(source.randrange(VOCABULARY) for _ in range(source.randint(1, 9)))
         logprobs = tuple(-3.5 + source.random() for _ in tokens)
         reward = 0.5 if group == 1 else float((group + sample) % 3 == 0)
+        ended = "length" if group * samples + sample in truncated else "stop"
         completion = Completion(
-            token_ids=tokens, logprobs=logprobs, weight_version=0, finish_reason="stop", server="server-0"
+            token_ids=tokens, logprobs=logprobs, weight_version=0, finish_reason=ended, server="server-0"
         )
         return Rollout(completion=completion, text="", reward=reward if rewards is None else rewards[group][sample])
 

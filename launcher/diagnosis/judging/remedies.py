@@ -92,7 +92,7 @@ def _of_degradation(settings: Mapping[str, object]) -> Remedy:
     rate = settings.get("actor.optimizer.lr")
     change = (
         "resume from before the onset with smaller steps: half the learning rate; if it falls again, a KL term "
-        "(actor.kl_ctl) or a narrower actor.eps_clip"
+        "(actor.kl_loss_coef) or a narrower actor.eps_clip"
     )
     if isinstance(rate, int | float) and rate > 0:
         return Remedy(change=change, overrides=(f"actor.optimizer.lr={rate / 2:g}",))

@@ -7,46 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.model.grpo import clipped_terms, group_advantages, reference_kl, token_weights
+from actors.model.grpo import cispo_terms, clipped_terms, reference_kl, sequence_mean_of, token_weights
 
 TRL = json.loads((Path(__file__).parent / "data" / "trl_figures.json").read_text())
-
-
-def test_advantages_without_the_deviation_are_the_distance_from_the_groups_mean():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 0.0, 0.0, 1.0]])
-    expected = torch.tensor([[0.5, -0.5, -0.5, 0.5], [2.0, -1.0, -1.0, 0.0]])
-    assert torch.equal(group_advantages(rewards, std=False, eps=1e-6), expected)
-
-
-def test_advantages_with_the_deviation_use_the_unbiased_one():
-    # mean 1, squares 4 + 1 + 1 + 0 = 6, variance 6 / 3 = 2
-    advantages = group_advantages(torch.tensor([[3.0, 0.0, 0.0, 1.0]]), std=True, eps=0.0)
-    expected = torch.tensor([[2.0, -1.0, -1.0, 0.0]]) / math.sqrt(2)
-    torch.testing.assert_close(advantages, expected)
-
-
-def test_eps_is_added_to_the_deviation():
-    # mean 0.5, unbiased standard deviation sqrt(0.5)
-    advantages = group_advantages(torch.tensor([[1.0, 0.0]]), std=True, eps=0.1)
-    torch.testing.assert_close(advantages, torch.tensor([[0.5, -0.5]]) / (math.sqrt(0.5) + 0.1))
-
-
-@pytest.mark.parametrize("std", [True, False])
-def test_equal_rewards_teach_exactly_nothing(std):
-    rewards = torch.full((1, 7), 0.1)
-    assert (rewards - rewards.mean()).any(), "the trap: this mean is off in its last bit"
-    assert torch.equal(group_advantages(rewards, std=std, eps=1e-6), torch.zeros(1, 7))
-
-
-def test_a_group_of_one_has_no_advantage():
-    assert torch.equal(group_advantages(torch.tensor([[1.0]]), std=True, eps=1e-6), torch.zeros(1, 1))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_shows_in_its_group_and_only_there(bad):
-    advantages = group_advantages(torch.tensor([[1.0, bad], [1.0, 0.0]]), std=True, eps=1e-6)
-    assert not advantages[0].isfinite().any()
-    assert advantages[1].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +26,7 @@ def test_a_reward_that_is_no_number_shows_in_its_group_and_only_there(bad):
 def test_clipped_objective_by_hand(ratio, advantage, loss, gradient, clipped):
     old = torch.tensor([-2.0], dtype=torch.float64)
     logprobs = (old + math.log(ratio)).requires_grad_()
-    terms = clipped_terms(logprobs, old, torch.tensor([advantage]).double(), eps_clip=0.2, eps_clip_higher=0.3)
+    terms = clipped_terms(logprobs - old, torch.tensor([advantage]).double(), eps_clip=0.2, eps_clip_higher=0.3)
     terms.loss.sum().backward()
     assert terms.loss.item() == pytest.approx(loss)
     assert logprobs.grad.item() == pytest.approx(gradient)  # d loss / d logprob = -A · r, or 0 where clipped
@@ -73,16 +36,14 @@ def test_clipped_objective_by_hand(ratio, advantage, loss, gradient, clipped):
 
 
 def test_without_a_higher_clip_it_is_symmetrical():
-    terms = clipped_terms(
-        torch.tensor([0.0]), torch.tensor([-1.0]), torch.tensor([1.0]), eps_clip=0.2, eps_clip_higher=None
-    )
+    terms = clipped_terms(torch.tensor([1.0]), torch.tensor([1.0]), eps_clip=0.2, eps_clip_higher=None)
     assert terms.loss.item() == pytest.approx(-1.2)
 
 
 def test_reference_kl_by_hand():
     # policy 1/2, reference 1/4: exp(log 1/2) - log 1/2 - 1 = 1/2 + log 2 - 1; derivative -1/2 + 1
     logprobs = torch.tensor([math.log(0.5)], dtype=torch.float64, requires_grad=True)
-    kl = reference_kl(logprobs, torch.tensor([math.log(0.25)], dtype=torch.float64))
+    kl = reference_kl(logprobs, torch.tensor([math.log(0.25)], dtype=torch.float64), "k3")
     kl.sum().backward()
     assert kl.item() == pytest.approx(math.log(2) - 0.5)
     assert logprobs.grad.item() == pytest.approx(0.5)
@@ -114,13 +75,12 @@ def test_loss_gradient_and_statistics_equal_trls(case):
         return values[:, None].expand(4, 6)[real]
 
     terms = clipped_terms(
-        logprobs[real],
-        tensors["old_logprobs"][real],
+        logprobs[real] - tensors["old_logprobs"][real],
         per_token(tensors["advantages"]),
         eps_clip=case["eps_clip"],
         eps_clip_higher=case["eps_clip_higher"],
     )
-    kl = reference_kl(logprobs[real], tensors["ref_logprobs"][real])
+    kl = reference_kl(logprobs[real], tensors["ref_logprobs"][real], "k3")
     loss = ((terms.loss + case["kl_ctl"] * kl) * per_token(token_weights(lengths, case["aggregation"]))).sum()
     loss.backward()
 
@@ -136,7 +96,48 @@ def test_trls_figures_meet_both_clips():
     assert all(case["clipped_low"] > 0 and case["clipped_high"] > 0 for case in TRL["cases"])
 
 
-def test_advantages_equal_trls():
-    rewards = torch.tensor(TRL["rewards"])
-    expected = (rewards - rewards.mean(dim=1, keepdim=True)) / (torch.tensor(TRL["reward_std"])[:, None] + 1e-4)
-    torch.testing.assert_close(group_advantages(rewards, std=True, eps=1e-4), expected)
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (5.0, -2.0, 6.0, 0.0),  # 3 · 2: the ratio counts as 3
+        (2.5, -2.0, 5.0, 5.0),  # below c_clip
+        (5.0, 2.0, -2.6, 0.0),  # a good token knows the upper clip only
+    ],
+)
+def test_the_dual_clip_by_hand(ratio, advantage, loss, gradient):
+    log_ratio = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    terms = clipped_terms(log_ratio, advantages, eps_clip=0.2, eps_clip_higher=0.3, c_clip=3.0)
+    terms.loss.sum().backward()
+    assert terms.loss.item() == pytest.approx(loss)
+    assert log_ratio.grad.item() == pytest.approx(gradient)
+    assert terms.clipped_high.item() == (gradient == 0)
+
+
+@pytest.mark.parametrize(("ratio", "counts"), [(0.5, 0.8), (1.1, 1.1), (4.0, 1.3)])
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_with_cispo_a_clipped_token_keeps_its_gradient(ratio, counts, advantage):
+    old = torch.tensor([-2.0], dtype=torch.float64)
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    terms = cispo_terms(logprobs, logprobs - old, torch.tensor([advantage]).double(), eps_clip=0.2, eps_clip_higher=0.3)
+    terms.loss.sum().backward()
+    assert logprobs.grad.item() == pytest.approx(-counts * advantage)
+    assert (terms.clipped_low.item(), terms.clipped_high.item()) == (ratio == 0.5, ratio == 4.0)
+
+
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens():
+    ratios = torch.tensor([2.0, 8.0, 3.0])
+    mean = sequence_mean_of(ratios.log(), torch.tensor([0, 0, 2]), n=3).exp()
+    torch.testing.assert_close(mean, torch.tensor([4.0, 4.0, 3.0]))
+
+
+def test_the_estimators_of_a_kl_by_hand():
+    logprobs, ref = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
+    assert reference_kl(logprobs, ref, "k1").item() == pytest.approx(math.log(2))
+    assert reference_kl(logprobs, ref, "k2").item() == pytest.approx(math.log(2) ** 2 / 2)
+    with pytest.raises(ValueError, match="k4"):
+        reference_kl(logprobs, ref, "k4")
+
+
+def test_of_a_constant_length_each_token_weighs_the_same_whatever_the_batch_is_made_of():
+    assert token_weights(torch.tensor([3, 1]), "constant_length", constant=10).tolist() == pytest.approx([0.05, 0.05])

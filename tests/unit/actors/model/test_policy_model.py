@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from actors.model.policy_model import PolicyModel
 from launcher.base.errors import ConfigError, TrainerError
-from launcher.config.schema import AdvNormConfig, MicroBatchConfig, OptimizerConfig
+from launcher.config.recipe import RewardNormConfig
+from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.tiny_models import actor, make_groups, make_model, reference
 
 TEMPERATURE = 0.8
@@ -67,8 +68,8 @@ def naive_gradients(folder, ref_folder, groups, config, temperature):
     for group in groups:
         rewards = torch.tensor([r.reward for r in group.rollouts])
         advantages = rewards - rewards.mean()
-        if config.adv_norm.std:
-            advantages = advantages / (rewards.std() + config.adv_norm.eps)
+        if config.reward_norm.std_level:
+            advantages = advantages / (rewards.std() + config.reward_norm.eps)
         for rollout, advantage in zip(group.rollouts, advantages, strict=True):
             tokens = rollout.completion.token_ids
             logprobs = naive_logprobs(model, group.prompt.token_ids, tokens, temperature)
@@ -78,7 +79,7 @@ def naive_gradients(folder, ref_folder, groups, config, temperature):
             clipped = ratio.clamp(1 - config.eps_clip, 1 + config.eps_clip_higher)
             per_token = -torch.minimum(ratio * advantage, clipped * advantage)
             difference = naive_logprobs(ref, group.prompt.token_ids, tokens, temperature).detach() - logprobs
-            per_token = per_token + config.kl_ctl * (difference.exp() - difference - 1)
+            per_token = per_token + config.kl_loss_coef * (difference.exp() - difference - 1)
             if config.loss_aggregation == "token_mean":
                 loss = loss + per_token.sum() / n_tokens
             else:
@@ -93,8 +94,8 @@ def naive_gradients(folder, ref_folder, groups, config, temperature):
 VARIANTS = {
     "token mean": {},
     "sequence mean": {"loss_aggregation": "sequence_mean"},
-    "without the deviation": {"adv_norm": AdvNormConfig(std=False)},
-    "KL to a reference": {"kl_ctl": 0.3},
+    "without the deviation": {"reward_norm": RewardNormConfig(std_level=None)},
+    "KL to a reference": {"kl_loss_coef": 0.3},
     "old log-probs from the trainer": {"recompute_logprob": True},
     "no clipping of the gradient": {"optimizer": OptimizerConfig(gradient_clipping=1e9)},
 }
@@ -145,8 +146,8 @@ def test_the_entropy_of_a_uniform_model_is_the_logarithm_of_its_vocabulary(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_micro_batches_do_not_change_the_result(folder, ref_folder, aggregation):
-    whole = policy(folder, ref_folder, loss_aggregation=aggregation, kl_ctl=0.1)
-    small = policy(folder, ref_folder, loss_aggregation=aggregation, kl_ctl=0.1, mb_spec=MicroBatchConfig(16))
+    whole = policy(folder, ref_folder, loss_aggregation=aggregation, kl_loss_coef=0.1)
+    small = policy(folder, ref_folder, loss_aggregation=aggregation, kl_loss_coef=0.1, mb_spec=MicroBatchConfig(16))
     groups = make_groups()
     expected, stats = whole.compute_gradients(groups), small.compute_gradients(groups)
     assert expected.n_micro_batches == 1
@@ -196,7 +197,7 @@ def test_sequences_without_an_advantage_get_no_backward_pass_and_still_count(fol
     model = policy(folder)
     stats = model.compute_gradients(make_groups())
     assert (stats.n_sequences, stats.n_learning, stats.n_micro_batches) == (12, 8, 2)
-    with_kl = policy(folder, kl_ctl=0.1).compute_gradients(make_groups())
+    with_kl = policy(folder, kl_loss_coef=0.1).compute_gradients(make_groups())
     assert (with_kl.n_learning, with_kl.n_micro_batches) == (12, 1)
 
 

@@ -142,8 +142,8 @@ def test_gradient_checkpointing_agrees_runs_layers_twice_and_leaves_dropout_off(
 
 @pytest.mark.slow
 def test_bfloat16_stays_near_float32_over_float32_weights(folder, ref_folder):
-    exact = policy(folder, ref_folder, kl_ctl=0.1)
-    rounded = policy(folder, ref_folder, kl_ctl=0.1, dtype="bfloat16")
+    exact = policy(folder, ref_folder, kl_loss_coef=0.1)
+    rounded = policy(folder, ref_folder, kl_loss_coef=0.1, dtype="bfloat16")
     groups = make_groups()
     expected, stats = exact.compute_gradients(groups), rounded.compute_gradients(groups)
     assert stats.loss != expected.loss
@@ -211,7 +211,7 @@ def test_bad_settings_are_named(folder, settings, error, message):
 
 def test_a_missing_reference_names_its_setting(folder):
     with pytest.raises(ModelError, match=r"(?s)/no/such/model.*ref\.path"):
-        policy(folder, "/no/such/model", kl_ctl=0.1)
+        policy(folder, "/no/such/model", kl_loss_coef=0.1)
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_groups_of_unequal_size_are_refused(folder):
 
 @pytest.mark.slow
 def test_metrics_are_finite_numbers_under_their_wandb_keys(folder, ref_folder):
-    metrics = policy(folder, ref_folder, kl_ctl=0.1).compute_gradients(make_groups()).metrics()
+    metrics = policy(folder, ref_folder, kl_loss_coef=0.1).compute_gradients(make_groups()).metrics()
     assert {"grpo_actor/loss", "grpo_actor/grad_norm", "grpo_actor/update_successful"} <= metrics.keys()
     assert "grpo_actor/kl_ref/avg" in metrics
     assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())

@@ -29,6 +29,7 @@ from actors.model.rank_collectives import MeetingPlace, RankGroup, interface_of
 from actors.ranks.rank_controller import said
 from launcher.base.errors import TrainerError
 from launcher.checkpoints.manifest import FACTS_FILE, TENSORS_FILE
+from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.rank_pair import ADDRESS, Pair, Second
 from tests.support.rank_pair import gradients as gradients_of
@@ -44,13 +45,30 @@ BFLOAT16_GRADIENT = 3 * math.sqrt(2 * ROUNDINGS / 3) * 2**-8
 
 CLIPPED = OptimizerConfig(lr=LR, warmup_steps=2, lr_scheduler_type="cosine", weight_decay=0.1, gradient_clipping=0.3)
 CUT_SMALL = MicroBatchConfig(max_tokens_per_mb=24)
+GSPO = {"importance_sampling_level": "sequence", "loss_aggregation": "sequence_mean"}
 VARIANTS = {
     "token mean": {},
     "sequence mean, in small micro-batches": {"loss_aggregation": "sequence_mean", "mb_spec": CUT_SMALL},
-    "KL to a reference": {"kl_ctl": 0.3},
+    "KL to a reference": {"kl_loss_coef": 0.3},
     "old log-probs from the trainer, layers computed twice": {
         "recompute_logprob": True,
         "gradient_checkpointing": True,
+    },
+    "GSPO, in small micro-batches": {**GSPO, "mb_spec": CUT_SMALL},
+    "CISPO over a constant length, with an entropy, truncated ones left out": {
+        "policy_loss": "cispo",
+        "loss_aggregation": "constant_length",
+        "max_new_tokens": 12,
+        "entropy_coeff": 0.1,
+        "mask_truncated_completions": True,
+    },
+    "KL off the reward, normalised over the batch, three optimizer steps": {
+        "kl_ctl": 0.1,
+        "adv_norm": AdvNormConfig(mean_level="batch", std_level="batch"),
+        "recompute_logprob": True,
+        "ppo_n_minibatches": 3,
+        "c_clip": 1.5,
+        "mb_spec": CUT_SMALL,
     },
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, layers computed twice": {"dtype": "bfloat16", "gradient_checkpointing": True, "mb_spec": CUT_SMALL},
@@ -142,7 +160,7 @@ def test_two_ranks_equal_one(folder, ref_folder, make_two, tmp_path, variant):
             two.load(tmp_path / str(seed))
         of_norm = near if seed == 0 or not is_exact else 10 * near  # of weights that are apart too
         of_gradient = of_norm if is_exact else BFLOAT16_GRADIENT
-        groups = make_groups(seed=seed)
+        groups = make_groups(seed=seed, truncated=(1, 6))
         alone, together = one.compute_gradients(groups), two.compute_gradients(groups)
         assert alone.grad_norm > CLIPPED.gradient_clipping, "it is clipped"
         assert apart(gradients(two), gradients(one)) < of_gradient
@@ -151,6 +169,8 @@ def test_two_ranks_equal_one(folder, ref_folder, make_two, tmp_path, variant):
         assert together.entropy == pytest.approx(alone.entropy, rel=near)
         assert together.logprob_distance.max == pytest.approx(alone.logprob_distance.max, rel=near)
         assert (together.n_tokens, together.n_learning) == (alone.n_tokens, alone.n_learning)
+        ahead = two.step_ahead()
+        assert ahead.loss == pytest.approx(one.step_ahead().loss, abs=10 * near)
         one.commit()
         two.commit()
     mine, theirs = weights(two), weights(one)

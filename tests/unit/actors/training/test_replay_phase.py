@@ -6,7 +6,7 @@ import pytest
 
 from actors.monitoring.trainer_watch import waits_for
 from actors.rollout.live_rollouts import Stopped
-from actors.training.step_loop import Phase
+from actors.training.interfaces import Phase
 from actors.training.training import Training
 from launcher.base.messages import TrainerView
 

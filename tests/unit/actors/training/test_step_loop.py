@@ -59,6 +59,7 @@ class Trial:
         publish=lambda version: None,
         ask=None,
         memory=True,
+        recipe=None,
         **settings,
     ):
         self.config = RunConfig(
@@ -68,7 +69,7 @@ class Trial:
             total_train_steps=steps,
             train_dataset=DatasetConfig(path="none", batch_size=BATCH),
             gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
-            actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1),
+            actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1, **(recipe or {})),
             recover=RecoverConfig(freq_steps=4, keep_last=2, memory=memory, memory_share=1.0),
             **settings,
         )

@@ -119,6 +119,12 @@ def test_out_of_range(settings, said):
         (ARITHMETIC, {"train_dataset__path": " "}, "train_dataset.path=' '"),
         (ARITHMETIC, {"valid_dataset": None}, "evaluator.freq_steps=100: null without held-out data"),
         (ARITHMETIC, {"actor__kl_ctl": 0.1, "ref__path": ""}, "ref.path='': a model is needed, as actor.kl_ctl=0.1"),
+        (ARITHMETIC, {"actor__kl_loss_coef": 0.1, "ref__path": ""}, "needed, as actor.kl_loss_coef=0.1"),
+        (
+            ARITHMETIC,
+            {"actor__ppo_n_minibatches": 17},
+            "actor.ppo_n_minibatches=17: at most train_dataset.batch_size=16",
+        ),
         (ARITHMETIC, {"sglang__tp_size": 2}, "sglang.tp_size=2: 1 with sglang.device=cpu"),
         (ARITHMETIC, {"sglang__port": 65535, "sglang__n_servers": 2}, "sglang.port=65535: at most 65534"),
         (ARITHMETIC, {"sglang__extra_args": {"port": 1}}, "sglang.extra_args.port=1: set sglang.port instead"),

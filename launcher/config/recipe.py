@@ -1,0 +1,149 @@
+"""The settings of the objective: how rewards become advantages, and advantages a loss (docs/recipes.md).
+
+Names and meanings are AReaL's where AReaL has the setting, else TRL's or verl's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.config.settings import COUNT, NATURAL, POSITIVE, Between, OneOf, part, same_as, setting
+
+LEVEL = OneOf(("group", "batch"))
+BATCH = OneOf(("batch",))
+ESTIMATOR = OneOf(("k1", "k2", "k3"))
+EPS_OF_TOKENS = 1e-5
+
+
+@dataclass
+class RewardNormConfig:
+    """Rewards to advantages: less a mean, over a standard deviation about it (divisor n - 1)."""
+
+    mean_level: str | None = setting("group", "the mean is the group's or the batch's; null: none is taken off", LEVEL)
+    std_level: str | None = setting("group", "so is the standard deviation; null: not divided by any", LEVEL)
+    eps: float = setting(1e-6, "added to that standard deviation", POSITIVE)
+
+
+@dataclass
+class AdvNormConfig:
+    """After reward_norm, and after the KL of kl_ctl: the same over the tokens of the batch."""
+
+    mean_level: str | None = setting(None, "null: no mean is taken off", BATCH)
+    std_level: str | None = setting(None, "null: not divided by the standard deviation", BATCH)
+    eps: float = setting(EPS_OF_TOKENS, "added to that standard deviation", POSITIVE)
+
+
+@dataclass
+class RecipeConfig:
+    """A part of `actor`."""
+
+    ppo_n_minibatches: int = setting(
+        1, "optimizer steps for each batch: so many parts of it, one after another; above 1 adds a forward pass", COUNT
+    )
+    reward_norm: RewardNormConfig = part(RewardNormConfig)
+    adv_norm: AdvNormConfig = part(AdvNormConfig)
+    policy_loss: str = setting(
+        "ppo",
+        "ppo: the clipped ratio times the advantage; cispo: the log-prob times both, the ratio without a gradient",
+        OneOf(("ppo", "cispo")),
+    )
+    importance_sampling_level: str = setting(
+        "token",
+        "whose ratio is clipped; sequence: the geometric mean of its tokens' (GSPO)",
+        OneOf(("token", "sequence")),
+    )
+    eps_clip: float = setting(0.2, "the ratio is clipped at 1 - eps_clip; 1: not from below", Between(0, 1))
+    eps_clip_higher: float | None = setting(0.28, "and at 1 + eps_clip_higher; null: as eps_clip", NATURAL)
+    c_clip: float | None = setting(
+        None, "dual clip: where the advantage is negative, the ratio counts as at most this; null: no limit",
+        Between(1, open_low=True),
+    )  # fmt: skip
+    loss_aggregation: str = setting(
+        "token_mean",
+        "over which the loss is a mean; constant_length: sums over max_new_tokens, a mean of sequences (Dr. GRPO)",
+        OneOf(("token_mean", "sequence_mean", "constant_length")),
+    )
+    max_new_tokens: int = same_as(
+        "gconfig.max_new_tokens", "the length that constant_length and overlong_tokens are measured with", COUNT
+    )
+    overlong_reward_penalty: bool = setting(
+        False, "take a penalty off the reward of completions that are nearly too long"
+    )
+    overlong_tokens: int | None = setting(
+        None, "the last tokens before max_new_tokens, in which the penalty grows", COUNT
+    )
+    overlong_penalty_factor: float | None = setting(None, "the penalty at max_new_tokens", POSITIVE)
+    mask_truncated_completions: bool = setting(
+        False, "leave completions that were cut at max_new_tokens out of the loss; their rewards count in means"
+    )
+    entropy_coeff: float = setting(0.0, "weight of the entropy, which the loss is lessened by", NATURAL)
+    kl_ctl: float = setting(
+        0.0,
+        "weight of the KL to the reference that is taken off the reward, token by token; above 0 loads the model",
+        NATURAL,
+    )
+    kl_estimator: str = setting("k1", "Schulman's estimator of that KL", ESTIMATOR)
+    kl_loss_coef: float = setting(
+        0.0, "weight of the KL to the reference as a term of the loss; above 0 loads the model", NATURAL
+    )
+    kl_loss_type: str = setting("k3", "Schulman's estimator of that KL; the gradient of k1 has no KL in it", ESTIMATOR)
+    recompute_logprob: bool = setting(
+        False,
+        "old log-probs from the trainer instead of the server's; with ppo_n_minibatches=1 every ratio is then 1, "
+        "and nothing is clipped",
+    )
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_ctl > 0 or self.kl_loss_coef > 0
+
+
+OTHER_NAMES: Mapping[str, str] = {
+    "actor.adv_norm.std": "actor.reward_norm.std_level=group, or null (actor.adv_norm is over the batch, as in AReaL)",
+    "actor.adv_norm.group_size": "gconfig.n_samples",
+    "actor.reward_norm.group_size": "gconfig.n_samples",
+    "actor.mask_no_eos_with_zero": "actor.mask_truncated_completions, which leaves them out of the loss (AReaL sets "
+    "their reward to 0)",
+}
+"""Settings of AReaL and of earlier versions that have another name here."""
+
+
+def find_recipe_problems(actor: RecipeConfig, *, batch_size: int) -> Iterator[tuple[str, str]]:
+    """The key, and what would be allowed."""
+    if actor.ppo_n_minibatches > batch_size:
+        yield "actor.ppo_n_minibatches", f"at most train_dataset.batch_size={batch_size}: a group isn't divided"
+    if actor.policy_loss == "cispo" and actor.c_clip is not None:
+        yield "actor.c_clip", "null with actor.policy_loss=cispo, which clips the ratio whatever the advantage"
+    for key in ("overlong_tokens", "overlong_penalty_factor"):
+        if actor.overlong_reward_penalty and getattr(actor, key) is None:
+            yield f"actor.{key}", "a number is needed with actor.overlong_reward_penalty=true"
+        if not actor.overlong_reward_penalty and getattr(actor, key) is not None:
+            yield f"actor.{key}", "null without actor.overlong_reward_penalty=true"
+    if actor.overlong_reward_penalty and (actor.overlong_tokens or 0) > actor.max_new_tokens:
+        yield "actor.overlong_tokens", f"at most actor.max_new_tokens={actor.max_new_tokens}"
+    if actor.adv_norm.std_level is None and actor.adv_norm.eps != EPS_OF_TOKENS:
+        yield "actor.adv_norm.eps", "not given without actor.adv_norm.std_level; a group's is actor.reward_norm.eps"
+
+
+def describe_recipe(actor: RecipeConfig) -> str:
+    """One line for the plan."""
+    high = actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher
+    ratio = f"{actor.importance_sampling_level} ratio in {1 - actor.eps_clip:g} … {1 + high:g}"
+    if actor.recompute_logprob and actor.ppo_n_minibatches == 1:
+        ratio = "ratio 1, as old log-probs are the trainer's own: nothing is clipped"
+    norm, over = actor.reward_norm, actor.adv_norm
+    parts = [
+        f"{actor.policy_loss}, {ratio}",
+        *([f"at most {actor.c_clip:g} where the advantage is negative"] if actor.c_clip is not None else []),
+        actor.loss_aggregation,
+        f"rewards less the mean of {norm.mean_level or 'nothing'} over the deviation of {norm.std_level or 'nothing'}",
+        *(["advantages normalised over the batch's tokens"] if over.mean_level or over.std_level else []),
+        *([f"overlong penalty in the last {actor.overlong_tokens} tokens"] if actor.overlong_reward_penalty else []),
+        *(["truncated completions left out"] if actor.mask_truncated_completions else []),
+        *([f"entropy × {actor.entropy_coeff:g}"] if actor.entropy_coeff else []),
+        *([f"{actor.kl_estimator} KL × {actor.kl_ctl:g} off the reward"] if actor.kl_ctl else []),
+        *([f"{actor.kl_loss_type} KL × {actor.kl_loss_coef:g} in the loss"] if actor.kl_loss_coef else []),
+        f"{actor.ppo_n_minibatches} optimizer step{'s' if actor.ppo_n_minibatches > 1 else ''} a batch",
+    ]
+    return "objective: " + "; ".join(parts)

@@ -1,0 +1,134 @@
+"""Several optimizer steps for a batch: each as on a batch of its own, and all of them or none."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from actors.model.policy_model import PolicyModel
+from launcher.base.errors import TrainerError
+from launcher.config.schema import OptimizerConfig
+from tests.support.tiny_models import actor, make_groups, make_model, reference
+
+STEADY = OptimizerConfig(lr=1e-2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("policy") / "model")
+
+
+def policy(folder, **settings):
+    return PolicyModel(actor(folder, optimizer=STEADY, **settings), reference(folder), temperature=1.0, total_steps=10)
+
+
+def bits(model):
+    facts, tensors = model.training_state()
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()} | {"steps": facts["optimizer_steps"]}
+
+
+def take(model, groups):
+    model.compute_gradients(groups)
+    stats = model.step_ahead()
+    model.commit()
+    return stats
+
+
+def test_the_parts_of_a_batch_are_steps_on_batches_of_their_own(folder):
+    together, apart = policy(folder, ppo_n_minibatches=2), policy(folder)
+    for seed in range(2):
+        groups = make_groups(seed=seed, groups=5)
+        take(together, groups)
+        take(apart, groups[:3])
+        take(apart, groups[3:])
+    assert bits(together) == bits(apart)
+    assert (together.policy_version, apart.policy_version) == (2, 4)
+
+
+@pytest.mark.slow
+def test_figures_are_of_all_parts_and_distances_of_the_weights_before(folder):
+    groups = make_groups()
+    whole = policy(folder).compute_gradients(groups)
+    model = policy(folder, ppo_n_minibatches=3)
+    first = model.compute_gradients(groups)
+    assert first.n_sequences == 4
+    assert first.logprob_distance.mean == pytest.approx(whole.logprob_distance.mean, rel=1e-5)
+    last = model.step_ahead()
+    assert (last.n_sequences, last.n_tokens, last.n_learning) == (12, whole.n_tokens, whole.n_learning)
+    assert last.logprob_distance == first.logprob_distance
+    assert last.approx_kl != pytest.approx(whole.approx_kl), "later parts are of moved weights"
+
+
+@pytest.mark.slow
+def test_old_logprobs_of_the_trainer_are_those_before_the_batch(folder):
+    groups = make_groups()
+    model, told = policy(folder, ppo_n_minibatches=3, recompute_logprob=True), policy(folder, ppo_n_minibatches=3)
+    exact = [
+        dataclasses.replace(
+            group,
+            rollouts=tuple(
+                dataclasses.replace(
+                    one,
+                    completion=dataclasses.replace(
+                        one.completion, logprobs=tuple(told.logprobs(group.prompt.token_ids, one.completion.token_ids))
+                    ),
+                )
+                for one in group.rollouts
+            ),
+        )
+        for group in groups
+    ]
+    stats = take(model, groups)
+    take(told, exact)
+    assert stats.ratio_mean != pytest.approx(1, abs=1e-4), "the ratio is 1 in the first part only"
+    for name, weight in model.named_weights(torch.float32):
+        torch.testing.assert_close(weight, dict(told.named_weights(torch.float32))[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_later_part_that_is_not_finite_undoes_the_earlier_ones(folder, steps_before):
+    model, untouched = (policy(folder, ppo_n_minibatches=3, recompute_logprob=True) for _ in range(2))
+    for seed in range(steps_before):
+        take(model, make_groups(seed=seed)), take(untouched, make_groups(seed=seed))
+    before = bits(model)
+    groups = make_groups(seed=7)
+    broken = dataclasses.replace(groups[2].rollouts[0], reward=None)
+    groups[2] = dataclasses.replace(groups[2], rollouts=(broken, *groups[2].rollouts[1:]))
+    assert model.compute_gradients(groups).finite, "of the first part"
+    stats = model.step_ahead()
+    assert not stats.finite
+    with pytest.raises(TrainerError, match="must not be committed"):
+        model.commit()
+    model.discard()
+    assert bits(model) == before
+    assert model.policy_version == steps_before
+    take(model, make_groups(seed=8)), take(untouched, make_groups(seed=8))
+    assert bits(model) == bits(untouched)
+
+
+def test_a_part_that_fails_undoes_the_earlier_ones(folder, monkeypatch):
+    model = policy(folder, ppo_n_minibatches=3)
+    before = bits(model)
+    model.compute_gradients(make_groups())
+    run = model._part.run
+
+    def out_of_memory(which, index):
+        if which == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        run(which, index)
+
+    monkeypatch.setattr(model._part, "run", out_of_memory)
+    with pytest.raises(TrainerError, match="out of memory while training"):
+        model.step_ahead()
+    assert bits(model) == before
+    with pytest.raises(TrainerError, match="no gradients to commit"):
+        model.commit()
+
+
+def test_a_commit_does_not_skip_the_parts_before_the_last(folder):
+    model = policy(folder, ppo_n_minibatches=2)
+    before = bits(model)
+    model.compute_gradients(make_groups())
+    with pytest.raises(TrainerError, match="several optimizer steps"):
+        model.commit()
+    assert bits(model) == before

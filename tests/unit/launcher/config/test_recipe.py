@@ -1,0 +1,84 @@
+"""Recipes that contradict themselves, names of other launchers, and the line of the plan."""
+
+import pytest
+
+from launcher.base.errors import ConfigError
+from launcher.config.compose import compose
+from launcher.config.recipe import AdvNormConfig, RecipeConfig, describe_recipe, find_recipe_problems
+from launcher.resources.config_checks import find_problems
+
+PENALTY = {"overlong_reward_penalty": True, "overlong_tokens": 4, "overlong_penalty_factor": 1.0}
+
+
+def recipe(**settings):
+    return RecipeConfig(max_new_tokens=24, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"ppo_n_minibatches": 9}, "actor.ppo_n_minibatches"),
+        ({"policy_loss": "cispo", "c_clip": 3.0}, "actor.c_clip"),
+        ({**PENALTY, "overlong_tokens": None}, "actor.overlong_tokens"),
+        ({**PENALTY, "overlong_tokens": 25}, "actor.overlong_tokens"),
+        ({**PENALTY, "overlong_reward_penalty": False, "overlong_tokens": None}, "actor.overlong_penalty_factor"),
+        ({"adv_norm": AdvNormConfig(eps=1e-6)}, "actor.adv_norm.eps"),
+    ],
+)
+def test_what_contradicts_itself_is_named_once(settings, key):
+    assert [found for found, _ in find_recipe_problems(recipe(**settings), batch_size=8)] == [key]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, PENALTY, {"ppo_n_minibatches": 8}, {"policy_loss": "cispo"}, {"adv_norm": AdvNormConfig("batch")}]
+)
+def test_what_may_be_asked_for(settings):
+    assert not list(find_recipe_problems(recipe(**settings), batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("actor.adv_norm.std=false", "actor.reward_norm.std_level"),
+        ("actor.adv_norm.group_size=8", "gconfig.n_samples"),
+        ("actor.mask_no_eos_with_zero=true", "actor.mask_truncated_completions"),
+        ("+actor.adv_norm.std=true", "actor.reward_norm.std_level"),
+    ],
+)
+def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
+    with pytest.raises(ConfigError) as error:
+        compose(["conf=arithmetic_cpu", override])
+    assert override.lstrip("+").partition("=")[0] in error.value.message
+    assert instead in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.adv_norm.mean_level=group", "actor.adv_norm.mean_level=group: allowed: batch"),
+        ("actor.c_clip=1", "actor.c_clip=1.0: allowed: more than 1"),
+        ("actor.policy_loss=gspo", "allowed: ppo, cispo"),
+        ("actor.kl_estimator=k4", "allowed: k1, k2, k3"),
+    ],
+)
+def test_a_value_out_of_range_is_one_message(override, said):
+    (problem,) = find_problems(compose(["conf=arithmetic_cpu", override]))
+    assert said in str(problem)
+
+
+def test_the_default_is_described_and_so_is_a_clip_that_can_not_act():
+    assert describe_recipe(recipe()) == (
+        "objective: ppo, token ratio in 0.8 … 1.28; token_mean; "
+        "rewards less the mean of group over the deviation of group; 1 optimizer step a batch"
+    )
+    assert "nothing is clipped" in describe_recipe(recipe(recompute_logprob=True))
+    assert "token ratio in" in describe_recipe(recipe(recompute_logprob=True, ppo_n_minibatches=2))
+    everything = describe_recipe(recipe(**PENALTY, c_clip=3.0, kl_ctl=0.1, kl_loss_coef=0.2, entropy_coeff=0.01))
+    for part in (
+        "at most 3",
+        "last 4 tokens",
+        "k1 KL × 0.1 off the reward",
+        "k3 KL × 0.2 in the loss",
+        "entropy × 0.01",
+    ):
+        assert part in everything
