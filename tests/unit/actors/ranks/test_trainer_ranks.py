@@ -45,7 +45,7 @@ BFLOAT16_GRADIENT = 3 * math.sqrt(2 * ROUNDINGS / 3) * 2**-8
 
 CLIPPED = OptimizerConfig(lr=LR, warmup_steps=2, lr_scheduler_type="cosine", weight_decay=0.1, gradient_clipping=0.3)
 CUT_SMALL = MicroBatchConfig(max_tokens_per_mb=24)
-GSPO = {"importance_sampling_level": "sequence", "loss_aggregation": "sequence_mean"}
+GSPO = {"importance_sampling_level": "sequence", "loss_aggregation": "sequence_mean", "eps_clip": 0.9}
 VARIANTS = {
     "token mean": {},
     "sequence mean, in small micro-batches": {"loss_aggregation": "sequence_mean", "mb_spec": CUT_SMALL},
