@@ -19,25 +19,27 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launcher import __version__
-from launcher.base.errors import DataError, LauncherError, RewardImportError
+from launcher.base.errors import ConfigError, DataError, LauncherError, RewardImportError
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor, keep_alive
 from launcher.cli.unattended import CONTINUES
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
+from launcher.config.foreign import OWN
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, speak_anywhere
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
+from launcher.resources.foreign_plan import find_missing_for_command, plan_lines
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import check_node
 from launcher.resources.plan_view import WIDTH, show
-from launcher.resources.preflight import find_missing, preflight
-from launcher.resources.run_plan import make_plan, noted
+from launcher.resources.preflight import find_missing, preflight, refuse
+from launcher.resources.run_plan import RunPlan, make_plan, noted
 from launcher.resources.standby_trainer import with_standby_trainer
 from launcher.sweep.sweep_command import ReadTrial, candidates_of, run_sweep
 
@@ -115,6 +117,8 @@ def _run_combinations(combinations: Sequence[Sequence[str]], compose: Compose, c
             raise explain(error, overrides) from error
         config = to_run_config(composed)
         check(config)
+        if config.trainer.adapter != OWN:
+            raise ConfigError(f"trainer.adapter={config.trainer.adapter} with -m", "start each run by itself")
         standbys = config.recovery.standby_servers or 0  # by default each trial's GPUs are another trial's
         return replace(config, recovery=replace(config.recovery, standby_servers=standbys))
 
@@ -145,6 +149,8 @@ def _run_composed(composed: DictConfig) -> int:
 def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line."""
     check(config)
+    if config.trainer.adapter != OWN:
+        return _launch_foreign(config)
     for note in find_notes(config):
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
@@ -159,7 +165,26 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
         with as_far_as_it_is_read():
             show(config, plan, console_of_width(WIDTH))
     standbys = {"standby_servers": plan.standbys, "standby_trainers": plan.standby_trainers}
-    config = replace(config, recovery=replace(config.recovery, **standbys))
+    return _start(replace(config, recovery=replace(config.recovery, **standbys)), plan)
+
+
+def _launch_foreign(config: RunConfig) -> int:
+    """As `launch`, of another project's trainer."""
+    lines, missing = list(plan_lines(config)), find_missing_for_command(config)
+    if not config.dry_run and not {CONTINUES, keep_alive.KILLED} & os.environ.keys():
+        refuse(missing)
+    if not config.dry_run:
+        keep_alive.begin(config)
+    with as_far_as_it_is_read():
+        print(*lines, sep="\n", flush=True)
+    if config.dry_run:
+        for one in missing:
+            print(f"missing here: {one}", file=sys.stderr)
+        return 0
+    return _start(config)
+
+
+def _start(config: RunConfig, plan: RunPlan | None = None) -> int:
     from launcher.cli.continuation import Successor
     from launcher.driver import run  # brings Ray along, which a dry run does without
 

@@ -27,6 +27,7 @@ from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
+from actors.foreign.foreign_actors import ForeignActors
 from actors.reward.data_check import check_data
 from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
@@ -42,6 +43,7 @@ from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_follower import RunFollower
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
+from launcher.config.foreign import OWN
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
@@ -75,7 +77,8 @@ def run(
     interrupts = Interrupts(is_asked=known is not None and known.is_asked) if unattended is None else NoInterrupts()
     if known is not None:
         interrupts.listen_again()
-    for note in check_data(config):
+    is_ours = config.trainer.adapter == OWN
+    for note in check_data(config) if is_ours else ():
         print(f"note: {note}", file=sys.stderr)
     paths = RunPaths.of(config)
     paths.prepare()
@@ -88,7 +91,7 @@ def run(
             screen.line(finished)
             return EXIT_CODES[TerminalStatus.FINISHED]
         fetched = None if remote is None else fetch_if_empty(config, paths, remote)
-        resume = None if prepared is not None else resume_point(config, paths)
+        resume = resume_point(config, paths) if prepared is None and is_ours else None
         ServerKeys.make(paths.keys)
         hide_webhook(config, paths)
         if known is None and killed is None and (unattended is None or not unattended.is_again):
@@ -150,7 +153,7 @@ class RunLaunch:
         )
         memory = SeenMemory(plan, journal)
         self._shown = RunFollower(paths, journal, screen, self._now, memory, reached=self._restarts.reached)
-        self._actors: RunActors | None = None
+        self._actors: RunActors | ForeignActors | None = None
 
     def run(self) -> RunOutcome:
         """Raises ClusterLost where a successor is to resume; of what else a run can meet the outcome tells."""
@@ -215,6 +218,10 @@ class RunLaunch:
 
     def _create(self, vital: VitalProcesses | HeadWatch) -> Any:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
+        if self._config.trainer.adapter != OWN:
+            foreign = ForeignActors(self._config, self._paths, self._journal.attempt)
+            self._actors = self._shown.actors = foreign
+            return foreign.create()
         placed = self._place(vital)
         self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
         history = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())

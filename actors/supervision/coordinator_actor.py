@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -145,7 +145,19 @@ class CoordinatorActor:
         return self._coordinator
 
 
-async def follow_requests(coordinator: Coordinator, read: Callable[[], RequestEntry | None], journal: Journal) -> None:
+class TakesRequests(Protocol):
+    """What a person may ask of a run; asking twice changes nothing."""
+
+    def hold(self, reason: str) -> None: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None: ...
+
+
+async def follow_requests(
+    coordinator: TakesRequests, read: Callable[[], RequestEntry | None], journal: Journal
+) -> None:
     """Carry out what a person wants of the run, as its file contains it now: a state, not an order, so that the request
     outlives a Coordinator. An error is recorded once, and costs neither the run nor the next request."""
     error_before = ""
@@ -160,7 +172,7 @@ async def follow_requests(coordinator: Coordinator, read: Callable[[], RequestEn
         await asyncio.sleep(REQUESTS_S)
 
 
-def carry_out(asked: RequestEntry | None, coordinator: Coordinator) -> None:
+def carry_out(asked: RequestEntry | None, coordinator: TakesRequests) -> None:
     wish = ControlRequest.RUN if asked is None else asked.wish
     coordinator.hold(f"a pause {asked.description}" if asked is not None and wish is ControlRequest.PAUSE else "")
     if asked is not None and wish is ControlRequest.STOP:

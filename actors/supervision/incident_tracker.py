@@ -47,7 +47,7 @@ class IncidentTracker:
 
     def begin(self) -> None:
         """End what earlier attempts left open, and gather again for what a killed Coordinator had begun."""
-        self._end(end_all(list(self._incidents.left_open.values()), "the attempt ended first"), None)
+        self.ended(end_all(list(self._incidents.left_open.values()), "the attempt ended first"), None)
         for number in self._incidents.open:
             if self._artifacts is not None:
                 self._artifacts.began(number, self._incidents.lines[number][0])
@@ -58,17 +58,18 @@ class IncidentTracker:
         change = incident_changes(
             list(incidents.open.values()), seen, attempts=made.attempts, rejections=rejections, damaged=damaged
         )
-        self._end(change.ends, now)
+        self.ended(change.ends, now)
         for trouble in sorted(change.begins, key=lambda one: self._incidents.number_to_begin(one.subject)):
-            self._begin(trouble, repair_text(trouble, made.actions), now)
+            self.opened(trouble, repair_text(trouble, made.actions), now)
         for rejection in rejections:
             self._join(rejection)
 
     def close(self, now: float) -> None:
         """The run has ended: nothing stays open."""
-        self._end(end_all(list(self._incidents.open.values()), "the run was over first"), now)
+        self.ended(end_all(list(self._incidents.open.values()), "the run was over first"), now)
 
-    def _begin(self, trouble: Trouble, doing: str, now: float) -> None:
+    def opened(self, trouble: Trouble, doing: str, now: float) -> None:
+        """An incident begins, and its evidence is gathered."""
         line = self._history.incident_began(trouble, doing, now)
         number = line.get("incident")
         if self._artifacts is not None and isinstance(number, int):
@@ -84,7 +85,8 @@ class IncidentTracker:
         if self._artifacts is not None:
             self._artifacts.joined(number, rejection)
 
-    def _end(self, endings: Sequence[Ending], now: float | None) -> None:
+    def ended(self, endings: Sequence[Ending], now: float | None) -> None:
+        """`now` None: when they began is not known on this clock."""
         for ending in endings:
             number = ending.incident.number
             events = self._incidents.lines.pop(number, [])

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.foreign.foreign_actors import ForeignActors
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Snapshot
@@ -41,7 +42,7 @@ class RunFollower:
         self._memory = memory
         self._reached = reached
         self._events = EventTail(paths.events, journal.attempt)
-        self.actors: RunActors | None = None
+        self.actors: RunActors | ForeignActors | None = None
         self._nodes_told: set[str] = set()
         self._look: ray.ObjectRef[Snapshot] | None = None
         self._steps_seen, self._trainer_pid = 0, 0

@@ -100,6 +100,7 @@ def _drop_absent_held_out(composed: DictConfig) -> None:
 def _completed(config: RunConfig) -> RunConfig:
     """Paths made absolute: an actor may work in another folder than the one the command was given in."""
     config.cluster.fileroot = str(Path(config.cluster.fileroot).expanduser().absolute())
+    config.trainer.cwd = str(Path(config.trainer.cwd).expanduser().absolute())
     config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)
     for model in (config.actor, config.ref):
         model.path = local_or_name(model.path)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
+from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.recipe import RecipeConfig
 from launcher.config.settings import (
     COUNT,
@@ -315,3 +316,4 @@ class RunConfig:
     disk: DiskConfig = part(DiskConfig)
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)
+    trainer: ForeignTrainerConfig = part(ForeignTrainerConfig)

@@ -19,6 +19,7 @@ from launcher.reporting.run_reader import StepLine
 from launcher.reporting.run_view import MEAN_OVER_STEPS
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import foreign_trainer, read_settings
 
 
 def write_summary(paths: RunPaths, outcome: RunOutcome) -> str:
@@ -50,7 +51,8 @@ def _render(facts: RunFacts, outcome: RunOutcome, paths: RunPaths, checkpoints: 
         ("held-out", _eval_text(facts.evals or tuple(outcome.evals))),
         ("speed", _speed_text(facts)),
         ("time", _share_text(facts.steps)),
-        ("rollouts", f"{facts.rollouts_failed} failed   {facts.rollouts_retried} retried   "
+        ("rollouts", "" if foreign_trainer(read_settings(paths.config)) else
+                     f"{facts.rollouts_failed} failed   {facts.rollouts_retried} retried   "
                      f"rejected batches: {facts.rejected}"),
         ("incidents", _incident_text(facts.incidents)),
         ("checkpoints", checkpoints),
@@ -107,7 +109,7 @@ def _share_text(steps: Sequence[StepLine]) -> str:
     for step in steps:
         seconds.update({name: value for name, value in step.seconds.items() if math.isfinite(value)})
     total = seconds.pop("step", 0.0)
-    if total <= 0:
+    if total <= 0 or not seconds:  # of another project's trainer only the whole is known
         return ""
     rollout, train = seconds.pop("rollout", 0.0), seconds.pop("train", 0.0)
     main = {"rollout": rollout, "train": train, "other": max(total - rollout - train, 0.0)}
@@ -133,6 +135,8 @@ def _cause_text(cause: str, count: int, incidents: Sequence[IncidentFacts]) -> s
 
 
 def _checkpoint_text(paths: RunPaths) -> str:
+    if foreign := foreign_trainer(read_settings(paths.config)):
+        return foreign
     found = CheckpointStore(paths.default_checkpoints).list()
     committed = [checkpoint for checkpoint in found if checkpoint.state is CheckpointState.COMMITTED]
     return f"{len(committed)}, newest {committed[-1]}" if committed else "none"

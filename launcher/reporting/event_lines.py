@@ -49,6 +49,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "incident.ended": lambda e: _ended(e),
     "trainer.started": "trainer ready: {prompts} prompts, {held_out} held out, {total_steps} steps in all",
     "trainer.restored": lambda e: f"trainer restored {e.get('reason')}; step {_next(e)} is next",
+    "trainer.unwatched": "the trainer: {short_reason}",
     "trainer.pausing": "the trainer is being paused: {short_reason}",
     "server.restarting_failed": "{subject} could not be restarted: {short_reason}",
     "trainer.restarting_failed": "the trainer could not be restarted: {short_reason}",

@@ -67,9 +67,9 @@ class RunView:
 
     @property
     def left_s(self) -> float | None:
-        """The remaining steps at the median pace of the last ones; None before there is one."""
+        """The remaining steps at the median pace of the last ones; None before there is one, or for no known total."""
         remaining = self.status.total_steps - self.status.next_step
-        return median(self.step_seconds) * remaining if self.step_seconds else None
+        return median(self.step_seconds) * remaining if self.step_seconds and self.status.total_steps else None
 
 
 class RunProgress:

@@ -65,7 +65,8 @@ def render_panel(view: RunView, width: int) -> RenderableType:
 
 def render_line(view: RunView) -> str:
     """The same as one line of text, for a log."""
-    parts = [f"step {view.steps_done}/{view.status.total_steps}", f"epoch {view.epochs}"]
+    total = view.status.total_steps  # of another project's trainer it is not known
+    parts = [f"step {view.steps_done}/{total}", f"epoch {view.epochs}"] if total else [f"step {view.steps_done}"]
     if view.reward is not None:
         parts.append(f"reward {view.reward:.3f}")
     if view.recent_reward is not None:
@@ -73,7 +74,8 @@ def render_line(view: RunView) -> str:
     if view.tokens_per_s is not None:
         parts.append(f"{view.tokens_per_s:.0f} tokens/s")
     parts.append(f"{view.status.phase} {duration(view.status.seconds_in_phase)}")
-    parts.append("servers " + (_server_row(view.servers).plain or "none yet"))
+    if total:
+        parts.append("servers " + (_server_row(view.servers).plain or "none yet"))
     if view.left_s is not None:
         parts.append(f"{duration(view.left_s)} left")
     return "  ".join(parts)
@@ -95,6 +97,8 @@ def _bar(value: float, low: float, span: float) -> str:
 
 def _step_row(view: RunView, width: int) -> Text:
     total = view.status.total_steps
+    if not total:
+        return Text(str(view.steps_done), "bold")
     count = f"{view.steps_done}/{total}"
     share = view.steps_done / total if total else 0.0
     tail = f"  {share:4.0%}   epoch {view.epochs}"

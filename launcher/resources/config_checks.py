@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from launcher.base.addresses import is_every_interface, url_problem
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
+from launcher.config.foreign import OWN
 from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
@@ -60,15 +61,18 @@ def find_problems(config: RunConfig) -> list[ConfigProblem]:
     """Everything that `check` refuses. Contradictions are looked for only among values that are in their range."""
     if out_of_range := list(_out_of_range(config)):
         return out_of_range
-    contradictions = (
-        *_unsupported(config),
-        *_lengths(config),
-        *_other_settings(config),
-        *find_recipe_problems(config.actor, batch_size=config.train_dataset.batch_size),
-        *token_pool_on_cpu(config, config.sglang.device),
-        *_unplaceable(config),
-        *find_contradictions(config),
+    of_our_trainer = (
+        ()
+        if config.trainer.adapter != OWN
+        else (
+            *_lengths(config),
+            *_other_settings(config),
+            *find_recipe_problems(config.actor, batch_size=config.train_dataset.batch_size),
+            *token_pool_on_cpu(config, config.sglang.device),
+            *_unplaceable(config),
+        )
     )
+    contradictions = (*_unsupported(config), *of_our_trainer, *find_contradictions(config))
     listed = [ConfigProblem(key=key, given=_given(config, key), allowed=allowed) for key, allowed in contradictions]
     return [*listed, *_addresses(config), *_extra_args(config)]
 

@@ -49,7 +49,11 @@ print(json.dumps(answer))
 
 def preflight(config: RunConfig, hardware: Hardware, plan: RunPlan, checks: Sequence[NodeCheck] = ()) -> None:
     """Raises the one UsageError there is, or a UsageError that lists all."""
-    missing = find_missing(config, hardware, plan, checks)
+    refuse(find_missing(config, hardware, plan, checks))
+
+
+def refuse(missing: Sequence[UsageError]) -> None:
+    """Raises the one UsageError there is, or a UsageError that lists all; nothing where nothing is missing."""
     if len(missing) == 1:
         raise missing[0]
     if missing:

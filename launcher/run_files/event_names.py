@@ -69,6 +69,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "trainer.resumed": "it has resumed",
     "trainer.ranks_met": "the trainer ranks have connected",
     "trainer.rank_lost": "a trainer rank ended, failed or hangs",
+    "trainer.unwatched": "of another project's trainer: what can't be seen, and the setting to check",
     "trainer.snapshot_failed": "the display is out of date, as the trainer's snapshot failed: a defect",
     "batch.rejected": "a batch was not trained on, with the reason",
     "gate.waiting": "the HealthMonitor does not answer, and the trainer waits",

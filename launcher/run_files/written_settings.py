@@ -17,6 +17,12 @@ def read_settings(file: Path) -> Mapping[str, object]:
     return loaded if isinstance(loaded, dict) else {}
 
 
+def foreign_trainer(settings: Mapping[str, object]) -> str:
+    """Of another project's trainer: whose checkpoints those of the run are, as text; "" of the launcher's own."""
+    adapter, pattern = setting_of(settings, "trainer.adapter"), setting_of(settings, "trainer.checkpoints")
+    return "" if adapter in (None, "own") else f"those of trainer.adapter={adapter}: {pattern or 'none'}"
+
+
 def setting_of(settings: Mapping[str, object], key: str) -> object:
     """By its dotted key; None where it is not there."""
     found: object = settings

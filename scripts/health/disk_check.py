@@ -16,8 +16,9 @@ from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, Checkpoin
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import foreign_trainer, read_settings
 from scripts.checkpoints.choosing import read_catalog
-from scripts.health.findings import BAD, NOTE, OK, CheckResult, Finding
+from scripts.health.findings import ABSENT, BAD, NOTE, OK, CheckResult, Finding
 from scripts.health.machine_check import GIB
 from scripts.health.run_check import Subject
 
@@ -74,6 +75,8 @@ def _existing(path: Path) -> Path:
 def check_checkpoints(subject: Subject) -> list[Finding]:
     """Sizes against manifests: a torn one is seen, a flipped bit is not (`scripts.list_checkpoints --verify` does)."""
     folder = subject.paths.default_checkpoints
+    if foreign := foreign_trainer(read_settings(subject.paths.config)):
+        return [Finding("checkpoints", "checkpoints", ABSENT, f"{foreign}, which are not looked at here")]
     found = [(one, _problem(one)) for one in CheckpointStore(folder).list()]
     complete = [one for one, problem in found if not problem]
     last_good = _last_good(subject.paths)

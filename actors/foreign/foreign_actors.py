@@ -1,0 +1,137 @@
+"""The actor that runs another project's trainer, and its creation in the driver.
+
+It answers the driver as the Coordinator and the trainer do: `run`, `ping`, `abort`, `snapshot`. Ray restarts it empty
+when its process ends; the command has ended with it, and is restarted from what the journal says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from actors.cluster.fencing import MARGIN_S, bind_to_cluster, lease_of
+from actors.cluster.node_identity import this_node
+from actors.foreign.foreign_process import inherited
+from actors.foreign.foreign_supervisor import ForeignSupervisor
+from actors.monitoring.alerts import IncidentAlerts
+from actors.processes.background_tasks import BackgroundTasks
+from actors.supervision.coordinator_actor import follow_requests
+from actors.supervision.run_history import RunHistory
+from launcher.base.errors import StateError
+from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
+from launcher.config.schema import RunConfig
+from launcher.run_files.control_requests import wanted
+from launcher.run_files.journal import Journal, Record, last_of
+from launcher.run_files.run_paths import RunPaths
+
+NAME = "foreign_trainer"
+
+
+@ray.remote
+class ForeignTrainerActor:
+    """`run` once in each incarnation; the others at any time."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int, variables: Mapping[str, str]) -> None:
+        bind_to_cluster(config)
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._variables = variables
+        self._running: asyncio.Task[RunOutcome] | None = None
+        self._journal: Journal | None = None
+        self._supervisor: ForeignSupervisor | None = None
+
+    async def run(self) -> RunOutcome:
+        """To the run's end. Raises UsageError where it can't begin."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._begin())
+        return await asyncio.shield(self._running)
+
+    async def ping(self) -> tuple[Record, ...]:
+        """As CoordinatorActor.ping."""
+        if self._journal is None:
+            return ()
+        self._journal.write_waiting()
+        return self._journal.unwritten()
+
+    async def abort(self, reason: str) -> None:
+        if self._supervisor is not None:
+            self._supervisor.abort(reason)
+
+    async def snapshot(self, since: int) -> Snapshot:
+        """What is shown of it. Raises StateError before it has begun."""
+        made = self._supervisor
+        if made is None:
+            raise StateError("not started yet")
+        status = TrainerStatus(
+            phase="train" if made.pid else "start",
+            next_step=0 if made.steps.last_step is None else made.steps.last_step + 1,
+            total_steps=0,
+            steps_per_epoch=0,
+            policy_version=0,
+            pid=os.getpid(),  # whose steps are counted
+            seconds_in_phase=time.monotonic() - made.since,
+        )
+        reports = tuple(made.steps.reports_since(since))
+        return Snapshot(status=status, servers=(), reports=reports, evals=(), committed=made.steps.committed)
+
+    async def _begin(self) -> RunOutcome:
+        """One that was started on another node waits until the one before it has ended, behind a partition too."""
+        journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
+        node, events = this_node(), self._paths.events
+        placed = await asyncio.to_thread(last_of, events, "coordinator.placed", self._attempt)
+        if placed.get("node") not in (None, node) and (lease_s := lease_of(self._config)) is not None:
+            await asyncio.sleep(lease_s + MARGIN_S)
+        journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
+        await journal.flush()
+        history = await asyncio.to_thread(
+            RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node
+        )
+        supervisor = self._supervisor = ForeignSupervisor(self._config, self._paths, journal, history, self._variables)
+        alerts, requests = self._alerts(), BackgroundTasks()
+        requests.start(follow_requests(supervisor, lambda: wanted(self._paths), journal))
+        try:
+            return await supervisor.run()
+        finally:
+            await requests.close()
+            if alerts is not None:
+                await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
+
+    def _alerts(self) -> IncidentAlerts | None:
+        if self._config.alerts.webhook is None:
+            return None
+        in_order = Journal(self._paths.events, self._attempt, time.time)  # each line is on the disk before its message
+        alerts = IncidentAlerts(self._config.alerts, self._paths, in_order, self._attempt)
+        alerts.start()
+        return alerts
+
+
+class ForeignActors:
+    """In the driver, in the place of RunActors."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int) -> None:
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self.trainer: Any = None
+
+    def create(self) -> Any:
+        """The one actor; it ends with the driver."""
+        trainer = self._config.trainer
+        actor: Any = ForeignTrainerActor
+        self.trainer = actor.options(
+            name=NAME, num_cpus=trainer.num_cpus, num_gpus=trainer.num_gpus, max_restarts=-1, max_task_retries=0
+        ).remote(self._config, self._paths, self._attempt, inherited())
+        return self.trainer
+
+    def follow(self, event: Mapping[str, object]) -> None:
+        """Nothing joins, leaves or takes over."""
+
+    def end(self) -> None:
+        if self.trainer is not None:
+            ray.kill(self.trainer)

@@ -1,0 +1,75 @@
+"""Watches what another project's trainer learns: damage in its steps, alerts, and whether a restore was borne out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actors.supervision.run_history import RunHistory
+from launcher.adapters.foreign_health import find_damage, points_of
+from launcher.base.errors import RunError
+from launcher.base.messages import Cause, Incident
+from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.restore import FIRST_WEIGHTS
+from launcher.policy.reward_health import Level, judge_rewards, restore_contradicted
+from launcher.run_files.journal import Record
+
+DOING = {
+    Cause.TRAINER_CRASH: "it is restarted and resumes from its newest whole checkpoint",
+    Cause.TRAINER_OOM: "it is restarted as it was; its memory settings are its own",
+    Cause.TRAINER_HANG: "it is stopped, and restarted from its newest whole checkpoint",
+    Cause.REWARD_COLLAPSE: "it is stopped, and restarted from a checkpoint from before it",
+    Cause.NONFINITE: "it is stopped, and restarted from a checkpoint from before it",
+}
+"""What is done about each cause, as a short text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why an incarnation has ended, or has to. `incident`: where something is wrong with what it learned."""
+
+    cause: Cause
+    subject: str
+    reason: str
+    incident: Incident | None = None
+
+
+class OutsideWeights(RunError):
+    """Restored weights do not earn what they earned: no checkpoint is condemned on that (P12)."""
+
+
+class LearningWatch:
+    """`find` after each step, with the current lines of metrics.jsonl."""
+
+    def __init__(self, settings: RewardHealthConfig, history: RunHistory) -> None:
+        self._settings = settings
+        self._history = history
+        onsets = [one for one in history.attempts if one.onset_step is not None]
+        self._restored_step = onsets[-1].restored_step if onsets else None
+        self._owes_proof = False
+        self._is_alerted = False
+
+    def restored(self, step: int) -> None:
+        """The next step begins with the weights of a checkpoint from before an onset."""
+        self._restored_step, self._owes_proof = step, step != FIRST_WEIGHTS
+
+    def find(self, lines: Sequence[Record], now: float) -> Fault | None:
+        """Raises OutsideWeights where the first step after a restore shows that something else has changed."""
+        points, restored = points_of(lines), self._restored_step
+        if self._owes_proof and restored is not None and points and points[-1].step > restored:
+            self._owes_proof = False
+            saved = [point for point in points if point.step <= restored]
+            if why := restore_contradicted(points[-1], saved, None, self._settings):
+                self._history.event("health.outside_weights", subject="environment", reason=why)
+                raise OutsideWeights(why, "repair what changed beside the weights, and start the same command again")
+        verdict = judge_rewards(points, self._settings, restored_step=restored)
+        if (verdict.level is Level.ALERT) != self._is_alerted and verdict.level is not Level.BREAK:
+            self._is_alerted = not self._is_alerted
+            name = "reward.alert" if self._is_alerted else "reward.alert_over"
+            self._history.event(name, subject="reward", reason=verdict.reason, global_step=points[-1].step)
+        found = find_damage(lines, verdict, self._settings, since=now)
+        if found is None:
+            return None
+        facts: dict[str, object] = {"onset_step": found.onset_step}
+        self._history.event(f"health.{found.cause}", subject=found.subject, reason=found.reason, **facts)
+        return Fault(cause=found.cause, subject=found.subject, reason=found.reason, incident=found)

@@ -1,0 +1,78 @@
+"""Starts another project's trainer under the guard, and looks at its process tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actors.cluster.fencing import raylet_pid
+from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
+from actors.processes.process_tree import descendants, process_state
+from launcher.adapters.trainer_adapter import TrainerCommand
+from launcher.policy.observation_history import STOPPED
+from launcher.run_files.run_paths import RunPaths
+
+OF_PYTHON_AND_THREADS = ("PYTHONPATH", "OMP_NUM_THREADS")
+"""Ray and the guard change these in their own processes; the command gets what its user had."""
+MARK = "GRPO_TRAINER"
+TREE_EVERY_S = 1.0
+
+
+def inherited() -> dict[str, str]:
+    """Of the driver's environment, what the command is given again."""
+    return {name: os.environ[name] for name in OF_PYTHON_AND_THREADS if name in os.environ}
+
+
+async def start(
+    command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str], *, stop_s: float
+) -> GuardedProcess:
+    """In a session of its own; ended with this process and with its raylet. Raises ServerError.
+
+    `env` of coreutils changes into the folder and becomes the command: the guard has a folder and a PYTHONPATH of
+    its own. Other variables are not among its words, which the process list shows.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    given = {**variables, **command.variables}
+    unset = [word for name in OF_PYTHON_AND_THREADS if name not in given for word in ("-u", name)]
+    setting = [f"{name}={given[name]}" for name in OF_PYTHON_AND_THREADS if name in given]
+    env = shutil.which("env") or "/usr/bin/env"
+    raylet = raylet_pid()
+    return await GuardedProcess.launch(
+        ProcessLaunch(
+            command=(env, "-C", str(command.cwd), *unset, *setting, *command.words),
+            environment={**own, **given},
+            log=paths.trainer_log,
+            mark=f"{MARK}={paths.namespace}",
+            watch=(os.getpid(), *(() if raylet is None else (raylet,))),
+            grace_s=stop_s,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeLook:
+    """`state`: T where any process of the tree is stopped, else that of the command. `cpu_s`: of all of them."""
+
+    state: str | None
+    cpu_s: float
+
+
+class TreeWatch:
+    """The tree of one incarnation. The state of the command is read at each look, the tree once in TREE_EVERY_S."""
+
+    def __init__(self, process: GuardedProcess) -> None:
+        self._process = process
+        self._seen = TreeLook(state=None, cpu_s=0.0)
+        self._seen_at = float("-inf")
+
+    def look(self) -> TreeLook:
+        if time.monotonic() - self._seen_at >= TREE_EVERY_S:
+            looks = [process_state(one.pid) for one in descendants(self._process.guard_pid)]
+            state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
+            # A child that has ended takes its seconds with it.
+            cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
+            self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), time.monotonic()
+        return self._seen

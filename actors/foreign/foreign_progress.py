@@ -1,0 +1,70 @@
+"""Does another project's trainer still get on? Its steps, its checkpoints' changes and its tree's CPU time, judged by
+launcher/policy/trainer_liveness.py.
+
+A step line is its only answer. Work that shows in a tree's CPU time alone, as a long evaluation or a load of data,
+gets the patience of a first step (`health.trainer_first_s`), since a busy tree is no proof of a hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.foreign.foreign_process import TreeWatch
+from launcher.adapters.trainer_adapter import TrainerAdapter
+from launcher.base.messages import Health, Verdict
+from launcher.config.supervision import HealthConfig
+from launcher.policy.trainer_liveness import TrainerEvidence, TrainerLook, judge_trainer, observe_trainer
+
+BUSY = 0.05
+"""Share of one CPU, since the last progress, from which on a tree works."""
+CHECKPOINTS_EVERY_S = 2.0
+
+
+class ProgressWatch:
+    """One incarnation. `is_unseen`: it is busy, and would be taken for hung, had a step ever shown that it reports."""
+
+    def __init__(
+        self, settings: HealthConfig, tree: TreeWatch, adapter: TrainerAdapter, clock: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._tree = tree
+        self._adapter = adapter
+        self._clock = clock
+        self._evidence: TrainerEvidence | None = None
+        self._changed = (float("-inf"), 0.0)
+        self._at_progress = (0, 0.0, clock(), 0.0)
+        self._changes = 0
+        self.is_unseen = False
+
+    def look(self, steps: int, median_step_s: float | None) -> Verdict:
+        """`steps`: seen so far, of this process of the actor."""
+        now, tree = self._clock(), self._tree.look()
+        changed = self._changed_at(now)
+        if (steps, changed) != (self._at_progress[0], self._at_progress[1]):
+            self._changes += 1
+            self._at_progress = (steps, changed, now, tree.cpu_s)
+        _, _, since, cpu_s = self._at_progress
+        is_busy = tree.cpu_s - cpu_s > BUSY * (now - since)
+        look = TrainerLook(
+            at=now,
+            state=tree.state,
+            cpu_s=tree.cpu_s,
+            pinged_at=since,
+            ping_waits=True,
+            progress=self._changes,
+            median_step_s=median_step_s,
+            is_at_one_thing=is_busy,
+        )
+        before = self._evidence
+        self._evidence = TrainerEvidence(look=look) if before is None else observe_trainer(before, look, self._settings)
+        verdict = judge_trainer(self._evidence, self._settings, now)
+        self.is_unseen = steps == 0 and now - since > self._settings.trainer_min_s
+        if verdict.health is Health.DEAD and steps == 0 and is_busy:
+            return Verdict(health=Health.UNKNOWN, reason=f"{verdict.reason}; it works, and no step was ever seen")
+        return verdict
+
+    def _changed_at(self, now: float) -> float:
+        """When its newest checkpoint last changed: one that is being written is progress."""
+        if now - self._changed[0] >= CHECKPOINTS_EVERY_S:
+            self._changed = (now, max((one.changed_at for one in self._adapter.checkpoints()), default=0.0))
+        return self._changed[1]

@@ -1,0 +1,130 @@
+"""The steps of another project's trainer: written to metrics.jsonl as they are seen, and kept for the policies."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from launcher.adapters.foreign_health import REWARD, STEP_S, metrics_line
+from launcher.adapters.trainer_adapter import StepSeen
+from launcher.base.messages import StepReport
+from launcher.run_files.journal import LineLog, Record, number_of, read_lines
+from launcher.run_files.run_paths import RunPaths
+
+STEPS_TIMED, MOST_REPORTS, MOST_LINES = 20, 1000, 4000
+
+
+class ForeignSteps:
+    """`lines`: the lines of metrics.jsonl that make up the weights as they are now."""
+
+    def __init__(self, paths: RunPaths, attempt: int) -> None:
+        """Reads what earlier incarnations and attempts have written. Raises JournalError."""
+        self._attempt = attempt
+        self._log = LineLog(paths.metrics)
+        self._unwritten: list[Record] = []
+        self._step_s: deque[float] = deque(maxlen=STEPS_TIMED)
+        self._last: tuple[int, float] | None = None
+        self.committed = 0
+        self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
+        self.lines = standing_lines(paths)
+
+    @property
+    def last_step(self) -> int | None:
+        return None if not self.lines else int(number_of(self.lines[-1].get("global_step")))
+
+    @property
+    def median_step_s(self) -> float | None:
+        return median(self._step_s) if self._step_s else None
+
+    @property
+    def seen_now(self) -> int | None:
+        """The last step of this incarnation."""
+        return None if self._last is None else self._last[0]
+
+    @property
+    def seen_at(self) -> float | None:
+        """When it was, on the monotonic clock."""
+        return None if self._last is None else self._last[1]
+
+    def begin(self, restored_step: int) -> None:
+        """Another incarnation continues after a step: what came later counts no more."""
+        self.lines = [line for line in self.lines if number_of(line.get("global_step")) <= restored_step]
+        self._last = None
+        self._step_s.clear()
+
+    def take(self, seen: StepSeen, now: float, *, age_s: float = 0.0) -> bool:
+        """False where it says nothing new. One that goes back undoes the later ones. `now`: monotonic, when it was
+        taken; `age_s`: how long before, on the unix clock, where it does not say that itself."""
+        if self._last is not None and seen.step == self._last[0]:
+            return False
+        step_s = None
+        if self._last is not None and seen.step > self._last[0]:
+            step_s = (now - self._last[1]) / (seen.step - self._last[0])
+            self._step_s.append(step_s)
+        self._last = (seen.step, now)
+        at = seen.at if seen.at is not None else time.time() - age_s
+        line = metrics_line(seen, attempt=self._attempt, time=at, step_s=step_s)
+        self._unwritten.append(line)
+        kept = [earlier for earlier in self.lines[-MOST_LINES:] if number_of(earlier.get("global_step")) < seen.step]
+        self.lines = [*kept, line]
+        self._report(seen, line, at)
+        return True
+
+    def write(self) -> None:
+        """Append what `take` was given to metrics.jsonl. A disk may stall it: not for a loop that answers."""
+        while self._unwritten:
+            self._log.append(self._unwritten[0])
+            self._unwritten.pop(0)
+
+    def reports_since(self, since: int) -> Sequence[StepReport]:
+        """Those committed after the first `since` of this actor's process."""
+        new = max(0, self.committed - since)
+        return tuple(self._reports)[-new:] if new else ()
+
+    def _report(self, seen: StepSeen, line: Record, at: float) -> None:
+        figures = {key: number_of(line[key]) for key in (REWARD, STEP_S) if key in line}
+        self.committed += 1
+        self._reports.append(
+            StepReport(
+                global_step=seen.step,
+                epoch=0,
+                epoch_step=seen.step,
+                attempt=self._attempt,
+                policy_version=seen.step,
+                time=at,
+                prompt_ids=(),
+                weight_versions=(),
+                rollouts_failed=0,
+                rollouts_retried=0,
+                metrics=figures,
+            )
+        )
+
+
+def standing_lines(paths: RunPaths) -> list[Record]:
+    """As `journal.current_lines`, and without the steps that a restore has undone and nobody has repeated yet.
+    Raises JournalError."""
+    restores = [
+        (number_of(event.get("time"), 0.0), number_of(event.get("global_step")))
+        for event in read_lines(paths.events)
+        if event.get("event") == "trainer.restored"
+    ]
+    lines: list[Record] = []
+    for line in read_lines(paths.metrics):
+        step = number_of(line.get("global_step"))
+        if math.isnan(step):
+            continue
+        while restores and restores[0][0] <= number_of(line.get("time"), 0.0):
+            lines = _until(lines, restores.pop(0)[1])
+        lines = _until(lines, step - 1) if lines and number_of(lines[-1].get("global_step")) >= step else lines
+        lines.append(line)
+    for _, step in restores:
+        lines = _until(lines, step)
+    return lines[-MOST_LINES:]
+
+
+def _until(lines: list[Record], step: float) -> list[Record]:
+    return [line for line in lines if number_of(line.get("global_step")) <= step]

@@ -1,0 +1,349 @@
+"""Supervises one run of another project's trainer, from its first start to the outcome.
+
+    start ─► watch ─► exit code 0 ───────────────────────────────────────► FINISHED
+      ▲        ├────► ended otherwise, hung: the newest whole checkpoint ─┐
+      │        ├────► rewards fell, not finite: one from before the onset ┤ ─► budget spent ─► ERRORED
+      └────────┼──────────────────────────────────────────────────────────┘
+               └────► asked to stop ─────────────────────────────────────► ABORTED
+
+Each decision is a policy's: launcher/policy/{trainer_liveness, reward_health, restore, restart_budget}.py. What was
+decided is in the journal (RunHistory): an actor that replaces a killed one reads it and continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from actors.foreign.foreign_checkpoints import ForeignCheckpoints
+from actors.foreign.foreign_learning import DOING, Fault, LearningWatch, OutsideWeights
+from actors.foreign.foreign_process import TreeWatch, start
+from actors.foreign.foreign_progress import ProgressWatch
+from actors.foreign.foreign_steps import ForeignSteps
+from actors.processes.guarded_process import Ended, GuardedProcess
+from actors.serving.server_log_tail import decisive_lines, tail
+from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
+from actors.supervision.incident_tracker import IncidentTracker
+from actors.supervision.progress_tracker import ProgressTracker, furthest_step
+from actors.supervision.run_history import RunHistory
+from launcher.adapters.text_tail import TextTail, size_of
+from launcher.adapters.trainer_adapter import StepSeen, adapter_of
+from launcher.base.errors import RunError, ServerError
+from launcher.base.messages import Cause, Health, RunOutcome, TerminalStatus
+from launcher.config.schema import RunConfig
+from launcher.policy.actions import Halt
+from launcher.policy.exit_cause import find_trainer_cause
+from launcher.policy.incident_policy import Ending, Trouble
+from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
+from launcher.policy.restore import FIRST_WEIGHTS
+from launcher.policy.run_state import RunState
+from launcher.run_files.journal import Journal, last_of, number_of
+from launcher.run_files.run_paths import RunPaths
+
+TRAINER = "trainer"
+ONLY_RESTORES = frozenset({Rung.RETRY})
+
+
+class ForeignSupervisor:
+    """`run` once."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        journal: Journal,
+        history: RunHistory,
+        variables: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError, JournalError."""
+        self._config = config
+        self._paths = paths
+        self._journal = journal
+        self._history = history
+        self._variables = variables
+        self._clock = clock
+        self._adapter = adapter_of(config.trainer)
+        self.steps = ForeignSteps(paths, journal.attempt)
+        self._progress = ProgressTracker(history, furthest_step(paths.metrics, journal.attempt))
+        self._checkpoints = ForeignCheckpoints(config, self._adapter, history)
+        self._artifacts = ArtifactCollector(paths, pids=lambda: {TRAINER: self.pid} if self.pid else {})
+        self._incidents = IncidentTracker(history, self._artifacts)
+        self._asked = asyncio.Event()
+        self._process: GuardedProcess | None = None
+        self._tail = TextTail(self._source)
+        self._rest = ""
+        self._log_start = 0
+        self._start_step = FIRST_WEIGHTS
+        self._learning = LearningWatch(config.reward_health, history)
+        self._told: set[str] = set()
+        self.since = clock()
+
+    @property
+    def pid(self) -> int:
+        """Of the command, 0 where none runs."""
+        return 0 if self._process is None or self._process.ended is not None else self._process.pid
+
+    @property
+    def _source(self) -> Path:
+        return self._adapter.source or self._paths.trainer_log
+
+    # ── what a person may ask ──
+
+    def abort(self, reason: str) -> None:
+        self._history.asked_to_abort(reason)
+        self._asked.set()
+
+    def hold(self, reason: str) -> None:
+        """Raises RunError: a command has no step that it could be held before."""
+        if reason:
+            raise RunError("another project's trainer can't be paused", "stop the run; it resumes from its checkpoint")
+
+    def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
+        raise RunError("this run has no servers of the launcher's", "trainer.adapter=own has")
+
+    # ── the loop ──
+
+    async def run(self) -> RunOutcome:
+        """Until the run has ended."""
+        history = self._history
+        was_begun = history.was_begun
+        if was_begun:
+            history.adopt(f"a run that is {history.state}")
+        else:
+            history.begin()
+        self._incidents.begin()
+        try:
+            if history.ending is not None:
+                return self._outcome(history.ending, history.ending_reason)
+            return await self._supervise(was_begun)
+        except OutsideWeights as error:
+            trouble = Trouble(cause=Cause.OUTSIDE_WEIGHTS, subject="environment", reason=error.message)
+            self._incidents.opened(trouble, "the restore is undone, and the run ends for a person", self._clock())
+            await self._stop()
+            await self._checkpoints.put_back()
+            return self._end(TerminalStatus.ERRORED, str(error))
+        except RunError as error:
+            return self._end(TerminalStatus.ERRORED, str(error))
+        finally:
+            if self._process is not None:
+                await self._process.end()
+            self._incidents.close(self._clock())
+            await self._artifacts.close()
+            await history.flush()
+
+    async def _supervise(self, was_begun: bool) -> RunOutcome:
+        """Raises RunError: the run must halt."""
+        fault = (
+            await self._left_by_a_predecessor() if was_begun else self._learning.find(self.steps.lines, self._clock())
+        )
+        while not self._asked.is_set():
+            step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
+            await self._checkpoints.clear(after=step, is_condemned=fault is not None and fault.incident is not None)
+            if self._asked.is_set():
+                break
+            try:
+                await self._start(step, is_again=fault is not None)
+            except ServerError as error:
+                fault = Fault(cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=error.message)
+                continue
+            ended = await self._watch()
+            if isinstance(ended, RunOutcome):
+                return ended
+            fault = ended
+        return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
+
+    async def _left_by_a_predecessor(self) -> Fault:
+        """Its supervisor was killed, and the command with it. What it had reported by then is read first."""
+        began = await asyncio.to_thread(last_of, self._paths.events, "trainer.starting", self._journal.attempt)
+        if began:
+            self._tail = TextTail(self._source, int(number_of(began.get("at_byte"), 0.0)))
+            if (fault := await self._take_all(known=self.steps.last_step)) is not None:
+                return fault
+        reason = "the actor that ran it ended, and the command with it"
+        return self._learning.find(self.steps.lines, self._clock()) or Fault(
+            cause=Cause.TRAINER_CRASH, subject=TRAINER, reason=reason
+        )
+
+    async def _repair(self, fault: Fault) -> int:
+        """Stop what is left, and wait as the budget asks for; the step to resume from. Raises RunError."""
+        history, now = self._history, self._clock()
+        onset_step = None if fault.incident is None else fault.incident.onset_step
+        if history.state is not RunState.INITIALIZING:
+            history.enter(RunState.REPAIRING, fault.reason)
+        if fault.subject not in {one.subject for one in history.incidents.open.values()}:
+            trouble = Trouble(cause=fault.cause, subject=fault.subject, reason=fault.reason, onset_step=onset_step)
+            self._incidents.opened(trouble, DOING[fault.cause], now)
+        if fault.cause is Cause.TRAINER_HANG:
+            await _within(EVIDENCE_S, self._asked)
+        await self._stop()
+        repair = next_repair(
+            fault.cause,
+            fault.subject,
+            history.attempts,
+            self._config.restart,
+            now=now,
+            progress_at=self._progress.at(TRAINER),
+            without=ONLY_RESTORES,
+        )
+        if repair.rung is Rung.HALT:
+            raise RunError(repair.reason, await asyncio.to_thread(self._last_words))
+        step = await self._checkpoints.resume_from(self.steps.lines, fault.incident)
+        attempt = RepairAttempt(
+            at=now,
+            cause=fault.cause,
+            subject=fault.subject,
+            rung=repair.rung,
+            onset_step=onset_step,
+            restored_step=step,
+        )
+        history.attempted(attempt)
+        await history.flush()
+        await _within(repair.not_before - self._clock(), self._asked)
+        if fault.incident is not None:
+            self._learning.restored(step)
+        return step
+
+    async def _start(self, step: int, *, is_again: bool) -> None:
+        """Raises ServerError."""
+        path, history = self._checkpoints.path_of(step), self._history
+        if path is not None or is_again:
+            reason = "from the beginning" if path is None else f"from {path.name}"
+            history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step)
+        self.steps.begin(step)
+        self._start_step, self._rest = step, ""
+        self._tail = TextTail(self._source, size_of(self._source))
+        self._log_start = size_of(self._paths.trainer_log)
+        facts: dict[str, object] = {"with_overrides": {}, "at_byte": self._tail.offset}
+        history.event("trainer.starting", subject=TRAINER, reason=f"{self._adapter.reads} is read", **facts)
+        await history.flush()
+        began, self._process = self._clock(), None
+        self._process = await start(
+            self._adapter.command(path), self._paths, self._variables, stop_s=self._adapter.stop_s
+        )
+        self.since = self._clock()
+        if is_again:
+            facts = {"pid": self._process.pid, "seconds": self.since - began}
+            history.event("trainer.restarted", subject=TRAINER, reason="", **facts)
+
+    async def _stop(self) -> None:
+        if self._process is not None and (left := await self._process.end()):
+            raise RunError(f"processes of the command survive SIGKILL: {left}", "the machine may need a restart")
+
+    # ── one incarnation ──
+
+    async def _watch(self) -> Fault | RunOutcome:
+        """Until it has ended, or has to."""
+        assert self._process is not None
+        process, settings = self._process, self._config.health
+        ending = asyncio.create_task(process.wait_ended())
+        asked = asyncio.create_task(self._asked.wait())
+        watch = ProgressWatch(settings, TreeWatch(process), self._adapter, self._clock)
+        try:
+            while True:
+                await asyncio.wait(
+                    [ending, asked], timeout=settings.look_interval_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._asked.is_set():
+                    await self._stop()
+                    await self._take_all()
+                    return self._end(TerminalStatus.ABORTED, self._history.abort_reason)
+                has_ended = ending.done()
+                if (fault := await self._take_all()) is not None:
+                    return fault
+                if has_ended:
+                    return await self._ended(process, ending.result())
+                verdict = await asyncio.to_thread(watch.look, self.steps.committed, self.steps.median_step_s)
+                if verdict.health is Health.DEAD:
+                    return Fault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
+                if watch.is_unseen:
+                    self._tell(f"no step was seen in {self._clock() - self.since:.0f} s: check {self._adapter.reads}")
+        finally:
+            ending.cancel()
+            asked.cancel()
+
+    async def _ended(self, process: GuardedProcess, ended: Ended) -> Fault | RunOutcome:
+        await self._stop()  # what it left behind
+        if (fault := await self._take_all()) is not None:
+            return fault
+        if ended.exit_code == 0 and not ended.cause:
+            last = self.steps.seen_now
+            if last is None:
+                self._tell(f"it ended, and no step was seen: check {self._adapter.reads}")
+            self._close_incidents("training is done")
+            what = "no step was seen" if last is None else f"its last step was {last}"
+            return self._end(TerminalStatus.FINISHED, f"the command ended with exit code 0; {what}")
+        said = decisive_lines(await asyncio.to_thread(tail, self._paths.trainer_log, self._log_start))
+        found = find_trainer_cause(said, ended.exit_code)
+        reason = f"{found.reason}; {ended.cause}" if ended.cause else found.reason
+        facts: dict[str, object] = {"pid": process.pid, "exit_code": ended.exit_code}
+        self._history.event("trainer.died", subject=TRAINER, reason=reason, **facts)
+        cause = found.cause if found.cause in DOING else Cause.TRAINER_CRASH
+        return Fault(cause=cause, subject=TRAINER, reason=reason)
+
+    async def _take_all(self, *, known: int | None = None) -> Fault | None:
+        """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
+        seen, self._rest = await asyncio.to_thread(lambda: self._adapter.read(self._rest + self._tail.read()))
+        fault = self._take([one for one in seen if known is None or one.step > known])
+        await asyncio.to_thread(self.steps.write)
+        return fault
+
+    def _take(self, seen: Sequence[StepSeen]) -> Fault | None:
+        """Lines come in bundles, as buffers are emptied: their steps are spread over the time since the last one."""
+        now, seen_at = self._clock(), self.steps.seen_at
+        before = self.since if seen_at is None else seen_at
+        for number, one in enumerate(seen, 1):
+            is_first = self.steps.seen_now is None
+            age_s = (now - before) * (1 - number / len(seen))
+            if not self.steps.take(one, now - age_s, age_s=age_s):
+                continue
+            if is_first and one.step < self._start_step:
+                began = f"it was to resume from step {self._start_step} and began at step {one.step}"
+                self._tell(f"{began}: check trainer.resume")
+            if (fault := self._learning.find(self.steps.lines, self._clock())) is not None:
+                return fault
+            self._got_on(one.step)
+        return None
+
+    def _got_on(self, step: int) -> None:
+        self._history.enter(RunState.RUNNING, "it steps")
+        self._progress.note(step + 1, (), self._clock())
+        self._close_incidents("training continues")
+
+    # ── endings ──
+
+    def _close_incidents(self, reason: str) -> None:
+        open_ = list(self._history.incidents.open.values())
+        self._incidents.ended([Ending(incident=one, reason=reason) for one in open_], self._clock())
+
+    def _tell(self, what: str) -> None:
+        """Once for each setting that it names."""
+        setting = what.rpartition(": ")[2]
+        if setting not in self._told:
+            self._told.add(setting)
+            self._history.event("trainer.unwatched", subject=TRAINER, reason=what)
+
+    def _last_words(self) -> str:
+        said = decisive_lines(tail(self._paths.trainer_log, 0))
+        return f"{said[-1]} ({self._paths.trainer_log})" if said else f"see {self._paths.trainer_log}"
+
+    def _end(self, status: TerminalStatus, reason: str) -> RunOutcome:
+        if status is not TerminalStatus.FINISHED:
+            self._history.begun(Halt(reason=reason, word=status))
+        self._history.enter(RunState.SHUTTING_DOWN, reason)
+        return self._outcome(status, reason)
+
+    def _outcome(self, status: TerminalStatus, reason: str) -> RunOutcome:
+        return RunOutcome(status=status, reason=reason, last_step=self.steps.last_step)
+
+
+async def _within(seconds: float, asked: asyncio.Event) -> None:
+    """Wait, and no longer once the end is asked for."""
+    if seconds <= 0:
+        return
+    try:
+        await asyncio.wait_for(asked.wait(), seconds)
+    except TimeoutError:
+        return

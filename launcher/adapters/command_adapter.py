@@ -1,0 +1,193 @@
+"""Any command as a trainer: its steps by a regular expression or from a JSONL file, its checkpoints by a pattern."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
+from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
+from launcher.config.foreign import ForeignTrainerConfig
+from launcher.run_files.journal import number_of
+
+STEP, MOST_REST = "*", 1 << 20
+PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+
+
+class CommandAdapter:
+    """Raises ConfigError with the first setting that can't be used."""
+
+    def __init__(self, settings: ForeignTrainerConfig) -> None:
+        self._settings = settings
+        self.stop_s = settings.stop_s
+        self._cwd = Path(settings.cwd)
+        self._words = _words("trainer.command", settings.command)
+        self._resume = [] if settings.resume is None else _words("trainer.resume", settings.resume)
+        self.source = None if settings.metrics is None else self._cwd / settings.metrics
+        self.reads = "trainer.pattern" if settings.metrics is None else "trainer.metrics"
+        self._pattern = None if settings.metrics is not None else _pattern(settings.pattern)
+        self._at = _checkpoint_pattern(settings)
+
+    def missing(self) -> Iterator[UsageError]:
+        cwd, words = self._cwd, self.command(None).words
+        if not cwd.is_dir():
+            yield StorageError(
+                f"trainer.cwd={cwd} is no folder", "create it, or set trainer.cwd to the project's folder"
+            )
+            return
+        path = str(self._settings.env.get("PATH", os.environ.get("PATH", os.defpath)))
+        executable = cwd / words[0] if "/" in words[0] else words[0]
+        if shutil.which(executable, path=path) is None:
+            key = "trainer.python" if words[0] == self._settings.python else "trainer.command"
+            yield ResourceError(f"{key}: {words[0]} can't be run here", f"install it, or set {key} to the path of one")
+        script = next((cwd / word for word in words[1:2] if word.endswith(".py")), None)
+        if script is not None and not script.is_file():
+            yield StorageError(f"trainer.command: {script} is no file", "give the script's path below trainer.cwd")
+        if self.source is not None and not self.source.parent.is_dir() and self.source.parent.parent != self._cwd:
+            yield StorageError(
+                f"trainer.metrics: {self.source.parent} is no folder", "give the path that the command writes to"
+            )
+
+    def command(self, resume: Path | None) -> TrainerCommand:
+        words = list(self._words)
+        if self._settings.python is not None and PYTHON.fullmatch(words[0]):
+            words[0] = self._settings.python
+        if resume is not None:
+            words += [word.replace(STEP, str(resume)) for word in self._resume]
+        variables = {name: str(value) for name, value in self._settings.env.items()}
+        return TrainerCommand(words=tuple(words), cwd=self._cwd, variables=variables)
+
+    def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
+        *lines, rest = re.split(r"[\r\n]", text)
+        read = self._read_object if self._pattern is None else self._read_line
+        return [step for line in lines if (step := read(line)) is not None], rest[-MOST_REST:]
+
+    def checkpoints(self) -> Sequence[FoundCheckpoint]:
+        if self._at is None:
+            return []
+        before, after = (re.escape(part) for part in str(self._at).split(STEP))
+        paths = self._cwd.glob(str(self._at.relative_to(self._cwd)))
+        steps = [(match, path) for path in paths if (match := re.fullmatch(rf"{before}(\d+){after}", str(path)))]
+        return sorted((self._found(int(match[1]), path) for match, path in steps), key=lambda one: one.step)
+
+    def _found(self, step: int, path: Path) -> FoundCheckpoint:
+        name = self._settings.checkpoint_file
+        problem = "" if name is None else self.problem_of(path, step, path / name)
+        is_whole = None if name is None else not problem
+        return FoundCheckpoint(step=step, path=path, changed_at=_changed_at(path), is_whole=is_whole, problem=problem)
+
+    def problem_of(self, path: Path, step: int, last: Path) -> str:
+        """Why a checkpoint is not whole, "" where it is. `last`: the file that is written last."""
+        return "" if last.is_file() else f"{last.name} is not there yet"
+
+    def _read_line(self, line: str) -> StepSeen | None:
+        match = self._pattern.search(line) if self._pattern is not None else None
+        return None if match is None else step_seen(match.groupdict().get("step"), match.groupdict().get("reward"))
+
+    def _read_object(self, line: str) -> StepSeen | None:
+        """One line of the JSONL file; None where it is torn, or holds no step."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(record, dict):
+            return None
+        settings = self._settings
+        others = {key: record[key] for key in settings.finite_keys if record.get(key) is not None}
+        at = number_of(record.get(settings.time_key))
+        return step_seen(
+            record.get(settings.step_key), record.get(settings.reward_key), others, at=at if at > 0 else None
+        )
+
+
+def step_seen(
+    step: object,
+    reward: object,
+    others: dict[str, object] | None = None,
+    *,
+    spread: object = None,
+    at: float | None = None,
+) -> StepSeen | None:
+    """From figures as a log has them; None where `step` is no whole number."""
+    number = number_of(step)
+    if not (math.isfinite(number) and number >= 0 and number == int(number)):
+        return None
+    figures = {"reward": reward, **(others or {})}
+    nonfinite = tuple(name for name, value in figures.items() if value is not None and not _may_be_finite(value))
+    mean, deviation = number_of(reward), number_of(spread)
+    return StepSeen(
+        step=int(number),
+        reward=mean if math.isfinite(mean) else None,
+        spread=deviation if math.isfinite(deviation) else None,
+        at=at,
+        nonfinite=nonfinite,
+    )
+
+
+def _may_be_finite(value: object) -> bool:
+    """What is no number at all is no NaN either."""
+    try:
+        return math.isfinite(float(str(value)))
+    except ValueError:
+        return True
+
+
+def _words(key: str, text: str | None) -> list[str]:
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        raise ConfigError(f"{key}={text}: {error}", f"close the quotes in {key}") from error
+    if not words:
+        raise ConfigError(f"{key}={text!r}: nothing to run", f"set {key}, e.g. {key}='python train.py --seed 1'")
+    return words
+
+
+def _pattern(text: str | None) -> re.Pattern[str]:
+    hint = (
+        r'set trainer.metrics to its JSONL file, or trainer.pattern, e.g. "step (?P<step>\d+).*reward (?P<reward>\S+)"'
+    )
+    if text is None:
+        raise ConfigError("trainer.pattern=null and trainer.metrics=null: its steps can't be seen", hint)
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"trainer.pattern={text}: {error}", hint) from error
+    if "step" not in pattern.groupindex:
+        raise ConfigError(f"trainer.pattern={text}: it has no group (?P<step>…)", hint)
+    return pattern
+
+
+def _checkpoint_pattern(settings: ForeignTrainerConfig) -> Path | None:
+    given = settings.checkpoints
+    if given is None:
+        for key in ("checkpoint_file", "resume"):
+            if getattr(settings, key) is not None:
+                raise ConfigError(
+                    f"trainer.{key} is set and trainer.checkpoints is not", "set trainer.checkpoints, e.g. out/step-*"
+                )
+        return None
+    path = Path(settings.cwd) / given
+    if given.count(STEP) != 1 or not path.is_relative_to(settings.cwd):
+        raise ConfigError(
+            f"trainer.checkpoints={given}: a path below trainer.cwd with one * for the step", "e.g. out/checkpoint-*"
+        )
+    if settings.resume is not None and STEP not in settings.resume:
+        raise ConfigError(f"trainer.resume={settings.resume}: without * for the checkpoint's path", "e.g. '--resume *'")
+    return path
+
+
+def _changed_at(path: Path) -> float:
+    """Of a folder's files too. One that vanishes meanwhile has just changed: it is looked at again."""
+    newest = 0.0
+    for one in (path, *path.rglob("*")):
+        try:
+            newest = max(newest, one.stat().st_mtime)
+        except FileNotFoundError:
+            continue
+    return newest

@@ -1,0 +1,104 @@
+"""What the steps and checkpoints of another project's trainer show, as pure functions over the launcher's own policies.
+
+Rung A has no gate: a step is judged after it was trained on. So damage is found as soon as it shows, and undone by a
+checkpoint from before its onset; it is not kept out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
+from launcher.base.messages import Cause, Incident
+from launcher.config.schema import RunConfig
+from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.canary_policy import CanaryVerdict
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
+from launcher.policy.reward_health import Level, RewardPoint, RewardVerdict, find_cause, has_learned
+from launcher.run_files.journal import Record, number_of
+
+NONFINITE_STEPS = 2
+"""In a row, as for the launcher's own trainer: one alone may pass."""
+NO_CANARIES = CanaryVerdict(is_broken=False, is_known=False, reason="none: the reward function is the trainer's own")
+REWARD, AREALS_REWARD, SPREAD = "rollout/reward", "grpo_actor/task_reward/avg", "grpo_actor/task_reward/std"
+STEP_S, NONFINITE = "timeperf/step_s", "trainer/nonfinite"
+
+
+def metrics_line(seen: StepSeen, *, attempt: int, time: float, step_s: float | None) -> dict[str, object]:
+    """A line of metrics.jsonl (docs/files.md), of what was seen and nothing else."""
+    reward = math.nan if "reward" in seen.nonfinite else seen.reward
+    figures = {REWARD: reward, AREALS_REWARD: reward, SPREAD: seen.spread, STEP_S: step_s}
+    line: dict[str, object] = {"global_step": seen.step, "attempt": attempt, "time": time}
+    line |= {name: value for name, value in figures.items() if value is not None}
+    return line | ({NONFINITE: len(seen.nonfinite)} if seen.nonfinite else {})
+
+
+def points_of(lines: Sequence[Record]) -> list[RewardPoint]:
+    """Of the current lines of metrics.jsonl: the steps with a reward that is a number.
+
+    The lowest and the highest reward of a step are not known. A mean of exactly 0 counts as nothing but zeros unless a
+    spread contradicts it; else the mean, and a standard deviation on both sides, are all that is known of the range.
+    """
+    points = []
+    for line in lines:
+        step, mean, spread = line.get("global_step"), number_of(line.get(REWARD)), number_of(line.get(SPREAD), 0.0)
+        if isinstance(step, int) and math.isfinite(mean):
+            points.append(RewardPoint(step=step, mean=mean, low=mean - spread, high=mean + spread))
+    return points
+
+
+def find_damage(
+    lines: Sequence[Record], rewards: RewardVerdict, settings: RewardHealthConfig, *, since: float
+) -> Incident | None:
+    """What the steps show of the learning, or None. `rewards`: the verdict on the rewards among them. `since`: when the
+    last of them was seen."""
+    last = lines[-NONFINITE_STEPS:]
+    if len(last) == NONFINITE_STEPS and all(line.get(NONFINITE) for line in last):
+        onset = last[0].get("global_step")
+        reason = f"{NONFINITE_STEPS} steps in a row had figures that are not finite"
+        return Incident(
+            cause=Cause.NONFINITE,
+            subject="trainer",
+            reason=reason,
+            since=since,
+            onset_step=onset if isinstance(onset, int) else None,
+        )
+    if rewards.level is not Level.BREAK:
+        return None
+    had_learned = has_learned(points_of(lines), rewards.onset_step, settings)
+    return find_cause(rewards, NO_CANARIES, (), since=since, had_learned=had_learned)
+
+
+def why_not_whole(found: FoundCheckpoint, lines: Sequence[Record]) -> str:
+    """ "" where a checkpoint is whole. One that does not show it itself is once a later step was seen after its last
+    change: a trainer that writes it between two steps had finished."""
+    if found.is_whole is not None:
+        return "" if found.is_whole else found.problem
+    for line in reversed(lines):
+        step = line.get("global_step")
+        if isinstance(step, int) and step > found.step and number_of(line.get("time"), 0.0) > found.changed_at:
+            return ""
+    return "no later step was seen after its last change"
+
+
+def facts_of(
+    found: Sequence[FoundCheckpoint],
+    problems: Mapping[int, str],
+    lines: Sequence[Record],
+    config: RunConfig,
+) -> list[CheckpointFacts]:
+    """For the choice of a restore. `problems`: by step, of those that are not whole."""
+    last = lines[-1].get("global_step") if lines else None
+    healthy_until = last if isinstance(last, int) else -1
+    return [
+        CheckpointFacts(
+            global_step=one.step,
+            policy_version=one.step,
+            status=CheckpointStatus.UNVERIFIED
+            if one.step in problems
+            else checkpoint_status(one.step, healthy_until=healthy_until, settings=config.restore).status,
+            is_complete=one.step not in problems,
+        )
+        for one in found
+    ]

@@ -1,0 +1,135 @@
+"""Another project's trainer under the launcher: real driver, Ray and guard, and a small trainer that takes faults
+(tests/programs/foreign_trainer.py)."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+
+import pytest
+
+from scripts import check_health, report
+from tests.support.foreign_run import PROGRAM, ForeignRun
+
+pytestmark = pytest.mark.timeout(900)
+
+SAVED = ("trainer.checkpoints=out/step-*", "trainer.checkpoint_file=state.json", "trainer.resume='--resume *'")
+QUICK = ("health.trainer_silence_s=3", "reward_health.zero_breaker_steps=6", "restore.good_after_steps=10")
+SEED = 20261122
+
+
+def begin(folder, *, steps, settings=(), name="foreign", words=""):
+    shutil.copy(PROGRAM, folder)
+    command = f"{sys.executable} {PROGRAM.name} --steps {steps} --metrics log.jsonl --step-s 0.1 {words}"
+    return ForeignRun(folder, command, "trainer.metrics=log.jsonl", *SAVED, *QUICK, *settings, name=name)
+
+
+def undisturbed(steps):
+    """What the trainer has learned after so many steps, each taken once."""
+    weight = 1
+    for step in range(1, steps + 1):
+        weight = (weight * 31 + step) % 1_000_003
+    return weight
+
+
+def learned(folder, step):
+    return json.loads((folder / "out" / f"step-{step}" / "state.json").read_text())["weight"]
+
+
+def test_killed_stopped_collapsed_and_without_its_supervisor_it_ends_as_without_faults(tmp_path, capsys):
+    chance, steps = random.Random(SEED), 220
+    (tmp_path / "break-150").touch()
+    (tmp_path / "exit-180").touch()
+    (tmp_path / "nan-200").touch()
+    with begin(tmp_path, steps=steps, words="--child") as run:
+        for number in range(4):
+            run.wait_steps(number * 20 + chance.randint(8, 20))
+            killed = run.kill_trainer()
+            run.wait_until(lambda killed=killed: run.trainer_pid() not in (None, killed), "it is restarted")
+        run.wait_steps(100)
+        run.kill_trainer(signal.SIGSTOP)
+        run.wait_until(lambda: ("trainer_hang", True) in run.incidents(), "the hang is over")
+        run.wait_steps(120)
+        os.kill(run.events("coordinator.placed")[-1]["pid"], signal.SIGKILL)
+        run.wait_until(lambda: len(run.events("coordinator.adopted")) == 1, "its supervisor is back")
+        assert run.wait_end() == 0, run.said()
+        causes = [cause for cause, _ in run.incidents()]
+        assert all(is_mended for _, is_mended in run.incidents())
+        assert {*causes} == {"trainer_crash", "trainer_hang", "reward_collapse", "nonfinite"}
+        assert causes.count("trainer_crash") == 6  # four kills, one with its supervisor, one exit code
+        assert causes.count("reward_collapse") == causes.count("trainer_hang") == 1
+        assert run.steps() == list(range(1, steps + 1))
+        assert learned(tmp_path, steps) == undisturbed(steps), "no step is left out, or taken twice"
+        assert run.tree() == [], "nor its daemon"
+    (collapse,) = [event for event in run.events("incident.began") if event["cause"] == "reward_collapse"]
+    assert abs(collapse["onset_step"] - 150) <= 1
+    restored = [e["global_step"] for e in run.events("trainer.restored") if e["incident"] == collapse["incident"]]
+    assert restored == [145]
+    assert list((tmp_path / "out" / "set_aside").glob("step-150.condemned-*"))
+    (hang,) = [event for event in run.events("incident.began") if event["cause"] == "trainer_hang"]
+    assert (run.paths.incident(hang["incident"]) / "stacks" / "trainer.txt").stat().st_size
+    assert (run.paths.incident(hang["incident"]) / "trainer.log.tail").exists()
+    assert check_health.main([str(run.paths.logs)]) == 0
+    assert report.main([str(run.paths.logs)]) == 0
+    assert "reward_collapse" in capsys.readouterr().out + run.paths.report.read_text()
+
+
+def test_nobody_outlives_a_killed_driver_and_the_same_command_resumes(tmp_path):
+    run = begin(tmp_path, steps=80, words="--child")
+    with run:
+        run.wait_steps(12)
+        before = run.tree()
+        assert len(before) >= 2
+        run.driver.kill()
+        run.driver.wait()
+        run.driver = None
+    with run:
+        run.wait_until(lambda: len(run.events("trainer.starting")) == 2, "it starts again")
+        assert not {*before} & {*run.tree()}
+        run.wait_steps(40)
+        run.driver.send_signal(signal.SIGINT)
+        assert run.wait_end() == 130, run.said()
+        assert run.tree() == []
+    with run:
+        assert run.wait_end() == 0, run.said()
+    assert run.steps() == list(range(1, 81))
+    assert learned(tmp_path, 80) == undisturbed(80)
+    assert run.start().wait_end() == 0, "a run that is over is not run again"
+    assert "nothing to do" in run.said()
+
+
+def test_a_cause_outside_the_weights_condemns_no_checkpoint(tmp_path):
+    run = begin(tmp_path, steps=120)
+    with run:
+        run.wait_steps(45)
+        (tmp_path / "environment").touch()
+        assert run.wait_end() == 3, run.said()
+        assert "what changed is not the weights" in run.said()
+        assert run.tree() == []
+    assert run.events("checkpoint.reinstated")
+    assert sorted((tmp_path / "out" / "set_aside").iterdir()) == []
+    (tmp_path / "environment").unlink()
+    with run:
+        assert run.wait_end() == 0, run.said()
+    assert learned(tmp_path, 120) == undisturbed(120)
+
+
+def test_a_command_that_fails_each_time_ends_the_run_with_its_own_words(tmp_path):
+    run = ForeignRun(tmp_path, f"{sys.executable} -c 'raise ValueError(\"no such data\")'", "restart.restore=2")
+    with run:
+        assert run.wait_end() == 3, run.said()
+    assert "ValueError: no such data" in run.said()
+    assert len(run.events("trainer.died")) == 3
+    assert [event["reason"] for event in run.events("run.errored")]
+
+
+def test_a_pattern_that_matches_nothing_is_told_and_takes_nothing_down(tmp_path):
+    shutil.copy(PROGRAM, tmp_path)
+    pattern = 'trainer.pattern="epoch (?P<step>\\d+)"'
+    run = ForeignRun(tmp_path, f"{sys.executable} {PROGRAM.name} --steps 20", pattern)
+    with run:
+        assert run.wait_end() == 0, run.said()
+    assert "no step was seen: check trainer.pattern" in " ".join(run.said().split())
+    assert run.steps() == []

@@ -1,0 +1,118 @@
+"""Any command as a trainer: what it runs, the steps in its output or file, its checkpoints, and what is refused."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from launcher.adapters.command_adapter import CommandAdapter
+from launcher.base.errors import ConfigError
+from launcher.config.foreign import ForeignTrainerConfig
+
+PATTERN = r"step (?P<step>\d+).*reward (?P<reward>\S+)"
+
+
+def adapter(tmp_path, **settings):
+    given = {"adapter": "command", "command": "python train.py", "cwd": str(tmp_path), "pattern": PATTERN, **settings}
+    return CommandAdapter(ForeignTrainerConfig(**given))
+
+
+def test_the_command_is_split_as_by_a_shell_and_resumed_with_the_checkpoint(tmp_path):
+    made = adapter(
+        tmp_path,
+        command="python train.py --name 'a b'",
+        python="/env/bin/python",
+        env={"SEED": 3},
+        checkpoints="out/step-*",
+        resume="--resume=* --strict",
+    )
+    fresh, resumed = made.command(None), made.command(tmp_path / "out" / "step-5")
+    assert fresh.words == ("/env/bin/python", "train.py", "--name", "a b")
+    assert resumed.words == (*fresh.words, f"--resume={tmp_path}/out/step-5", "--strict")
+    assert (fresh.cwd, fresh.variables) == (tmp_path, {"SEED": "3"})
+
+
+def test_steps_of_its_output_are_read_once_however_it_is_cut(tmp_path):
+    text = "hello\nstep 1 loss 2 reward 0.5\r\rstep 2 reward nan\nstep x reward 1\nstep 3 reward 0.25\nstep 4 rew"
+    whole, rest = adapter(tmp_path).read(text)
+    assert [(one.step, one.reward, one.nonfinite) for one in whole] == [
+        (1, 0.5, ()),
+        (2, None, ("reward",)),
+        (3, 0.25, ()),
+    ]
+    assert rest == "step 4 rew"
+    for cut in range(len(text)):
+        first, left = adapter(tmp_path).read(text[:cut])
+        second, left = adapter(tmp_path).read(left + text[cut:])
+        assert ([*first, *second], left) == (whole, rest)
+
+
+def test_a_jsonl_file_gives_steps_rewards_times_and_figures_that_are_not_finite(tmp_path):
+    made = adapter(tmp_path, pattern=None, metrics="log.jsonl", reward_key="r", finite_keys=["loss"])
+    lines = [
+        json.dumps({"step": 7, "r": 0.5, "time": 1e9, "loss": 1}),
+        '{"step": 8, "r": NaN, "loss": Infinity}',
+        json.dumps({"step": 9}),
+        json.dumps({"eval": 1}),
+        json.dumps([1]),
+        '{"step": 10, torn',
+    ]
+    seen, _ = made.read("\n".join(lines) + "\n")
+    assert made.source == tmp_path / "log.jsonl"
+    assert [(one.step, one.reward, one.at, one.nonfinite) for one in seen] == [
+        (7, 0.5, 1e9, ()),
+        (8, None, None, ("reward", "loss")),
+        (9, None, None, ()),
+    ]
+
+
+def test_checkpoints_are_found_by_their_step_and_whole_with_their_last_file(tmp_path):
+    made = adapter(tmp_path, checkpoints="out/step-*", checkpoint_file="done")
+    for name in ("step-10", "step-9", "step-x", "set_aside/step-11"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out" / "step-9" / "done").touch()
+    found = made.checkpoints()
+    assert [(one.step, one.is_whole, one.problem) for one in found] == [
+        (9, True, ""),
+        (10, False, "done is not there yet"),
+    ]
+    assert math.isfinite(found[0].changed_at) and found[0].changed_at > 0
+    (undecided, _) = adapter(tmp_path, checkpoints="out/step-*").checkpoints()
+    assert undecided.is_whole is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"command": None}, "trainer.command"),
+        ({"command": "python 'x"}, "trainer.command"),
+        ({"pattern": None}, "trainer.metrics"),
+        ({"pattern": "step (\\d+)"}, "(?P<step>"),
+        ({"pattern": "(?P<step>"}, "trainer.pattern"),
+        ({"resume": "--resume *"}, "trainer.checkpoints"),
+        ({"checkpoint_file": "done"}, "trainer.checkpoints"),
+        ({"checkpoints": "out/last"}, "one \\* for the step"),
+        ({"checkpoints": "/elsewhere/step-*"}, "below trainer.cwd"),
+        ({"checkpoints": "out/step-*", "resume": "--resume"}, "trainer.resume"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(tmp_path, settings, names):
+    with pytest.raises(ConfigError, match=names.replace("(?P", r"\(\?P")) as refused:
+        adapter(tmp_path, **settings)
+    assert refused.value.hint
+
+
+def test_what_is_missing_here_is_named_with_its_setting(tmp_path):
+    (tmp_path / "train.py").touch()
+    assert list(adapter(tmp_path).missing()) == []
+    assert list(adapter(tmp_path, python=sys.executable).missing()) == []
+
+    def missing(**settings):
+        return [str(error).partition("\n")[0] for error in adapter(tmp_path, **settings).missing()]
+
+    assert missing(command="no-such-program --x") == ["trainer.command: no-such-program can't be run here"]
+    assert missing(python="/no/python") == ["trainer.python: /no/python can't be run here"]
+    assert missing(command="python other.py") == [f"trainer.command: {tmp_path}/other.py is no file"]
+    assert missing(cwd=str(tmp_path / "gone")) == [f"trainer.cwd={tmp_path}/gone is no folder"]
+    assert missing(metrics="a/b/log.jsonl", pattern=None) == [f"trainer.metrics: {tmp_path}/a/b is no folder"]
