@@ -78,10 +78,10 @@ class ForeignCheckpoints:
             self._history.event(name, subject="checkpoints", reason=f"after step {after}", checkpoints=names)
 
     async def put_back(self) -> None:
-        """Where nothing has taken their place."""
+        """Those that were whole, where nothing has taken their place."""
         back = []
         for path, target in self._moved:
-            if target.exists() and not path.exists():
+            if target.exists() and not path.exists() and ".damaged-" not in target.name:
                 try:
                     await asyncio.to_thread(target.rename, path)
                 except OSError:  # it stays where it is, and is not among the names

@@ -269,7 +269,9 @@ def _without_room(config: RunConfig, devices: tuple[str, str], per_node: int) ->
 
 def find_notes(config: RunConfig) -> list[str]:
     """What is allowed, but perhaps not meant."""
-    notes = []
+    notes: list[str] = []
+    if config.trainer.adapter != OWN:
+        return notes
     steps, epochs = config.total_train_steps, config.total_train_epochs
     if all(getattr(section, name) is None for section in (config.saver, config.recover) for name in FREQUENCIES):
         notes.append(

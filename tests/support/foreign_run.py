@@ -45,7 +45,7 @@ class ForeignRun:
         return self.start()
 
     def __exit__(self, *_):
-        if self.driver.poll() is None:
+        if self.driver is not None and self.driver.poll() is None:
             self.driver.send_signal(signal.SIGINT)
             try:
                 self.driver.wait(scaled(60))

@@ -1,0 +1,70 @@
+"""When another project's trainer counts as hung: its steps, its checkpoints and its tree's CPU time."""
+
+from types import SimpleNamespace
+
+from actors.foreign.foreign_process import TreeLook
+from actors.foreign.foreign_progress import ProgressWatch
+from launcher.base.messages import Cause, Health
+from launcher.config.supervision import HealthConfig
+
+SETTINGS = HealthConfig(trainer_min_s=60, trainer_factor=10, trainer_first_s=1800, trainer_silence_s=10)
+
+
+class Game:
+    """A tree, a clock, and looks at both."""
+
+    def __init__(self):
+        self.now, self.state, self.cpu_s, self.changed = 0.0, "S", 0.0, 0.0
+        tree = SimpleNamespace(look=lambda: TreeLook(state=self.state, cpu_s=self.cpu_s))
+        adapter = SimpleNamespace(checkpoints=lambda: [SimpleNamespace(changed_at=self.changed)])
+        self.watch = ProgressWatch(SETTINGS, tree, adapter, lambda: self.now)
+
+    def looks(self, seconds, *, steps, step_s=1.0, share=0.0, saves=False):
+        """The last verdict, or the first of a death."""
+        for _ in range(int(seconds / SETTINGS.look_interval_s)):
+            self.now += SETTINGS.look_interval_s
+            self.cpu_s += share * SETTINGS.look_interval_s
+            self.changed = self.now if saves else self.changed
+            verdict = self.watch.look(steps, step_s if steps else None)
+            if verdict.health is Health.DEAD:
+                break
+        return verdict
+
+
+def test_an_idle_tree_without_a_step_is_hung_after_its_own_measure():
+    game = Game()
+    game.looks(5, steps=1)
+    assert game.looks(55, steps=1).health is not Health.DEAD
+    verdict = game.looks(10, steps=1)
+    assert (verdict.health, verdict.cause) == (Health.DEAD, Cause.TRAINER_HANG)
+
+
+def test_slow_steps_have_a_longer_measure():
+    game = Game()
+    assert game.looks(290, steps=1, step_s=30).health is not Health.DEAD
+    assert game.looks(20, steps=1, step_s=30).health is Health.DEAD
+
+
+def test_a_busy_tree_has_the_patience_of_a_first_step():
+    game = Game()
+    assert game.looks(1700, steps=1, share=0.5).health is not Health.DEAD
+    assert game.looks(200, steps=1, share=0.5).health is Health.DEAD
+
+
+def test_a_checkpoint_that_is_written_is_progress():
+    game = Game()
+    assert game.looks(600, steps=1, saves=True).health is not Health.DEAD
+
+
+def test_a_stopped_tree_is_hung_within_seconds():
+    game = Game()
+    game.looks(5, steps=1)
+    game.state = "T"
+    assert game.looks(9, steps=1).health is not Health.DEAD
+    assert "stopped for" in game.looks(5, steps=1).reason
+
+
+def test_a_busy_tree_that_never_reported_a_step_is_not_taken_down_and_is_told_of():
+    game = Game()
+    assert game.looks(3000, steps=0, share=0.5).health is not Health.DEAD
+    assert game.watch.is_unseen

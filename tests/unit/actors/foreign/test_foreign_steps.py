@@ -1,0 +1,63 @@
+"""The steps of another project's trainer: written once, undone by a restore, timed over the bundles they come in."""
+
+import pytest
+
+from actors.foreign.foreign_checkpoints import damage_in, set_aside
+from actors.foreign.foreign_steps import ForeignSteps, standing_lines
+from launcher.adapters.trainer_adapter import StepSeen
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
+
+
+@pytest.fixture
+def paths(tmp_path):
+    made = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    made.logs.mkdir(parents=True)
+    return made
+
+
+def take(steps, *numbers, now=0.0):
+    for number in numbers:
+        steps.take(StepSeen(step=number, reward=0.5), now + number)
+    steps.write()
+
+
+def test_each_step_is_written_once_and_a_repeated_line_says_nothing_new(paths):
+    steps = ForeignSteps(paths, 1)
+    take(steps, 1, 2, 2, 3)
+    assert [line["global_step"] for line in read_lines(paths.metrics)] == [1, 2, 3]
+    assert (steps.committed, steps.last_step, steps.median_step_s) == (3, 3, 1.0)
+    assert [one.global_step for one in steps.reports_since(1)] == [2, 3]
+    take(steps, 2, now=10.0)  # it went back by itself
+    assert [line["global_step"] for line in steps.lines] == [1, 2]
+
+
+def test_a_restore_undoes_the_later_steps_before_they_are_repeated_too(paths):
+    steps = ForeignSteps(paths, 1)
+    take(steps, 1, 2, 3, 4)
+    Journal(paths.events, 1).record("trainer.restored", subject="trainer", global_step=2)
+    steps.begin(2)
+    assert [line["global_step"] for line in steps.lines] == [1, 2]
+    assert [line["global_step"] for line in standing_lines(paths)] == [1, 2]
+    take(steps, 3)
+    again = ForeignSteps(paths, 2)
+    assert [line["global_step"] for line in again.lines] == [1, 2, 3]
+    assert again.seen_now is None
+
+
+def test_what_is_set_aside_keeps_its_content_and_never_replaces_another(tmp_path):
+    for content in ("first", "second"):
+        folder = tmp_path / "out" / "step-5"
+        folder.mkdir(parents=True)
+        (folder / "part").write_text(content)
+        set_aside(folder, "condemned")
+    kept = sorted((tmp_path / "out" / "set_aside").iterdir())
+    assert [path.name for path in kept] == ["step-5.condemned-1", "step-5.condemned-2"]
+    assert [(path / "part").read_text() for path in kept] == ["first", "second"]
+
+
+def test_a_torn_safetensors_file_is_damage_and_other_files_are_not_opened(tmp_path):
+    (tmp_path / "optimizer.pt").write_bytes(b"anything")
+    assert damage_in(tmp_path) == ""
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    assert "model.safetensors" in damage_in(tmp_path)

@@ -1,0 +1,76 @@
+"""The plan of another project's trainer, and what is refused before anything is started."""
+
+import json
+
+import pytest
+
+from launcher.base.errors import ConfigError
+from launcher.config.compose import compose
+from launcher.resources.config_checks import check
+from launcher.resources.foreign_plan import find_missing_for_command, plan_lines
+from launcher.run_files.run_paths import RunPaths
+
+
+def config_of(tmp_path, *more):
+    (tmp_path / "train.py").touch()
+    return compose(
+        [
+            "conf=command",
+            "trainer.command='python3 train.py'",
+            f"trainer.cwd={tmp_path}",
+            f"cluster.fileroot={tmp_path / 'runs'}",
+            "trainer.checkpoints=out/step-*",
+            *more,
+        ]
+    )
+
+
+def missing(tmp_path, *more):
+    config = config_of(tmp_path, *more)
+    check(config)
+    return [error.message for error in find_missing_for_command(config)]
+
+
+def saved(tmp_path, step):
+    folder = tmp_path / "out" / f"step-{step}"
+    folder.mkdir(parents=True)
+    (folder / "state.json").touch()
+    return folder
+
+
+def test_the_plan_names_the_rung_the_command_and_how_it_resumes(tmp_path):
+    plan = "\n".join(plan_lines(config_of(tmp_path, "trainer.resume='--resume *'")))
+    for part in ("rung A, a command (command): python3 train.py", "by trainer.pattern", "resumes with --resume"):
+        assert part in plan
+    assert "from its newest by itself" in "\n".join(plan_lines(config_of(tmp_path)))
+    assert "starts from the beginning" in "\n".join(plan_lines(config_of(tmp_path, "trainer.checkpoints=null")))
+
+
+def test_nothing_is_missing_and_nothing_is_made(tmp_path):
+    assert missing(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_checkpoint_that_no_run_has_seen_is_not_touched(tmp_path):
+    folder = saved(tmp_path, 5)
+    (said,) = missing(tmp_path)
+    assert said.startswith(f"{folder}: no later step was seen")
+    assert missing(tmp_path, "trainer.checkpoint_file=state.json") == []
+    paths = RunPaths.of(config_of(tmp_path))
+    paths.metrics.parent.mkdir(parents=True)
+    paths.metrics.write_text(json.dumps({"global_step": 6, "time": folder.stat().st_mtime + 1}) + "\n")
+    assert missing(tmp_path) == []
+
+
+@pytest.mark.parametrize(("mode", "has_one", "refused"), [("off", True, 1), ("off", False, 0), ("on", False, 1)])
+def test_recover_mode_holds_for_its_checkpoints(tmp_path, mode, has_one, refused):
+    if has_one:
+        saved(tmp_path, 5)
+    said = missing(tmp_path, f"recover.mode={mode}", "trainer.checkpoint_file=state.json")
+    assert [f"recover.mode={mode}" in one for one in said] == [True] * refused
+
+
+def test_settings_of_servers_and_models_are_not_asked_for(tmp_path):
+    check(config_of(tmp_path, "sglang.device=cpu"))
+    with pytest.raises(ConfigError, match="restart"):
+        check(config_of(tmp_path, "restart.restore=0"))
