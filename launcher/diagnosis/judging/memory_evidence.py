@@ -19,7 +19,7 @@ def of_memory(context: IncidentContext) -> Iterator[Evidence]:
         weight = 2 if ran_out else 6 if killed[0].role in (Role.SERVER, Role.TRAINER) else 5
         yield seen_in(killed, weight, f"the kernel killed {_killed_process(killed[0])}: {line_of(killed[0])}")
     if others := context.near(Kind.OTHER_KILLED):
-        yield seen_in(others, 1, f"the kernel killed a program that is not the run's: {line_of(others[0])}")
+        yield seen_in(others, 1, f"the kernel killed another program for memory: {line_of(others[0])}")
     if not ran_out and not killed and any(source.what == "log" for source in context.contents.sources):
         yield Evidence(-3, "no log mentions it around the onset")
 

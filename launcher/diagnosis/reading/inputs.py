@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import numpy as np
 
 from launcher.base.errors import DataError, LauncherError, StorageError
 from launcher.base.wording import some_of
+from launcher.diagnosis.reading.kills import each_kill_once, of_the_run
 from launcher.diagnosis.reading.log_file import read_log, role_of_name
 from launcher.diagnosis.reading.log_records import (
     FAILED,
-    KILLS,
     NOT_READ,
     REWARD,
     Contents,
@@ -37,8 +38,6 @@ from launcher.diagnosis.reading.wandb_files import MAGIC, read_csv, read_offline
 
 STARTS = (Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 """A run's own events have these better than its servers' logs."""
-ONE_KILL_S = 600.0
-"""What tells of one process within this time tells of one kill: numbers of processes are used again."""
 LOGS = ("*.log*", "*.out", "*.err", "dmesg*", "kern*", "syslog*", "messages*")
 """How files are named that are read of a folder, beside tables, archives and what our runs write."""
 TABLES, ARCHIVES = ("*.csv*", "*.wandb"), ("*.tar", "*.tar.*", "*.tgz")
@@ -141,7 +140,7 @@ def read_inputs(
             on_progress(before)
     if len(refused) == len(inputs):
         raise refused[0]
-    contents = replace(_joined(read), passed_over=tuple(_passed_over(inputs)))
+    contents = replace(_joined(read), passed_over=(*_passed_over(inputs), *reader.passed_over))
     rewards = [key for key in contents.keys if "reward" in key] or contents.keys
     if metric and not any(is_metric(key, metric) for key in contents.keys):
         raise DataError(f"--metric {metric} is in none of the files", f"keys: {some_of(rewards, none='none')}")
@@ -180,6 +179,7 @@ class _Reader:
         self._scratch = scratch
         self._names = names
         self._metric = metric
+        self.passed_over = list[str]()
 
     def read(self, one: Input, on_progress: Callable[[int], None]) -> list[Contents]:
         """Of an archive one for each of its files. Raises OSError, DataError."""
@@ -193,9 +193,10 @@ class _Reader:
             (source,) = contents.sources
             shown = replace(source, path=str(one.path), bytes=one.bytes, note=note or source.note, is_unread=bool(note))
             return [replace(contents, sources=(shown,))]
-        folder = extracted(path, self._scratch)
+        folder, others = extracted(path, self._scratch, _is_log_name)
+        self.passed_over += [f"{one.path}/{name}" for name in others]
         read = list[Contents]()
-        for file in _files_of_archive(one.path, folder):
+        for file in _files_of_archive(one.path, folder, others):
             inner = Input(path=file, bytes=file.stat().st_size, is_named=False)
             try:
                 found = self.read(inner, lambda done: None)
@@ -208,7 +209,12 @@ class _Reader:
         return read
 
 
-def _files_of_archive(path: Path, folder: Path) -> list[Path]:
+def _is_log_name(name: str) -> bool:
+    patterns = (*LOGS, *TABLES, *(f"{one}*" for one in OF_OURS))
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _files_of_archive(path: Path, folder: Path, others: Sequence[str]) -> list[Path]:
     """Its logs, in whatever folders. Raises DataError where there are none."""
     files = list[Path]()
     for inner in sorted({file.parent for file in folder.rglob("*") if file.is_file()}):
@@ -217,8 +223,7 @@ def _files_of_archive(path: Path, folder: Path) -> list[Path]:
         except DataError:
             continue  # a folder of other things
     if not files:
-        held = [str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if file.is_file()]
-        raise DataError(f"{path} holds no log", f"it holds {some_of(held)}")
+        raise DataError(f"{path} holds no log", f"it holds {some_of(others)}")
     return files
 
 
@@ -257,7 +262,8 @@ def _joined(read: Sequence[Contents]) -> Contents:
         for event in one.log_events
         if not (has_own and _is_log(one) and event.kind in STARTS) and not (one in copies and event.kind in FAILED)
     ]
-    placed = (event for event in _placed(_each_kill_once(events), steps) if not _is_first_start(event))
+    told = of_the_run(each_kill_once(events), sources)
+    placed = (event for event in _placed(told, steps) if not _is_first_start(event))
     return Contents(
         steps=steps,
         origins=tuple(origins),
@@ -306,25 +312,6 @@ def _placed(events: Iterable[LogEvent], steps: Steps) -> Iterator[LogEvent]:
             yield event
         else:
             yield replace(event, after_step=int(numbers[np.searchsorted(times, event.time, side="right") - 1]))
-
-
-def _each_kill_once(events: Sequence[LogEvent]) -> list[LogEvent]:
-    """A kernel writes several lines of one kill, and a launcher others: of a process the one that says why is kept,
-    with the role that either of them shows."""
-    kept, last = [event for event in events if event.kind not in KILLS], dict[object, LogEvent]()
-    for event in sorted((event for event in events if event.kind in KILLS), key=lambda event: event.time or 0.0):
-        pid = event.facts.get("pid")
-        before = last.get(pid)
-        if pid is None or before is None or abs((event.time or 0.0) - (before.time or 0.0)) > ONE_KILL_S:
-            kept.append(event)
-        else:
-            best, other = (before, event) if before.kind is not Kind.KILLED else (event, before)
-            role = other.role if best.role is Role.UNKNOWN and other.kind is Kind.KILLED else best.role
-            step = other.after_step if best.after_step is None else best.after_step
-            kept.remove(before)
-            kept.append(event := replace(best, role=role, after_step=step))
-        last[pid] = event
-    return kept
 
 
 def _is_first_start(event: LogEvent) -> bool:

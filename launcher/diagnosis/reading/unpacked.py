@@ -15,9 +15,9 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,6 +36,8 @@ TAR_AT, TAR = 257, b"ustar"
 UTF_16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 COPIED_BYTES = 2**20
 HEAD_BYTES = 65536
+LEFT_FREE, LOOK_AFTER = 2**30, 16 * 2**20
+"""Bytes of the scratch folder's disk that are left to others, and how often it is looked at: a run may live there."""
 
 
 class PackedError(DataError):
@@ -58,29 +60,41 @@ def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
             head = head_of(path)
         if wrapping := find_wrapping(head, path.stat().st_mtime):
             with path.open("rb") as source:
-                path = _written(path, scratch, lambda target: target.writelines(wrapping(source)))
+                path = _written(path, scratch, wrapping(source))
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise StorageError(
-                f"{scratch.parent} has no room left to unpack {path}", "set TMPDIR to a folder with more room"
-            ) from error
+            raise _no_room(path, scratch) from error
         raise
     return path, note
+
+
+def _no_room(path: Path, scratch: Path) -> StorageError:
+    return StorageError(f"{scratch.parent} has no room left to unpack {path}", "set TMPDIR to a folder with more room")
 
 
 def is_archive(path: Path) -> bool:
     return head_of(path)[TAR_AT : TAR_AT + len(TAR)] == TAR
 
 
-def extracted(path: Path, scratch: Path) -> Path:
-    """The folder that holds an archive's files. Raises DataError where it is damaged or would write elsewhere."""
+def extracted(path: Path, scratch: Path, is_wanted: Callable[[str], bool]) -> tuple[Path, list[str]]:
+    """The folder with those of an archive's files whose names are wanted, and the names of the others.
+
+    Raises DataError where it is damaged or would write elsewhere, StorageError where there is no room.
+    """
     folder = Path(tempfile.mkdtemp(dir=scratch))
+    others = list[str]()
     try:
         with tarfile.open(path) as archive:
-            archive.extractall(folder, members=(one for one in archive if one.isreg()), filter="data")
+            for one in archive:
+                if one.isreg() and is_wanted(Path(one.name).name):
+                    if shutil.disk_usage(scratch).free < one.size + LEFT_FREE:
+                        raise _no_room(path, scratch)
+                    archive.extract(one, folder, filter="data")
+                elif not one.isdir():
+                    others.append(one.name)
     except tarfile.TarError as error:
         raise DataError(f"{path} is no archive that can be read: {error}", "unpack it, and give the folder") from error
-    return folder
+    return folder, others
 
 
 def head_of(path: Path) -> bytes:
@@ -92,17 +106,19 @@ def _decompressed(path: Path, opener: Callable[[Path], Any], scratch: Path) -> t
     """A file that ends too early is read up to there, as a log that is being written is."""
     damage: list[str] = []
 
-    def copy(target: IO[bytes]) -> None:
+    def blocks() -> Iterator[bytes]:
+        done = 0
         with opener(path) as source:
             try:
                 while block := source.read1(COPIED_BYTES):  # `read` keeps nothing of what it has where the file ends
-                    target.write(block)
+                    done += len(block)
+                    yield block
             except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's; those of the libraries have no number
-                damage.append(f"only its first {target.tell():,} bytes can be unpacked: {error}")
+                damage.append(f"only its first {done:,} bytes can be unpacked: {error}")
 
-    made = _written(path, scratch, copy)
+    made = _written(path, scratch, blocks())
     if damage and not made.stat().st_size:
         raise PackedError(f"{path} can't be unpacked: {damage[0]}", "copy it again")
     return made, "".join(damage)
@@ -110,19 +126,21 @@ def _decompressed(path: Path, opener: Callable[[Path], Any], scratch: Path) -> t
 
 def _decoded(path: Path, encoding: str, scratch: Path) -> Path:
     with path.open(encoding=encoding, errors="replace", newline="") as source:
-
-        def copy(target: IO[bytes]) -> None:
-            while text := source.read(COPIED_BYTES):
-                target.write(text.encode())
-
-        return _written(path, scratch, copy)
+        return _written(path, scratch, (text.encode() for text in iter(lambda: source.read(COPIED_BYTES), "")))
 
 
-def _written(path: Path, scratch: Path, write: Callable[[IO[bytes]], object]) -> Path:
-    """A new file with the name of `path` and its time, which dates without a year are of."""
+def _written(path: Path, scratch: Path, blocks: Iterable[bytes]) -> Path:
+    """A new file with the name of `path` and its time, which dates without a year are of. Raises StorageError."""
     name = next((path.name.removesuffix(end) for end in SUFFIXES if path.name.endswith(end)), path.name)
     made = Path(tempfile.mkdtemp(dir=scratch)) / name
+    unchecked = LOOK_AFTER
     with made.open("wb") as target:
-        write(target)
+        for block in blocks:
+            target.write(block)
+            unchecked += len(block)
+            if unchecked >= LOOK_AFTER:
+                unchecked = 0
+                if shutil.disk_usage(scratch).free < LEFT_FREE:
+                    raise _no_room(path, scratch)
     shutil.copystat(path, made)
     return made

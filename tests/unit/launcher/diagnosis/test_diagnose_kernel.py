@@ -98,3 +98,13 @@ def test_times_since_the_machine_s_start_are_no_dates(tmp_path):
     found = diagnosis_of(tmp_path / "dmesg.log")
     assert [event.time for event in found.contents.log_events] == [None]
     assert "dmesg -T" in found.contents.sources[0].note
+
+
+@pytest.mark.parametrize("day", ["Mon Nov 10", "Wed Nov 12"])
+def test_what_was_killed_when_the_run_did_not_write_is_none_of_its_processes(tmp_path, day):
+    folder = run_that_stops(tmp_path / "run")
+    line = f"[{day} 10:00:20 2025] " + KILL.format(pid=7, process="python3")
+    (folder / "dmesg.log").write_text(line + "\n")
+    found = diagnosis_of(folder)
+    assert found.condition is RunCondition.UNCLEAR  # its log ends at step 60 of 120, and nothing says why
+    assert [e.kind for e in found.contents.log_events if e.facts.get("pid") == 7] == [Kind.OTHER_KILLED]

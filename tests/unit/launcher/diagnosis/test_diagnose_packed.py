@@ -177,6 +177,23 @@ def test_a_full_disk_is_one_message(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(unpacked, "_written", full)
+    monkeypatch.setattr(unpacked, "_written", full)  # the disk itself refuses
     with pytest.raises(StorageError, match=r"no room left to unpack .*trainer\.log\.gz[\s\S]*TMPDIR"):
         diagnosis_of(tmp_path / "trainer.log.gz")
+
+
+def test_room_on_the_disk_is_left_to_others(tmp_path, monkeypatch):
+    (tmp_path / "trainer.log.gz").write_bytes(gzip.compress(b"20251111-09:00:00.000 StatsLogger INFO: hello\n"))
+    monkeypatch.setattr(unpacked, "LEFT_FREE", 2**60)
+    with pytest.raises(StorageError, match=r"no room left to unpack"):
+        diagnosis_of(tmp_path / "trainer.log.gz")
+
+
+def test_of_an_archive_only_the_logs_are_unpacked_and_the_rest_is_named(tmp_path, plain):
+    (tmp_path / "model.safetensors").write_bytes(bytes(5000))
+    with tarfile.open(tmp_path / "run.tar", "w") as archive:
+        archive.add(plain / "trainer.log", arcname="t0/trainer.log")
+        archive.add(tmp_path / "model.safetensors", arcname="t0/model.safetensors")
+    contents = diagnosis_of(tmp_path / "run.tar").contents
+    assert [source.path for source in contents.sources] == [f"{tmp_path}/run.tar/t0/trainer.log"]
+    assert contents.passed_over == (f"{tmp_path}/run.tar/t0/model.safetensors",)
