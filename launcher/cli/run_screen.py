@@ -13,6 +13,7 @@ import yaml
 
 from launcher.base.durable import replace_file
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, StepReport, TrainerStatus
+from launcher.cli.watch_process import WatchProcess
 from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
@@ -36,6 +37,8 @@ class Screen:
         self._progress: RunProgress | None = None
         self._wandb: WandbSink | None = None
         self._report: ReportWriter | None = None
+        self._watch: WatchProcess | None = None
+        self._is_attended = out is None and sys.stdout.isatty()
         self._evals: tuple[EvalReport, ...] = ()
 
     def __enter__(self) -> Self:
@@ -47,8 +50,10 @@ class Screen:
         self.leave()
 
     def leave(self) -> None:
-        """Nothing is written to the screen, the report or WandB any more."""
+        """Nothing is written to the screen, the report or WandB any more, and the watch page has ended."""
         self._display.close()
+        if self._watch is not None:
+            self._watch.close()
         if self._report is not None:
             self._report.close()
         if self._wandb is not None:
@@ -86,6 +91,8 @@ class Screen:
         write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
         self._report = ReportWriter(self._paths)
+        if config.watch.port is not None:
+            self._watch = WatchProcess(config.watch.port, self._paths, self.line, is_attended=self._is_attended)
 
     def show(
         self,

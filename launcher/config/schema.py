@@ -258,6 +258,13 @@ class StatsLoggerConfig:
 
 
 @dataclass
+class WatchConfig:
+    """A page in the browser, in a process beside the driver: docs/watch.md."""
+
+    port: int | None = setting(None, "port of the driver's loopback that serves it; null: none", Between(1, 65535))
+
+
+@dataclass
 class HardwareConfig:
     """The machine to plan for, each node of a cluster being one. Given `gpu_memory_gib`, a dry run plans for a machine
     that isn't this one: `cluster.n_nodes` of them with `cluster.n_gpus_per_node` GPUs."""
@@ -306,6 +313,7 @@ class RunConfig:
     recover: RecoverConfig = part(RecoverConfig)
     evaluator: EvaluatorConfig = part(EvaluatorConfig)
     stats_logger: StatsLoggerConfig = part(StatsLoggerConfig)
+    watch: WatchConfig = part(WatchConfig)
     health: HealthConfig = part(HealthConfig)
     reward_health: RewardHealthConfig = part(RewardHealthConfig)
     gate: GateConfig = part(GateConfig)

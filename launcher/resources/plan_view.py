@@ -47,6 +47,8 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
         tries = config.restart.driver
         yield f"a driver that is killed is begun again, {tries} times without a further step (keep_alive)"
     yield describe_recipe(config.actor)
+    if config.watch.port is not None:
+        yield f"a page in the browser follows it, on port {config.watch.port} of its driver's loopback (watch.port)"
     if plan.kv_tokens is not None:
         longest = plan.kv_tokens // generation.max_new_tokens
         yield f"each server holds {plan.kv_tokens:,} tokens: {longest:,} completions of full length at once"
