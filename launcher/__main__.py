@@ -23,6 +23,7 @@ from launcher.base.errors import ConfigError, DataError, LauncherError, RewardIm
 from launcher.base.exit_codes import EXIT_CODES
 from launcher.base.messages import TerminalStatus
 from launcher.cli import doctor, keep_alive
+from launcher.cli.interrupts import Interrupts
 from launcher.cli.unattended import CONTINUES
 from launcher.config import hydra_plugin
 from launcher.config.compose import CONFIG_FOLDER, CONFIG_NAME, REPOSITORY, presets, register, to_run_config
@@ -49,6 +50,7 @@ CRASHED = 1
 
 def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     """Run the command line in sys.argv. `run_alone`: Python's arguments for a single run, as a sweep starts them."""
+    Interrupts.hold_back_notice()
     speak_anywhere()
     if "--version" in sys.argv[1:]:
         kind = "from the checkout" if (REPOSITORY / "pyproject.toml").exists() else "installed in"

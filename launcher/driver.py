@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.actor_calls import as_ours
-from actors.cluster.cluster_restarts import RESUMES, ClusterLost, ClusterRestarts, end_supervisors
+from actors.cluster.cluster_restarts import SAME_COMMAND, ClusterLost, ClusterRestarts, end_supervisors
 from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
@@ -32,13 +32,14 @@ from actors.reward.data_check import check_data
 from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError, RunError
-from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from launcher.checkpoints.pending_restore import find_prepared, take
 from launcher.checkpoints.resume_decision import already_finished, resume_point
 from launcher.checkpoints.uploads import fetch_if_empty, finish_uploads, record_fetched, remote_of
 from launcher.cli.continuation import Successor, wait_for_the_next
+from launcher.cli.deadlines import Deadlines
 from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_follower import RunFollower
 from launcher.cli.run_screen import Screen
@@ -74,8 +75,9 @@ def run(
     Raises the UsageErrors that can be known before anything is started; later ones are the outcome.
     """
     known, killed = (None, None) if successor is None else (successor.known, successor.killed)
-    interrupts = Interrupts(is_asked=known is not None and known.is_asked) if unattended is None else NoInterrupts()
+    interrupts = Interrupts() if unattended is None else NoInterrupts()
     if known is not None:
+        interrupts = Interrupts(is_asked=known.is_asked, notified_at=known.notified_at)
         interrupts.listen_again()
     is_ours = config.trainer.adapter == OWN
     for note in check_data(config) if is_ours else ():
@@ -152,12 +154,14 @@ class RunLaunch:
             paths, journal.attempt, address=config.cluster.address, is_detached=unattended is not None
         )
         memory = SeenMemory(plan, journal)
-        self._shown = RunFollower(paths, journal, screen, self._now, memory, reached=self._restarts.reached)
+        self._deadlines = Deadlines(config, journal, self._interrupts, killed=self._restarts.killed)
+        ends, reached = self._deadlines, self._restarts.reached
+        self._shown = RunFollower(paths, journal, screen, self._now, memory, ends, reached=reached)
         self._actors: RunActors | ForeignActors | None = None
 
     def run(self) -> RunOutcome:
         """Raises ClusterLost where a successor is to resume; of what else a run can meet the outcome tells."""
-        with self._interrupts:
+        with self._interrupts, self._deadlines:
             try:
                 outcome = self._supervised()
             except ClusterLost:
@@ -170,6 +174,8 @@ class RunLaunch:
             except Exception as error:  # noqa: BLE001 - a run ends with a status, whatever happened (P9)
                 self._journal.record("run.broke", reason=repr(error), traceback=traceback.format_exc())
                 outcome = RunOutcome(status=TerminalStatus.ERRORED, reason=repr(error))
+        if outcome.status is TerminalStatus.ABORTED and self._deadlines.reason and not self._interrupts.asked:
+            outcome = dataclasses.replace(outcome, exit_code=RESUMES)
         if outcome.status is not TerminalStatus.FINISHED:
             outcome = dataclasses.replace(outcome, next_command=typed_command(self._unattended))
         self._journal.record(
@@ -252,7 +258,7 @@ class RunLaunch:
         while True:
             done, _ = ray.wait([running], timeout=POLL_S)
             if lost := vital.lost():
-                raise RunError(lost, RESUMES)
+                raise RunError(lost, SAME_COMMAND)
             self._shown.say_lost(vital.lost_nodes())
             if heartbeat.has_stopped():
                 self._journal.record("coordinator.hung", subject="coordinator", reason="it answers no question")
@@ -263,6 +269,8 @@ class RunLaunch:
                     self._screen.line("stopping: the step under way is finished and saved")
                 has_told = True
                 coordinator.abort.remote("ended by the user")
+            elif self._deadlines.is_due():
+                coordinator.abort.remote(self._deadlines.reason)
             if done:
                 try:
                     outcome: RunOutcome = ray.get(running)

@@ -27,7 +27,7 @@ from launcher.run_files.run_paths import RunPaths
 
 SUPERVISORS = ("coordinator.placed", "monitor.started")
 """Events with the pid of each."""
-RESUMES = "the same command resumes"
+SAME_COMMAND = "the same command resumes"
 POLL_S = 0.25
 
 
@@ -37,7 +37,8 @@ class Continuation:
 
     `incident`: of the loss, at `lost_at`; `attempt`: the one that follows. `begun`: when clusters were begun in place
     of others. `furthest`: the step after the last one that was ever committed, seen at `progress_at`. `screen_began`:
-    since when its lines count. `lock`: the descriptor of the run's lock, which stays held. `is_asked`: to end.
+    since when its lines count. `lock`: the descriptor of the run's lock, which stays held. `is_asked`: to end;
+    `notified_at`: that the machine is taken away.
     """
 
     incident: int
@@ -49,6 +50,7 @@ class Continuation:
     screen_began: float | None = None
     lock: int | None = None
     is_asked: bool = False
+    notified_at: float | None = None
 
 
 class ClusterLost(Exception):
@@ -78,7 +80,7 @@ class ClusterRestarts:
         self._config = config
         self._clock = clock
         self._next_attempt = next_attempt
-        self._killed = killed
+        self.killed = killed
         self._budget = 0 if next_attempt is None else config.restart.cluster
         self.known = known
         self._begun = () if known is None else known.begun
@@ -109,8 +111,8 @@ class ClusterRestarts:
 
     def end_what_was_left(self) -> None:
         """Of a driver that was killed, whose cluster nobody has ended."""
-        if self._killed is not None:
-            end_leftovers(self._killed.mark)
+        if self.killed is not None:
+            end_leftovers(self.killed.mark)
 
     def record_restart(self, journal: Journal, paths: RunPaths) -> None:
         """Of a cluster in place of another, and of a driver in place of one that was killed, whose incident begins
@@ -119,7 +121,7 @@ class ClusterRestarts:
         if self.known is not None:
             name, subject, reason = "cluster.restarted", CLUSTER, "a new local cluster runs"
             number, since, more = self.known.incident, self.known.lost_at, {}
-        elif (killed := self._killed) is not None:
+        elif (killed := self.killed) is not None:
             often = "once" if killed.times == 1 else f"{killed.times} times"
             how = f"it was ended by {killed.how}; {often} in this command"
             doing = "a new driver has taken its place, and the run resumes from its newest state"
@@ -147,7 +149,7 @@ class ClusterRestarts:
         if repair.rung is Rung.HALT:
             clusters = f"{self._budget} new cluster{'s' if self._budget > 1 else ''}"
             often = f"; {clusters} brought no further step (restart.cluster)" if self._budget else ""
-            raise RunError(f"{lost}{often}", RESUMES)
+            raise RunError(f"{lost}{often}", SAME_COMMAND)
         return repair.not_before
 
 

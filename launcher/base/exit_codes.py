@@ -11,3 +11,5 @@ EXIT_CODES: Mapping[TerminalStatus, int] = {
     TerminalStatus.ERRORED: 3,
     TerminalStatus.ABORTED: 130,
 }
+RESUMES = 75
+"""Of a run that was ABORTED before a deadline (EX_TEMPFAIL of sysexits.h): saved, and the same command resumes it."""

@@ -252,12 +252,13 @@ class RunOutcome:
 class KilledDriver:
     """A driver that was killed, for the one that takes its place (launcher/cli/keep_alive.py).
 
-    `how`: the signal's name. `at`: monotonic. `times`: drivers that were killed so far, this one included. `mark`: what
-    is in the environment of all that it had started ("NAME=value").
+    `how`: the signal's name. `at`: monotonic, as is `began`, of the command. `times`: drivers that were killed so far,
+    this one included. `mark`: what is in the environment of all that it had started ("NAME=value").
     """
 
     how: str
     at: float
+    began: float
     times: int
     mark: str
 

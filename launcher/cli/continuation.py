@@ -51,7 +51,8 @@ class Successor:
         command = [sys.executable, *sys.orig_argv[1:]]
         facts = dataclasses.asdict(known) | {"screen_began": screen_began, "lock": lock}
         # Last: another thread may have taken a signal that is held back in this one.
-        os.execve(command[0], command, os.environ | {CONTINUES: json.dumps(facts | {"is_asked": interrupts.asked})})
+        facts |= {"is_asked": interrupts.asked, "notified_at": interrupts.notified_at}
+        os.execve(command[0], command, os.environ | {CONTINUES: json.dumps(facts)})
 
 
 def wait_for_the_next(lost: ClusterLost, interrupts: Interrupts, *, meanwhile: Callable[[], None]) -> None:

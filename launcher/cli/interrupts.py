@@ -1,19 +1,24 @@
-"""Handles SIGINT and SIGTERM: the first asks the run to save and end, the second ends it at once."""
+"""Handles SIGINT and SIGTERM: the first asks the run to save and end, the second ends it at once. SIGUSR1 is a notice
+that the machine is taken away (launcher/cli/deadlines.py)."""
 
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 from typing import Self
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NOTICE = signal.SIGUSR1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, NOTICE)
 
 
 class Interrupts:
-    """A context manager around whatever may be interrupted. `asked` turns true at the first signal."""
+    """A context manager around whatever may be interrupted. `asked` turns true at the first signal; `notified_at` is
+    when the first notice came (monotonic), None before."""
 
-    def __init__(self, *, is_asked: bool = False) -> None:
+    def __init__(self, *, is_asked: bool = False, notified_at: float | None = None) -> None:
         self._count = int(is_asked)
+        self.notified_at = notified_at
         self._previous: dict[int, signal._HANDLER] = {}
 
     @property
@@ -23,7 +28,13 @@ class Interrupts:
     def __enter__(self) -> Self:
         for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOTICE})
         return self
+
+    @staticmethod
+    def hold_back_notice() -> None:
+        """It would end a process that does not listen yet. To be called before there are other threads."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {NOTICE})
 
     def hold_back(self) -> None:
         """Whatever comes from now on waits until somebody listens, in a process that takes this one's place too."""
@@ -41,6 +52,9 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == NOTICE:
+            self.notified_at = self.notified_at or time.monotonic()
+            return
         self._count += 1
         if self._count > 1:
             raise KeyboardInterrupt

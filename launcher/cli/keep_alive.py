@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base.exit_codes import EXIT_CODES
+from launcher.base.exit_codes import EXIT_CODES, RESUMES
 from launcher.base.messages import Cause, KilledDriver, TerminalStatus
 from launcher.base.parent_death import end_with
+from launcher.cli.interrupts import NOTICE, SIGNALS
 from launcher.config.supervision import RestartConfig
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 
@@ -41,9 +42,7 @@ KEPT = "GRPO_KEPT"
 """In the environment of all that a kept driver starts: the pid of its parent, a name, and how often it was begun."""
 KILLED = "GRPO_KILLED"
 """In the environment of a driver that takes the place of one that was killed: what is known of that."""
-ASKED = (signal.SIGINT, signal.SIGTERM)
-PASSED_ON = (*ASKED, signal.SIGUSR1)
-ENDS_WHO_GETS_IT = (*PASSED_ON, signal.SIGHUP)
+ENDS_WHO_GETS_IT = (*SIGNALS, signal.SIGHUP)
 """A driver that does not listen yet is ended by them: it was asked to, not killed."""
 
 
@@ -77,17 +76,17 @@ def after_end(
     *,
     now: float,
     progress_at: float | None,
-    is_asked: bool,
+    asked: signal.Signals | None,
 ) -> BeginAgain | EndWith:
     """What follows a driver's end. `returned`: its exit code, or minus the number of the signal that ended it.
-    `killed_at`: when earlier ones were killed; `progress_at`: when a step was first seen that none before had reached.
+    `killed_at`: when earlier ones were killed; `progress_at`: when a step was first seen that none before had reached;
+    `asked`: the signal that was passed on.
     """
     if returned >= 0:
         return EndWith(code=returned)
     how = signal.Signals(-returned).name
-    aborted = EXIT_CODES[TerminalStatus.ABORTED]
-    if is_asked or -returned in ENDS_WHO_GETS_IT:
-        return EndWith(code=aborted, reason=f"ended by the user; the driver was ended by {how}")
+    if asked is not None or -returned in ENDS_WHO_GETS_IT:
+        return _end_for(asked or signal.Signals(-returned), f"the driver was ended by {how}")
     attempts = [RepairAttempt(at=at, cause=Cause.DRIVER_LOST, subject=DRIVER, rung=Rung.DRIVER) for at in killed_at]
     repair = next_repair(Cause.DRIVER_LOST, DRIVER, attempts, task.restart, now=now, progress_at=progress_at)
     if repair.rung is Rung.HALT:
@@ -95,6 +94,12 @@ def after_end(
         return EndWith(code=EXIT_CODES[TerminalStatus.ERRORED], reason=f"the driver was ended by {how}{again}")
     not_before = max(repair.not_before, now + task.least_wait_s)
     return BeginAgain(not_before=not_before, reason=f"the driver was ended by {how}")
+
+
+def _end_for(asked: signal.Signals, reason: str) -> EndWith:
+    if asked is NOTICE:
+        return EndWith(code=RESUMES, reason=f"the machine is taken away (SIGUSR1); {reason}")
+    return EndWith(code=EXIT_CODES[TerminalStatus.ABORTED], reason=f"ended by the user; {reason}")
 
 
 def is_kept() -> bool:
@@ -136,8 +141,9 @@ class Keeper:
         self._killed_at: list[float] = []
         self._furthest = -1
         self._progress_at: float | None = None
-        self._is_asked = False
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+        self._asked: signal.Signals | None = None
+        self._began = time.monotonic()
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, signal.SIGCHLD})
 
     def run(self) -> int:
         """Until no driver follows; the exit code."""
@@ -153,14 +159,13 @@ class Keeper:
                 self._task,
                 now=now,
                 progress_at=self._progress_at,
-                is_asked=self._is_asked,
+                asked=self._asked,
             )
             if isinstance(next_, BeginAgain):
                 self._say(f"{next_.reason}; it is begun again in {max(next_.not_before - now, 0):.0f} s")
                 self._wait(until=next_.not_before)
-                if self._is_asked:
-                    aborted = EXIT_CODES[TerminalStatus.ABORTED]
-                    next_ = EndWith(code=aborted, reason=f"ended by the user; {next_.reason}")
+                if self._asked is not None:
+                    next_ = _end_for(self._asked, next_.reason)
             if isinstance(next_, EndWith):
                 if next_.reason:
                     self._record_end(next_)
@@ -168,7 +173,7 @@ class Keeper:
             mark = f"{KEPT}={self._mark}"
             self._killed_at.append(now)
             how = signal.Signals(-returned).name
-            killed = KilledDriver(how=how, at=now, times=len(self._killed_at), mark=mark)
+            killed = KilledDriver(how=how, at=now, began=self._began, times=len(self._killed_at), mark=mark)
 
     @property
     def _mark(self) -> str:
@@ -187,17 +192,21 @@ class Keeper:
         # A group of its own: a terminal's Ctrl-C would reach the driver twice, and the second ends it at once.
         driver = subprocess.Popen(self._command, env=environment, process_group=0, preexec_fn=prepare)
         while (returned := driver.poll()) is None:
-            self._hear(signal.sigwait({*PASSED_ON, signal.SIGCHLD}), pass_on=driver)
+            self._hear(signal.sigwait({*SIGNALS, signal.SIGCHLD}), pass_on=driver)
         return returned
 
     def _wait(self, *, until: float) -> None:
-        while not self._is_asked and (left := until - time.monotonic()) > 0:
-            if came := signal.sigtimedwait(PASSED_ON, left):
+        while self._asked is None and (left := until - time.monotonic()) > 0:
+            if came := signal.sigtimedwait(SIGNALS, left):
                 self._hear(came.si_signo)
 
     def _hear(self, number: int, *, pass_on: subprocess.Popen[bytes] | None = None) -> None:
-        self._is_asked |= number in ASKED
-        if pass_on is not None and number in PASSED_ON:
+        """Asked to end, and to end before the machine does, is asked to end."""
+        if number not in SIGNALS:
+            return
+        if self._asked in (None, NOTICE):
+            self._asked = signal.Signals(number)
+        if pass_on is not None:
             pass_on.send_signal(number)
 
     def _last_step(self) -> int:
@@ -213,7 +222,8 @@ class Keeper:
         from launcher.run_files.run_ends import last_start_or_end
         from launcher.run_files.run_paths import RunPaths
 
-        status = next(status for status, code in EXIT_CODES.items() if code == end.code)
+        known = {code: status for status, code in EXIT_CODES.items()} | {RESUMES: TerminalStatus.ABORTED}
+        status = known[end.code]
         self._say(f"{status}: {end.reason}\n  → the same command resumes")
         paths = RunPaths.of_logs(Path(self._task.logs))
         if paths is not None and paths.events.exists():

@@ -12,6 +12,7 @@ from actors.foreign.foreign_actors import ForeignActors
 from actors.supervision.run_actors import RunActors
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Snapshot
+from launcher.cli.deadlines import Deadlines
 from launcher.cli.run_screen import Screen
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.reporting.event_lines import EventTail, alert_of, tell
@@ -33,6 +34,7 @@ class RunFollower:
         screen: Screen,
         now: CurrentStatusFile,
         memory: SeenMemory,
+        deadlines: Deadlines,
         *,
         reached: Callable[[int], None],
     ) -> None:
@@ -40,6 +42,7 @@ class RunFollower:
         self._screen = screen
         self._now = now
         self._memory = memory
+        self._deadlines = deadlines
         self._reached = reached
         self._events = EventTail(paths.events, journal.attempt)
         self.actors: RunActors | ForeignActors | None = None
@@ -65,6 +68,7 @@ class RunFollower:
             if event.get("event") == "node.lost":
                 self._nodes_told.add(str(event.get("node")))
             self.actors.follow(event)
+            self._deadlines.follow(event)
             self.tell(event)
         self._now.write_if_due()
         if self._look is None:
@@ -100,6 +104,7 @@ class RunFollower:
 
     def _take(self, snapshot: Snapshot) -> None:
         self._reached(snapshot.status.next_step)
+        self._deadlines.take(snapshot.reports)
         if snapshot.status.pid != self._trainer_pid:  # another incarnation counts its steps from 0
             self._trainer_pid, was_new = snapshot.status.pid, self._steps_seen == 0
             self._steps_seen = 0

@@ -33,6 +33,7 @@ from launcher.config.settings import (
 )
 from launcher.config.supervision import (
     AlertsConfig,
+    DeadlineConfig,
     DiskConfig,
     GateConfig,
     HealthConfig,
@@ -321,6 +322,7 @@ class RunConfig:
     restart: RestartConfig = part(RestartConfig)
     recovery: RecoveryConfig = part(RecoveryConfig)
     restore: RestoreConfig = part(RestoreConfig)
+    run: DeadlineConfig = part(DeadlineConfig)
     disk: DiskConfig = part(DiskConfig)
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)

@@ -83,6 +83,31 @@ class Matching:
 
 
 @dataclass(frozen=True, slots=True)
+class Duration:
+    """A length of time, as Slurm writes it or in seconds."""
+
+    def allows(self, value: Any) -> bool:
+        return seconds_of(str(value)) > 0
+
+    def __str__(self) -> str:
+        return "MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS, or seconds; more than 0"
+
+
+def seconds_of(text: str) -> float:
+    """`23:50:00` or `1-12` (days and hours), as Slurm has them; a plain number is seconds. 0 where it is neither."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d\d?))?(?::(\d\d?))?(\.\d+)?", text.strip())
+    if found is None or (found[5] and (found[1] or found[3])):
+        return 0.0
+    parts = [int(part) for part in found.groups()[1:4] if part is not None]
+    if any(part >= 60 for part in parts[1:]):
+        return 0.0
+    if found[1] is None and len(parts) < 3:
+        parts = [0] * (3 - len(parts)) + parts
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return int(found[1] or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds + float(found[5] or 0)
+
+
+@dataclass(frozen=True, slots=True)
 class AnyOf:
     """What any of several allows, e.g. -1 or a positive number."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.config.settings import COUNT, DEADLINE, NATURAL, POSITIVE, SHARE, Between, Matching, setting
+from launcher.config.settings import COUNT, DEADLINE, NATURAL, POSITIVE, SHARE, Between, Duration, Matching, setting
 
 
 @dataclass
@@ -136,6 +136,23 @@ class RecoveryConfig:
         "trainer ends; null: 1 where memory allows, 0 otherwise, and with several ranks",
         Between(0, 1, why="as the one that ended is the next to stand by"),
     )
+
+
+@dataclass
+class DeadlineConfig:
+    """When the machine is taken away: the run saves before, and ends with exit code 75; the same command resumes it."""
+
+    walltime: str | None = setting(None, "from the start of the command to the end of its job; null: none", Duration())
+    notice_s: float = setting(
+        120.0, "left after SIGUSR1 (Slurm's --signal=B:USR1@120), or after a preemption notice", POSITIVE
+    )
+    preemption_notice: str | None = setting(
+        None,
+        "a file that is there, or a URL that says so, once the machine is to be taken away; null: none",
+        Matching(r"https?://[^\s/]\S*|(?!\w+:)\S.*", "an http or https URL, or a file's path"),
+    )
+    notice_interval_s: float = setting(5.0, "between two looks for that notice", POSITIVE)
+    margin_s: float = setting(30.0, "beyond twice the last save and the last update, to end all processes in", NATURAL)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 
 from launcher.config.schema import RunConfig
+from launcher.config.settings import seconds_of
 
 
 def find_contradictions(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -58,6 +59,13 @@ def _restarts(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "keep_alive", "false with cluster.detached=true: Ray starts the driver of a detached run again"
     if config.keep_alive and config.recover.mode == "off":
         yield "keep_alive", "false with recover.mode=off, which resumes nothing"
+    run = config.run
+    if run.walltime is not None and config.cluster.detached:
+        yield "run.walltime", "null with cluster.detached=true: such a run outlives its command"
+    if run.walltime is not None and seconds_of(run.walltime) <= 2 * run.margin_s:
+        yield "run.walltime", f"more than {2 * run.margin_s:g} s, twice run.margin_s: the run would end at once"
+    if run.preemption_notice is not None and run.notice_s <= run.margin_s:
+        yield "run.notice_s", f"more than run.margin_s={run.margin_s:g}, or there is no time to save in"
     if restart.wait_initial_s > restart.wait_max_s:
         yield "restart.wait_initial_s", f"at most restart.wait_max_s={restart.wait_max_s:g}, the longest wait"
     longest_try_s = config.rollout.setup_timeout + restart.wait_max_s

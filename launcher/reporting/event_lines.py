@@ -92,6 +92,8 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "memory.rising": "{subject}: {reason}",
     "memory.compared": "{subject}: {reason}",
     "memory.off_plan": "{subject}: {reason}",
+    "run.deadline": "stopping: {reason}; the step under way is finished if it is being trained, and saved",
+    "notice.unreadable": "{reason}",
     "run.halting": "the run is being ended, {word}: {reason}",
 }
 """Templates of the event's own facts, or how its line is made of them."""

@@ -127,6 +127,8 @@ EVENT_NAMES: Mapping[str, str] = {
     "fleet.shrunk": "a server has no node to run on",
     "fleet.grown": "it has one again",
     "cluster.restarted": "a new local Ray cluster runs in place of one that was lost",
+    "run.deadline": "the run saves and ends before a deadline, with exit code 75",
+    "notice.unreadable": "`run.preemption_notice` can't be read, which is no notice",
     "driver.restarted": "a new driver runs in place of one that was killed (`keep_alive`)",
     "coordinator.placed": "the Coordinator runs on this node",
     "coordinator.adopted": "a restarted Coordinator has adopted the running processes",

@@ -111,7 +111,7 @@ def test_the_incident_is_the_next_one_and_belongs_to_the_attempt_that_follows(wo
 @pytest.mark.parametrize(("times", "often"), [(1, "once in this command"), (3, "3 times in this command")])
 def test_a_driver_that_was_killed_is_one_incident_that_says_how_often(world, times, often):
     append_line(world.paths.ledger, {"global_step": 41})
-    killed = KilledDriver(how="SIGKILL", at=990.0, times=times, mark="GRPO_KEPT=nobody bears it")
+    killed = KilledDriver(how="SIGKILL", at=990.0, began=1.0, times=times, mark="GRPO_KEPT=nobody bears it")
     restarts = ClusterRestarts(world.config, killed=killed, clock=lambda: world.now)
     restarts.end_what_was_left()
     restarts.record_restart(world.journal, world.paths)

@@ -13,7 +13,7 @@ from launcher.cli.continuation import Successor
 from launcher.cli.unattended import CONTINUES
 
 KNOWN = Continuation(incident=3, attempt=2, lost_at=1.5, begun=(1.0, 1.5), furthest=9, progress_at=None)
-LEFT = dataclasses.replace(KNOWN, screen_began=0.25, lock=3)
+LEFT = dataclasses.replace(KNOWN, screen_began=0.25, lock=3, notified_at=7.5)
 PROGRAM = """
 import os, subprocess, sys
 from actors.cluster.cluster_restarts import Continuation
@@ -35,6 +35,7 @@ with Interrupts() as interrupts:
         os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
         ended = subprocess.Popen(["true"])
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        interrupts.notified_at = 7.5
         interrupts.hold_back()
         os.kill(os.getpid(), {signal})
         assert not interrupts.asked

@@ -39,12 +39,12 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-def after(returned, killed_at=(), *, now=100.0, progress_at=None, is_asked=False, **task):
+def after(returned, killed_at=(), *, now=100.0, progress_at=None, asked=None, **task):
     kept = dataclasses.replace(TASK, **task)
-    return after_end(returned, killed_at, kept, now=now, progress_at=progress_at, is_asked=is_asked)
+    return after_end(returned, killed_at, kept, now=now, progress_at=progress_at, asked=asked)
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 130])
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 75, 130])
 def test_an_exit_code_is_the_driver_s_own_word(code):
     assert after(code) == EndWith(code=code)
 
@@ -60,7 +60,13 @@ def test_a_driver_that_was_asked_to_end_is_not(number):
 
 
 def test_one_that_was_killed_after_a_signal_was_passed_on_is_not():
-    assert after(-signal.SIGKILL, is_asked=True).code == 130
+    assert after(-signal.SIGKILL, asked=signal.SIGTERM).code == 130
+
+
+def test_a_driver_that_is_killed_with_its_machine_is_for_the_same_command_to_resume():
+    reason = "the machine is taken away (SIGUSR1); the driver was ended by"
+    assert after(-signal.SIGUSR1) == EndWith(code=75, reason=f"{reason} SIGUSR1")
+    assert after(-signal.SIGKILL, asked=signal.SIGUSR1) == EndWith(code=75, reason=f"{reason} SIGKILL")
 
 
 def test_the_waits_double_and_the_budget_ends():
@@ -190,15 +196,17 @@ def test_steps_between_the_kills_refill_the_budget(kept):
     assert json.loads(one.begun(3)["killed"])["times"] == 3
 
 
-def test_ctrl_c_while_it_waits_ends_the_run(kept):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_a_signal_while_it_waits_ends_the_run(kept, number, code):
     one = kept(wait_initial_s=600.0, wait_max_s=600.0, window_s=3600.0)
-    for number in range(2):
-        os.kill(one.begun(number)["pid"], signal.SIGKILL)
+    for begun in range(2):
+        os.kill(one.begun(begun)["pid"], signal.SIGKILL)
     assert "it is begun again in 0 s" in one.process.stderr.readline()
     assert "it is begun again in" in one.process.stderr.readline()
-    os.kill(one.process.pid, signal.SIGINT)
-    assert one.ends() == 130
-    assert list(read_lines(one.paths.events))[-1]["event"] == "run.aborted"
+    os.kill(one.process.pid, number)
+    assert one.ends() == code
+    ended = list(read_lines(one.paths.events))[-1]
+    assert (ended["event"], ended["exit_code"]) == ("run.aborted", code)
     assert not (one.folder / "begun-2").exists()
 
 

@@ -35,8 +35,9 @@ def follower(tmp_path, monkeypatch):
     lines = []
     screen = SimpleNamespace(line=lines.append, milestone=lines.append)
     now = CurrentStatusFile(paths, 1, address="local", is_detached=False)
-    journal = Journal(paths.events, 1, time.time)
-    follower = RunFollower(paths, journal, screen, now, SeenMemory(None, journal), reached=lambda step: None)
+    deadlines = SimpleNamespace(follow=lambda event: None)
+    journal, memory = Journal(paths.events, 1, time.time), SimpleNamespace(take=lambda *_: None)
+    follower = RunFollower(paths, journal, screen, now, memory, deadlines, reached=lambda step: None)
     follower.actors = SimpleNamespace(trainer=Trainer, follow=lambda event: None)
     follower.paths, follower.lines, follower.raises = paths, lines, []
 
