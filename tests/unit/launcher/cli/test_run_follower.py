@@ -36,7 +36,8 @@ def follower(tmp_path, monkeypatch):
     screen = SimpleNamespace(line=lines.append, milestone=lines.append)
     now = CurrentStatusFile(paths, 1, address="local", is_detached=False)
     deadlines = SimpleNamespace(follow=lambda event: None)
-    journal, memory = Journal(paths.events, 1, time.time), SimpleNamespace(take=lambda *_: None)
+    journal = Journal(paths.events, 1, time.time)
+    memory = SeenMemory(None, journal)
     follower = RunFollower(paths, journal, screen, now, memory, deadlines, reached=lambda step: None)
     follower.actors = SimpleNamespace(trainer=Trainer, follow=lambda event: None)
     follower.paths, follower.lines, follower.raises = paths, lines, []

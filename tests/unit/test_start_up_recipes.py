@@ -1,0 +1,225 @@
+"""deploy/: each recipe is parsed or run, and what it asks of the launcher is something that the launcher knows."""
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from launcher.base.exit_codes import EXIT_CODES, RESUMES
+from launcher.config.compose import REPOSITORY, presets
+from launcher.config.schema import RunConfig
+from launcher.config.settings import settings_of
+from tests.support.machine import scaled
+
+DEPLOY = REPOSITORY / "deploy"
+SBATCH, UNIT = DEPLOY / "slurm" / "grpo.sbatch", DEPLOY / "systemd" / "grpo@.service"
+RAYJOB, SKY = DEPLOY / "kuberay" / "rayjob.yaml", DEPLOY / "skypilot" / "grpo.yaml"
+
+# ── Slurm ──
+
+PROGRAMS = {
+    "grpo-launcher": """
+        import pathlib, signal, sys, time
+        heard = []
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, lambda got, frame: heard.append(signal.Signals(got).name))
+        note("grpo-launcher", *sys.argv[1:])
+        folder.joinpath("runs").touch()
+        give_up_at = time.monotonic() + 300
+        while not heard and not folder.joinpath("exit").exists() and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        time.sleep(0.2)  # to save takes longer than the script's trap
+        note("heard", *heard)
+        sys.exit({"SIGUSR1": 75, "SIGTERM": 130}[heard[0]] if heard else int(folder.joinpath("exit").read_text()))
+    """,
+    "srun": 'note("srun", *sys.argv[1:])\nsignal.pause()',
+    "scontrol": 'note("scontrol", *sys.argv[1:])',
+    "ray": 'note("ray", *sys.argv[1:])',
+    "python": 'note("python", *sys.argv[1:])\nprint("export RAY_AUTH_MODE=token")',
+    "hostname": 'print("10.0.0.1 fd00::1" if sys.argv[1:] == ["--ip-address"] else "node-0")',
+}
+HEAD = """#!{python}
+import pathlib, shlex, signal, sys
+folder = pathlib.Path({folder!r})
+def note(*words):
+    with (folder / "said").open("a") as file:
+        file.write(shlex.join(words) + "\\n")
+"""
+
+
+class Job:
+    """The batch script, with stand-ins for Slurm, Ray and the launcher on its PATH."""
+
+    def __init__(self, folder, *arguments, **environment):
+        self.folder, bin_ = folder, folder / "bin"
+        bin_.mkdir()
+        for name, body in PROGRAMS.items():
+            text = "\n".join(line.removeprefix("        ") for line in body.splitlines())
+            (bin_ / name).write_text(HEAD.format(python=sys.executable, folder=str(folder)) + text)
+            (bin_ / name).chmod(0o755)
+        given = {"PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", **environment}
+        self.process = subprocess.Popen(
+            ["bash", str(SBATCH), *arguments],
+            env=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for_the_run(self):
+        give_up_at = time.monotonic() + scaled(60)
+        while not (self.folder / "runs").exists():
+            assert self.process.poll() is None and time.monotonic() < give_up_at, self.process.communicate()
+            time.sleep(0.01)
+
+    def said(self):
+        return [shlex.split(line) for line in (self.folder / "said").read_text().splitlines()]
+
+    def ends(self):
+        output, _ = self.process.communicate(timeout=scaled(60))
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def job(tmp_path):
+    started = []
+
+    def start(*arguments, **environment):
+        started.append(Job(tmp_path, *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.communicate()
+
+
+def test_the_signal_before_the_time_limit_reaches_the_run_and_the_job_is_put_into_the_queue_again(job):
+    one = job("conf=gsm8k_h200")
+    one.wait_for_the_run()
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.ends()[0] == 0
+    assert one.said() == [
+        ["grpo-launcher", "conf=gsm8k_h200", "run.notice_s=120", "keep_alive=true"],
+        ["heard", "SIGUSR1"],
+        ["scontrol", "requeue", "77"],
+    ]
+
+
+def test_a_job_that_is_cancelled_saves_and_is_not_put_into_the_queue(job):
+    one = job("conf=gsm8k_h200")
+    one.wait_for_the_run()
+    one.process.send_signal(signal.SIGTERM)
+    assert one.ends()[0] == EXIT_CODES["ABORTED"]
+    assert [words[0] for words in one.said()] == ["grpo-launcher", "heard"]
+
+
+@pytest.mark.parametrize("code", [0, 2, 3])
+def test_any_other_end_is_the_job_s_own(job, tmp_path, code):
+    (tmp_path / "exit").write_text(str(code))
+    one = job("conf=gsm8k_h200")
+    assert one.ends()[0] == code
+    assert "scontrol" not in [words[0] for words in one.said()]
+
+
+def test_several_nodes_get_a_ray_cluster_that_ends_with_the_run(job):
+    one = job("conf=gsm8k_h200_cluster", SLURM_JOB_NUM_NODES="3", SLURMD_NODENAME="node-0", GRPO_TOKEN_FOLDER="/keys")
+    one.wait_for_the_run()
+    one.process.send_signal(signal.SIGUSR1)
+    assert one.ends()[0] == 0
+    said = one.said()
+    settings = ["run.notice_s=120", "cluster.address=10.0.0.1:6379", "cluster.n_nodes=3"]
+    assert ["python", "-m", "scripts.ray_environment", "/keys"] in said
+    assert ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379"] in said
+    (step,) = [words for words in said if words[0] == "srun"]
+    assert step[1:4] == ["--nodes=2", "--ntasks=2", "--exclude=node-0"]
+    assert step[4:] == ["ray", "start", "--address=10.0.0.1:6379", "--block"]
+    assert ["grpo-launcher", "conf=gsm8k_h200_cluster", *settings] in said
+    assert said[-2:] == [["ray", "stop"], ["scontrol", "requeue", "77"]]
+
+
+def test_several_nodes_without_a_folder_for_the_token_are_refused_in_one_message(job):
+    code, output = job("conf=gsm8k_h200_cluster", SLURM_JOB_NUM_NODES="2").ends()
+    assert code != 0
+    assert output.count("\n") == 1
+    assert "GRPO_TOKEN_FOLDER: set it to a folder of yours that each node sees" in output
+
+
+def test_the_script_asks_slurm_for_the_signal_and_leaves_the_run_as_much_time():
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SBATCH.read_text(), re.M))
+    assert options["signal"] == "B:USR1@120"
+    assert "requeue" in options
+    assert "run.notice_s=120" in SBATCH.read_text()
+    assert f"RESUMES={RESUMES}\n" in SBATCH.read_text()
+
+
+# ── systemd ──
+
+
+def test_the_unit_restarts_what_was_killed_and_nothing_that_has_said_its_word():
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str
+    parser.read(UNIT)
+    service = parser["Service"]
+    assert service["Restart"] == "on-failure"
+    final = {int(code) for key in ("SuccessExitStatus", "RestartPreventExitStatus") for code in service[key].split()}
+    assert final == {1, 2, *EXIT_CODES.values()} - {0}
+    assert RESUMES not in final
+    assert service["ExecStart"].split()[1] == "grpo-launcher"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_has_nothing_to_say(tmp_path):
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(UNIT)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ── Kubernetes, clouds ──
+
+
+def test_the_rayjob_is_of_our_ray_and_its_fields_are_those_of_the_resource():
+    job = yaml.safe_load(RAYJOB.read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    known = {"entrypoint", "submissionMode", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit"}
+    assert job["spec"].keys() == {*known, "rayClusterSpec"}
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster.keys() == {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
+    assert f"ray=={cluster['rayVersion']}\n" in (REPOSITORY / "constraints.txt").read_text()
+    assert cluster["authOptions"] == {"mode": "token"}
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    mounted = {one["mountPath"] for one in group["template"]["spec"]["containers"][0]["volumeMounts"]}
+    assert {"/shared", "/dev/shm"} == mounted
+
+
+def test_the_managed_job_is_recovered_from_the_exit_code_that_resumes_only():
+    task = yaml.safe_load(SKY.read_text())
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [RESUMES]
+    assert {"BUCKET", "NOTICE"} == task["envs"].keys()
+    assert all(f'"${name}"' in task["run"] for name in task["envs"])
+
+
+@pytest.mark.parametrize("path", [SBATCH, UNIT, RAYJOB, SKY], ids=lambda path: path.name)
+def test_the_settings_and_presets_that_a_recipe_names_exist(path):
+    known = {setting.key for setting in settings_of(RunConfig)}
+    text = re.sub(r"https?://\S+", "", path.read_text())
+    named = re.findall(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+|keep_alive|conf)=([\w./-]*)", text)
+    assert named
+    assert [key for key, _ in named if key != "conf" and key not in known] == []
+    assert [value for key, value in named if key == "conf" and value not in presets()] == []
