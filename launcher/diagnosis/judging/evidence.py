@@ -99,6 +99,9 @@ def of_server_crash(context: IncidentContext) -> Iterator[Evidence]:
     change = context.change(ROLLOUT_S)
     if change is not None and change.is_clear and change.ratio < FAST:
         yield Evidence(2, f"rollouts failed fast: {change.before:.3g} s a step before, {change.after:.3g} s after")
+        length = context.change(SEQ_LEN)
+        if length is not None and length.is_clear and length.ratio < FAST:
+            yield Evidence(3, f"and hardly a token came: sequences of {length.before:.3g} → {length.after:.3g}")
     yield from _explained_by_memory(context)
     yield from _still_generating(context)
     if context.has_log(Role.TRAINER) and not context.near(

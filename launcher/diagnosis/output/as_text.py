@@ -28,6 +28,7 @@ SHOWN_CAUSES = 6
 LABEL = 12
 COMMANDS = ("settings", "resume with")
 LAST = ("note", "read", "not read")
+MOST_NAMES = 100
 LINE, NEW_LINE = 88, "\n"
 
 
@@ -120,8 +121,9 @@ def _not_read(contents: Contents) -> Iterator[str]:
         yield f"{count} file{'' if count == 1 else 's'}"
     for source in tried:
         yield source.note if source.path in source.note else f"{source.path}: {source.note}"
-    if contents.passed_over:
-        yield f"{some_of(contents.passed_over)}: not named as a log"
+    yield from (name for name in contents.passed_over if name.endswith(")"))
+    if others := [name for name in contents.passed_over if not name.endswith(")")]:
+        yield f"{some_of(others, most=MOST_NAMES)}: not named as a log"
 
 
 def say_onset(onset: Onset) -> str:

@@ -166,10 +166,15 @@ def _not_read(one: Input, error: LauncherError, *, may_hold_steps: bool) -> Cont
 
 
 def _passed_over(inputs: Sequence[Input]) -> Iterator[str]:
-    """Names of the files beside those that a folder was read for."""
+    """Names of the files beside those that a folder was read for; of a log with the reason. Settings are read later."""
     read = {one.path for one in inputs}
     for folder in sorted({one.path.parent for one in inputs if not one.is_named}):
-        yield from sorted(path.name for path in folder.iterdir() if path.is_file() and path not in read)
+        for path in sorted(folder.iterdir()):
+            if path in read or not path.is_file() or fnmatch(path.name, "config*.yaml"):
+                continue
+            why = "Ray's own" if path.name == "ray.log" else "its lines are in merged.log"
+            why = why if path.stat().st_size else "empty"
+            yield f"{path.name} ({why})" if _is_log_name(path.name) else path.name
 
 
 class _Reader:

@@ -204,7 +204,8 @@ class Source:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """What was read: the steps as written, and all events, by time where it is known. `origins`: of each step the
-    index of its source. `passed_over`: files beside them whose names are no log's."""
+    index of its source. `passed_over`: files beside them that were not tried,
+    in brackets why; without brackets those whose names are no log's."""
 
     sources: tuple[Source, ...]
     steps: Steps = field(default_factory=Steps)

@@ -163,9 +163,13 @@ def test_every_file_that_was_not_read_is_in_the_last_line_with_the_reason(tmp_pa
     (logs / "notes.docx").write_bytes(b"x")
     (logs / "weights.log").write_bytes(bytes(range(256)) * 40)
     (logs / "old.log.gz").write_bytes(b"\x1f\x8bnot gzip at all")
+    (logs / "ray.log").write_text("x")
+    (logs / "none.log").write_text("")
+    (logs / "config.yaml").write_text("seed: 1\n")  # it is read
     diagnose.main([str(logs)])
     last = " ".join(capsys.readouterr().out.split("not read")[-1].split())
-    assert last.startswith("3 files; ")
+    assert last.startswith("5 files; ")
+    assert "none.log (empty); ray.log (Ray's own); " in last
     assert "weights.log is no text" in last
     assert "old.log.gz can't be unpacked" in last
     assert last.endswith("notes.docx: not named as a log")
