@@ -22,7 +22,7 @@ from actors.monitoring.alerts import IncidentAlerts
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.coordinator_actor import follow_requests
 from actors.supervision.run_history import RunHistory
-from launcher.base.errors import StateError
+from launcher.base.errors import ResourceError, StateError
 from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
 from launcher.config.schema import RunConfig
 from launcher.run_files.control_requests import wanted
@@ -121,8 +121,15 @@ class ForeignActors:
         self.trainer: Any = None
 
     def create(self) -> Any:
-        """The one actor; it ends with the driver."""
+        """The one actor; it ends with the driver. Raises ResourceError where no node could ever hold it."""
         trainer = self._config.trainer
+        for key, name, needed in (("num_cpus", "CPU", trainer.num_cpus), ("num_gpus", "GPU", trainer.num_gpus)):
+            most = max((node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]), default=0)
+            if needed > most:
+                raise ResourceError(
+                    f"trainer.{key}={needed:g}, and no node has more than {most:g}",
+                    f"set trainer.{key} to that or less",
+                )
         actor: Any = ForeignTrainerActor
         self.trainer = actor.options(
             name=NAME, num_cpus=trainer.num_cpus, num_gpus=trainer.num_gpus, max_restarts=-1, max_task_retries=0

@@ -28,7 +28,9 @@ Moved = list[tuple[Path, Path]]
 class ForeignCheckpoints:
     """`resume_from` chooses, `clear` moves the others; both record what they find. `put_back` undoes the last clear."""
 
-    def __init__(self, config: RunConfig, adapter: TrainerAdapter, history: RunHistory) -> None:
+    def __init__(self, config: RunConfig, adapter: TrainerAdapter, history: RunHistory, *, are_ours: bool) -> None:
+        """`are_ours`: the run has started the command before, so what is not whole is what it left."""
+        self.are_ours = are_ours
         self._config = config
         self._adapter = adapter
         self._history = history
@@ -46,6 +48,12 @@ class ForeignCheckpoints:
         self._found = await asyncio.to_thread(self._adapter.checkpoints)
         whys = {one.step: why_not_whole(one, lines) for one in self._found}
         self._problems = {step: why for step, why in whys.items() if why}
+        if not self.are_ours and (unknown := [one for one in self._found if one.step in self._problems]):
+            why = self._problems[unknown[-1].step]
+            raise RunError(
+                f"{unknown[-1].path}: {why}, and this run has not made it; nothing is moved",
+                "move it away, or set trainer.checkpoint_file to the file that is written last into each",
+            )
         while True:
             facts = facts_of(self._found, self._problems, lines, self._config)
             choice = choose(facts, incident, self._history.attempts, self._config.restore)

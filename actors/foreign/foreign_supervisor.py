@@ -13,6 +13,7 @@ decided is in the journal (RunHistory): an actor that replaces a killed one read
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
 from actors.supervision.run_history import RunHistory
+from launcher.adapters.foreign_health import was_started
 from launcher.adapters.text_tail import TextTail, size_of
 from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError, ServerError
@@ -68,7 +70,7 @@ class ForeignSupervisor:
         self._adapter = adapter_of(config.trainer)
         self.steps = ForeignSteps(paths, journal.attempt)
         self._progress = ProgressTracker(history, furthest_step(paths.metrics, journal.attempt))
-        self._checkpoints = ForeignCheckpoints(config, self._adapter, history)
+        self._checkpoints = ForeignCheckpoints(config, self._adapter, history, are_ours=was_started(paths))
         self._artifacts = ArtifactCollector(paths, pids=lambda: {TRAINER: self.pid} if self.pid else {})
         self._incidents = IncidentTracker(history, self._artifacts)
         self._asked = asyncio.Event()
@@ -113,7 +115,7 @@ class ForeignSupervisor:
         if was_begun:
             history.adopt(f"a run that is {history.state}")
         else:
-            history.begin()
+            history.begin("the command is starting")
         self._incidents.begin()
         try:
             if history.ending is not None:
@@ -213,6 +215,7 @@ class ForeignSupervisor:
             reason = "from the beginning" if path is None else f"from {path.name}"
             history.event("trainer.restored", subject=TRAINER, reason=reason, global_step=step)
         self.steps.begin(step)
+        self._checkpoints.are_ours = True
         self._start_step, self._rest = step, ""
         self._tail = TextTail(self._source, size_of(self._source))
         self._log_start = size_of(self._paths.trainer_log)
@@ -341,9 +344,5 @@ class ForeignSupervisor:
 
 async def _within(seconds: float, asked: asyncio.Event) -> None:
     """Wait, and no longer once the end is asked for."""
-    if seconds <= 0:
-        return
-    try:
-        await asyncio.wait_for(asked.wait(), seconds)
-    except TimeoutError:
-        return
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asked.wait(), max(seconds, 0.0))

@@ -98,8 +98,8 @@ class RunHistory:
         """Returns when everything that was decided so far is on the disk; nothing is done on a decision before."""
         await self._journal.flush()
 
-    def begin(self) -> None:
-        self._record("run.initializing", reason="servers and trainer are starting", pid=os.getpid())
+    def begin(self, reason: str = "servers and trainer are starting") -> None:
+        self._record("run.initializing", reason=reason, pid=os.getpid())
 
     def adopt(self, what: str) -> None:
         self._record("coordinator.adopted", subject="coordinator", reason=what, pid=os.getpid())

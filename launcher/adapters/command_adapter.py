@@ -173,9 +173,10 @@ def _checkpoint_pattern(settings: ForeignTrainerConfig) -> Path | None:
                 )
         return None
     path = Path(settings.cwd) / given
-    if given.count(STEP) != 1 or not path.is_relative_to(settings.cwd):
+    if given.count(STEP) != 1 or STEP not in path.name or not path.is_relative_to(settings.cwd):
         raise ConfigError(
-            f"trainer.checkpoints={given}: a path below trainer.cwd with one * for the step", "e.g. out/checkpoint-*"
+            f"trainer.checkpoints={given}: a path below trainer.cwd with one * for the step, in its last part",
+            "e.g. out/checkpoint-*",
         )
     if settings.resume is not None and STEP not in settings.resume:
         raise ConfigError(f"trainer.resume={settings.resume}: without * for the checkpoint's path", "e.g. '--resume *'")

@@ -16,7 +16,8 @@ from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.canary_policy import CanaryVerdict
 from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
 from launcher.policy.reward_health import Level, RewardPoint, RewardVerdict, find_cause, has_learned
-from launcher.run_files.journal import Record, number_of
+from launcher.run_files.journal import Record, number_of, read_lines
+from launcher.run_files.run_paths import RunPaths
 
 NONFINITE_STEPS = 2
 """In a row, as for the launcher's own trainer: one alone may pass."""
@@ -68,6 +69,11 @@ def find_damage(
         return None
     had_learned = has_learned(points_of(lines), rewards.onset_step, settings)
     return find_cause(rewards, NO_CANARIES, (), since=since, had_learned=had_learned)
+
+
+def was_started(paths: RunPaths) -> bool:
+    """Whether this run, in whatever attempt, has started the command. Raises JournalError."""
+    return any(event.get("event") == "trainer.starting" for event in read_lines(paths.events))
 
 
 def why_not_whole(found: FoundCheckpoint, lines: Sequence[Record]) -> str:

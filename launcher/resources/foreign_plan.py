@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.adapters.foreign_health import why_not_whole
+from launcher.adapters.foreign_health import was_started, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
 from launcher.config.schema import RunConfig
@@ -54,7 +54,7 @@ def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageEr
         )
     elif mode == "on" and not whole:
         yield ConfigError(f"recover.mode=on, and no whole checkpoint is at {pattern}", "set recover.mode=auto")
-    elif not lines and (unknown := [one for one in found if one not in whole]):
+    elif not was_started(paths) and (unknown := [one for one in found if one not in whole]):
         yield ConfigError(
             f"{unknown[-1].path}: {why_not_whole(unknown[-1], lines)}, and this run has not made it",
             "move it away, or set trainer.checkpoint_file to the file that is written last into each",

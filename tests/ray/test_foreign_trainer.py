@@ -125,6 +125,15 @@ def test_a_command_that_fails_each_time_ends_the_run_with_its_own_words(tmp_path
     assert [event["reason"] for event in run.events("run.errored")]
 
 
+def test_more_than_any_node_has_is_refused_before_the_command_is_started(tmp_path):
+    (tmp_path / "train.py").touch()
+    run = ForeignRun(tmp_path, f"{sys.executable} train.py", "trainer.num_gpus=99")
+    with run:
+        assert run.wait_end() == 2, run.said()
+    assert "trainer.num_gpus=99, and no node has more than" in " ".join(run.said().split())
+    assert not run.events("trainer.starting")
+
+
 def test_a_pattern_that_matches_nothing_is_told_and_takes_nothing_down(tmp_path):
     shutil.copy(PROGRAM, tmp_path)
     pattern = 'trainer.pattern="epoch (?P<step>\\d+)"'

@@ -1,10 +1,16 @@
 """The steps of another project's trainer: written once, undone by a restore, timed over the bundles they come in."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
-from actors.foreign.foreign_checkpoints import damage_in, set_aside
+from actors.foreign.foreign_checkpoints import ForeignCheckpoints, damage_in, set_aside
 from actors.foreign.foreign_steps import ForeignSteps, standing_lines
-from launcher.adapters.trainer_adapter import StepSeen
+from launcher.adapters.trainer_adapter import StepSeen, adapter_of
+from launcher.base.errors import RunError
+from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -54,6 +60,21 @@ def test_what_is_set_aside_keeps_its_content_and_never_replaces_another(tmp_path
     kept = sorted((tmp_path / "out" / "set_aside").iterdir())
     assert [path.name for path in kept] == ["step-5.condemned-1", "step-5.condemned-2"]
     assert [(path / "part").read_text() for path in kept] == ["first", "second"]
+
+
+def test_what_no_run_has_seen_is_not_moved(tmp_path):
+    folder = tmp_path / "out" / "step-5"
+    folder.mkdir(parents=True)
+    config = RunConfig()
+    config.trainer = ForeignTrainerConfig(
+        command="x", cwd=str(tmp_path), pattern="(?P<step>1)", checkpoints="out/step-*"
+    )
+    found = ForeignCheckpoints(
+        config, adapter_of(replace(config.trainer, adapter="command")), history=None, are_ours=False
+    )
+    with pytest.raises(RunError, match="nothing is moved"):
+        asyncio.run(found.resume_from([], None))
+    assert folder.is_dir()
 
 
 def test_a_torn_safetensors_file_is_damage_and_other_files_are_not_opened(tmp_path):

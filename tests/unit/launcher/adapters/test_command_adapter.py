@@ -93,6 +93,7 @@ def test_checkpoints_are_found_by_their_step_and_whole_with_their_last_file(tmp_
         ({"resume": "--resume *"}, "trainer.checkpoints"),
         ({"checkpoint_file": "done"}, "trainer.checkpoints"),
         ({"checkpoints": "out/last"}, "one \\* for the step"),
+        ({"checkpoints": "out/step-*/actor"}, "in its last part"),
         ({"checkpoints": "/elsewhere/step-*"}, "below trainer.cwd"),
         ({"checkpoints": "out/step-*", "resume": "--resume"}, "trainer.resume"),
     ],

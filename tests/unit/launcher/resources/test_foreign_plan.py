@@ -59,6 +59,7 @@ def test_a_checkpoint_that_no_run_has_seen_is_not_touched(tmp_path):
     paths = RunPaths.of(config_of(tmp_path))
     paths.metrics.parent.mkdir(parents=True)
     paths.metrics.write_text(json.dumps({"global_step": 6, "time": folder.stat().st_mtime + 1}) + "\n")
+    paths.events.write_text(json.dumps({"event": "trainer.starting"}) + "\n")
     assert missing(tmp_path) == []
 
 
