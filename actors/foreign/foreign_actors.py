@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from actors.cluster.fencing import MARGIN_S, bind_to_cluster, lease_of
-from actors.cluster.node_identity import this_node
+from actors.cluster.node_identity import alive_nodes, this_node
 from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
@@ -124,7 +124,7 @@ class ForeignActors:
         """The one actor; it ends with the driver. Raises ResourceError where no node could ever hold it."""
         trainer = self._config.trainer
         for key, name, needed in (("num_cpus", "CPU", trainer.num_cpus), ("num_gpus", "GPU", trainer.num_gpus)):
-            most = max((node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]), default=0)
+            most = max((node["Resources"].get(name, 0) for node in alive_nodes()), default=0)
             if needed > most:
                 raise ResourceError(
                     f"trainer.{key}={needed:g}, and no node has more than {most:g}",
