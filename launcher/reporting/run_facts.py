@@ -124,6 +124,12 @@ def read_facts(paths: RunPaths) -> RunFacts:
     """The facts of a run that nobody writes any more. Raises JournalError naming a file that can't be read."""
     reader = RunReader(paths)
     reader.refresh(has_ended=True)
+    check_readable(paths)
+    return facts_of_run(reader.data, paths)
+
+
+def check_readable(paths: RunPaths) -> None:
+    """Raises JournalError naming a file that is there and can't be read."""
     for path in (paths.events, paths.ledger, paths.metrics):
         try:
             path.open("rb").close()
@@ -131,7 +137,6 @@ def read_facts(paths: RunPaths) -> RunFacts:
             continue
         except OSError as error:
             raise JournalError(f"{path} can't be read: {error.strerror}", "check its permissions") from error
-    return facts_of_run(reader.data, paths)
 
 
 def facts_of_run(data: RunData, paths: RunPaths) -> RunFacts:

@@ -92,20 +92,24 @@ class Figures:
     def curves(
         self, kept: np.ndarray, window: Window = Window(), *, since: int | None = None, width: int | None = None
     ) -> dict[str, object]:
-        """Bins of `width` steps (by default the width that a screen needs). `since`: from that step's bin on alone."""
+        """Bins of `width` steps (by default the width that a screen needs). `since`: from that step's bin on alone;
+        `not_finite` is of the whole window all the same."""
         steps = np.array(self._steps, dtype=np.int64)
         inside = kept & (steps >= (window.first or 0))
         if window.last is not None:
             inside &= steps <= window.last
         chosen = np.flatnonzero(inside)
         width = width or _width(steps[chosen])
+        infinite = {key: int(np.isinf(self._column(key)[chosen]).sum()) for key in self.keys}
         if since is not None:
             chosen = chosen[steps[chosen] >= since // width * width]
         bins = steps[chosen] // width
         starts = np.flatnonzero(np.diff(bins, prepend=-1)) if len(chosen) else np.zeros(0, dtype=np.int64)
         x = bins[starts] * width + (width - 1) / 2
         found: dict[str, object] = {"width": width, "x": x.tolist(), "steps": len(chosen)}
-        found["series"] = {key: _series(self._column(key)[chosen], starts, width) for key in self.keys}
+        found["series"] = {
+            key: {"not_finite": infinite[key], **_series(self._column(key)[chosen], starts, width)} for key in self.keys
+        }
         return found
 
     def undone(self, kept: np.ndarray, key: str, window: Window = Window()) -> list[tuple[float, float]]:
@@ -151,19 +155,18 @@ def _width(steps: np.ndarray) -> int:
 
 
 def _series(values: np.ndarray, starts: np.ndarray, width: int) -> Mapping[str, object]:
-    """Mean of each bin, and where it holds several steps the lowest and the highest; how many were not finite."""
+    """Mean of each bin, and where it holds several steps the lowest and the highest."""
     if not len(starts):
-        return {"mean": [], "not_finite": 0}
+        return {"mean": []}
     is_finite = np.isfinite(values)
-    found: dict[str, object] = {"not_finite": int(np.isinf(values).sum())}
     known = np.where(is_finite, values, np.nan)
     if width == 1:
-        return found | {"mean": _rounded(known)}
+        return {"mean": _rounded(known)}
     counts = np.add.reduceat(is_finite, starts, dtype=np.int64)
     with np.errstate(invalid="ignore"):
         mean = np.add.reduceat(np.where(is_finite, values, 0.0), starts) / counts
     low, high = np.fmin.reduceat(known, starts), np.fmax.reduceat(known, starts)
-    return found | {"mean": _rounded(mean), "low": _rounded(low), "high": _rounded(high)}
+    return {"mean": _rounded(mean), "low": _rounded(low), "high": _rounded(high)}
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:

@@ -24,6 +24,7 @@ import orjson
 from aiohttp import web
 
 from launcher.base.errors import LauncherError, UsageError
+from launcher.run_files.journal import encode
 from launcher.run_files.run_paths import RunPaths
 from scripts.report import is_live
 from scripts.run_control import send, serving
@@ -156,7 +157,10 @@ async def _page(request: web.Request) -> web.StreamResponse:
 
 def _said(content: dict[str, Any], *, status: int = 200) -> web.Response:
     """What is no finite number is null."""
-    data = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    try:
+        data = orjson.dumps(content)
+    except TypeError:  # half a surrogate pair, or an integer of more than 64 bits, that another program wrote
+        data = encode(content)
     return web.Response(body=data, status=status, content_type="application/json")
 
 

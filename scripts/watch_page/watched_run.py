@@ -15,7 +15,7 @@ from launcher.html_report.report_page import status_of, tiles_of
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import incident_title
 from launcher.reporting.incident_facts import IncidentFacts
-from launcher.reporting.run_facts import RunFacts, facts_of_run
+from launcher.reporting.run_facts import RunFacts, check_readable, facts_of_run
 from launcher.reporting.run_reader import RunData, RunReader
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.control_requests import wanted
@@ -83,7 +83,9 @@ class WatchedRun:
         self._version, self._due_at, self._is_new = 0, 0.0, True
 
     def answer(self, seen: Seen) -> dict[str, object]:
+        """Raises JournalError naming a file that can't be read."""
         with self._lock:
+            check_readable(self.paths)
             if self._file not in (found := _identity(self.paths), None):  # another run of the same name
                 self._begin()
             self._file = found

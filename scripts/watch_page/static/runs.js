@@ -58,10 +58,8 @@ export class RunHead {
   show(run, isNewer) {
     this.data = run;
     if (isNewer) this.seenAt = performance.now();
-    const [word, look, reason] = run.status;
+    const reason = run.status[2];
     this.title.textContent = run.title;
-    this.word.textContent = word;
-    this.word.className = `word ${look}`;
     this.reason.textContent = reason;
     this.reason.hidden = !reason;
     const isOver = run.life.live === false;
@@ -81,13 +79,17 @@ export class RunHead {
   }
 
   // Seconds go on between two answers of the server.
-  tick() {
+  // `isStale`: the page gets no answer, so that nothing is known of now.
+  tick(isStale = false) {
     if (!this.data) return;
+    const [word, look] = this.data.status;
+    this.word.textContent = isStale && look === "live" ? `${word} WHEN LAST SEEN` : word;
+    this.word.className = isStale && look === "live" ? "word" : `word ${look}`;
     const since = (performance.now() - this.seenAt) / 1000;
     const { last_step: step, last_step_age_s: stepAge, usual_step_s: usual, life, total_steps: total } = this.data;
     const parts = [];
     const told = life.live === true ? "live" : life.live === false ? "not running" : "on another machine, not known to live";
-    parts.push(told);
+    parts.push(isStale ? `${told} when last seen` : told);
     if (step !== null) {
       const of = total === null ? "" : ` of ${number(total)}`;
       parts.push(`step ${number(step)}${of}` + (stepAge === null ? "" : `, committed ${age(stepAge + since)} ago`));

@@ -43,6 +43,7 @@ async function turn() {
     }
   } catch (error) {
     problem = error.status ? error.message : "The server of this page does not answer.";
+    document.title = "not known now";
   }
   notice();
 }
@@ -91,7 +92,7 @@ function joined(old, fresh) {
   const kept = from < 0 ? old.x.length : from;
   const series = {};
   for (const key of new Set([...Object.keys(old.series), ...Object.keys(fresh.series)])) {
-    series[key] = { not_finite: (old.series[key]?.not_finite || 0) + (fresh.series[key]?.not_finite || 0) };
+    series[key] = { not_finite: (fresh.series[key] || old.series[key]).not_finite };
     for (const part of ["mean", "low", "high"]) {
       if (!(old.series[key]?.[part] || fresh.series[key]?.[part])) continue;
       const earlier = old.series[key]?.[part]?.slice(0, kept) || Array(kept).fill(null);
@@ -252,7 +253,7 @@ async function again() {
 }
 
 setInterval(() => {
-  for (const head of heads.values()) head.tick();
+  for (const head of heads.values()) head.tick(Boolean(problem));
   notice();
 }, 1000);
 find("#further").addEventListener("toggle", draw);

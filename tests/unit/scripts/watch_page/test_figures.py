@@ -85,6 +85,8 @@ def test_what_is_not_finite_is_no_point_and_is_counted():
     figures = figures_of([(0, "NaN"), (1, "Infinity"), (2, 0.5), (3, None), (4, "-Infinity")])
     series = figures.curves(np.ones(5, dtype=bool))["series"][REWARD]
     assert series == {"mean": [None, None, 0.5, None, None], "not_finite": 2}
+    late = figures.curves(np.ones(5, dtype=bool), since=4, width=1)["series"][REWARD]
+    assert late == {"mean": [None], "not_finite": 2}, "of all of them, however often it is asked"
     wide = figures.curves(np.ones(5, dtype=bool), width=2)["series"][REWARD]
     assert wide == {"mean": [None, 0.5, None], "low": [None, 0.5, None], "high": [None, 0.5, None], "not_finite": 2}
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from aiohttp import web
 
-from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.run_paths import RunLock, RunPaths
 from scripts.benchmark.browser import Browser, find_chromium
 from scripts.watch import link
 from scripts.watch_page.server import WatchServer
@@ -17,6 +17,8 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium on the PATH"),
 ]
 TOKEN = "a-token"
+page_ends = []
+"""What ends the server of the page that is looked at."""
 OPENED = "document.documentElement?.dataset.opened"
 ATTACK = "<img src='http://evil.test/x' onerror='window.owned=1'><script>window.owned=1</script>"
 
@@ -33,11 +35,14 @@ def fileroot(tmp_path_factory):
 def browsed(fileroot, look, *, width=1280, token=TOKEN):
     """`look(page)` with the page opened; then no other host was asked and nothing was refused by the policy."""
 
+    page_ends.clear()
+
     async def browse():
         runner = web.AppRunner(WatchServer(fileroot, TOKEN).application())
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
+            page_ends.append(runner.cleanup)
             port = runner.addresses[0][1]
             async with Browser() as browser:
                 page = await browser.page(width=width)
@@ -145,3 +150,21 @@ def test_a_wrong_token_is_one_message(fileroot):
 
     said, _ = browsed(fileroot, look, token="other")
     assert said == "the token is not this server's: open the link that it printed"
+
+
+def test_without_an_answer_nothing_is_claimed_of_now(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="long", trial_name="t")
+    LongRun(paths, steps=60, incidents=2).write()
+    lines = [line for line in paths.events.read_text().splitlines() if "run.finished" not in line]
+    paths.events.write_text("\n".join(lines) + "\n")
+
+    async def look(page):
+        await page.until(OPENED)
+        assert await page.evaluate("document.querySelector('.word').textContent") == "RUNNING"
+        await page_ends[0]()
+        await page.until("document.querySelector('.word').textContent === 'RUNNING WHEN LAST SEEN'")
+        assert "does not answer" in await page.evaluate("document.querySelector('#notice').textContent")
+        assert "live when last seen" in await page.evaluate("document.querySelector('.run').textContent")
+
+    with RunLock(paths):
+        browsed(tmp_path, look)

@@ -167,6 +167,21 @@ def test_what_others_wrote_is_text(tmp_path):
         assert "<img src=x" in content and not {*BIDI} & {*content}
 
 
+def test_what_has_no_utf8_and_what_can_not_be_read(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="e", trial_name="t")
+    LongRun(paths, steps=60, incidents=2).write()
+    with paths.metrics.open("a") as file:
+        file.write('{"global_step": 60, "half\\ud800": 1.5, "huge": 1e400}\n')
+    status, said = got(tmp_path, "/api/run?run=ann/e/t")
+    assert status == 200 and said["last_step"] == 60
+    assert any(key.startswith("half") for key in said["curves"]["series"])
+    assert said["curves"]["series"]["huge"]["not_finite"] == 1
+    paths.metrics.unlink()
+    paths.metrics.mkdir()
+    status, said = got(tmp_path, "/api/run?run=ann/e/t")
+    assert status == 400 and f"{paths.metrics} can't be read" in said["error"]
+
+
 # ── the operator's buttons ──
 
 
