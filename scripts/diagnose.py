@@ -147,7 +147,7 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"--html {path} can't be written: {error.strerror}", "name a file in a folder that exists"
+            f"--html {path} can't be written: {error.strerror}", "name a file in a folder that exists and has room"
         ) from error
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from launcher.base.wording import in_one_line
 from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.incident_context import IncidentContext
+from launcher.diagnosis.judging.memory_places import place_of
 from launcher.diagnosis.reading.log_clock import say_duration
 from launcher.diagnosis.reading.log_patterns import without_head
 from launcher.diagnosis.reading.log_records import (
@@ -139,7 +140,8 @@ def of_server_hang(context: IncidentContext) -> Iterator[Evidence]:
 
 def _explained_by_memory(context: IncidentContext) -> Iterator[Evidence]:
     """A server that ran out of memory crashes or hangs for that reason: the remedy is memory's."""
-    if ran_out := context.near(Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY, role=Role.SERVER):
+    ended = context.near(Kind.OUT_OF_MEMORY, Kind.KILLED_FOR_MEMORY)
+    if ran_out := [h for h in ended if place_of(h)[0] == "server"]:
         yield seen_in(ran_out, -6, "a server ran out of memory: what else it did came of that")
 
 
@@ -184,9 +186,12 @@ def _was_silent_before(context: IncidentContext, event: LogEvent) -> bool:
     if event.time is None:
         return False
     fired = any(h.time is not None and h.time <= event.time for h in context.near(Kind.SERVER_WATCHDOG))
-    begins = [h.time for h in context.contents.log_events if h.kind is Kind.NO_TOKENS and h.time is not None]
-    before = max((time for time in begins if time <= event.time), default=event.time)
-    return fired or event.time - before >= _longest_usual_pause(context)
+    limit = _longest_usual_pause(context)
+    return fired or any(
+        h.time is not None and h.last_time is not None and h.time + limit <= event.time <= h.last_time
+        for h in context.contents.log_events
+        if h.kind is Kind.NO_TOKENS
+    )
 
 
 def _last_tokens(context: IncidentContext) -> list[LogEvent]:

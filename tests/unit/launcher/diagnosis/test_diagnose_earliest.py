@@ -69,6 +69,13 @@ def test_a_server_that_raised_after_it_had_hung_is_a_hang(tmp_path):
     assert cause_of(folder).first.guess is Guess.SERVER_HANG
 
 
+def test_a_server_that_ran_out_of_memory_explains_its_crash_in_whatever_file_it_says_so(tmp_path):
+    full = "20251111-{at}.000 Launcher ERROR: Decode out of memory. Try to lower your batch size."
+    exits = "20251111-{at}.000 SGLangServer INFO: SGLang server http://127.0.0.1:1 exits, returncode=1"
+    folder = run_that_stops(tmp_path / "run", trainer=[("10:00:05", full), ("10:00:06", exits)])
+    assert cause_of(folder).first.guess is Guess.OUT_OF_MEMORY
+
+
 def write_chart(path, *, after):
     """As WandB exports it: reward and the seconds of a step's rollouts, which become `after` with the rewards' fall."""
     rows = [(step, 0.5 + 0.01 * (step % 5), 30 + 0.1 * (step % 3), 400 + step % 7) for step in range(60)]
