@@ -7,7 +7,7 @@
 Formulas: GRPO from DeepSeekMath (arXiv 2402.03300), asymmetric clip and token mean from DAPO (2503.14476), the
 constant length from Dr. GRPO (2503.20783), the sequence's ratio from GSPO (2507.18071), CISPO from MiniMax-M1
 (2506.13585), the dual clip from Ye et al. (1912.09729). The code that was followed for what the papers leave open is
-TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4; `python -m scripts.benchmark.compare_losses` compares with theirs.
+TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4; `python -m scripts.compare_losses` compares with theirs.
 A loss is a weighted sum whose weights come from the complete batch, so cutting the batch into pieces changes nothing.
 NaN is never hidden: a reward or log-prob that is not a number makes what it touches not a number.
 """
