@@ -26,6 +26,11 @@ def inherited() -> dict[str, str]:
     return {name: os.environ[name] for name in OF_PYTHON_AND_THREADS if name in os.environ}
 
 
+def mark_of(paths: RunPaths) -> str:
+    """The variable, with its value, in the environment of the command and of all that it starts."""
+    return f"{MARK}={paths.namespace}"
+
+
 async def start(
     command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str], *, stop_s: float
 ) -> GuardedProcess:
@@ -45,7 +50,7 @@ async def start(
             command=(env, "-C", str(command.cwd), *unset, *setting, *command.words),
             environment={**own, **given},
             log=paths.trainer_log,
-            mark=f"{MARK}={paths.namespace}",
+            mark=mark_of(paths),
             watch=(os.getpid(), *(() if raylet is None else (raylet,))),
             grace_s=stop_s,
         )

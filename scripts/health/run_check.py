@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from actors.foreign.foreign_process import mark_of
+from actors.processes.process_tree import bearing
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import foreign_trainer
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
@@ -58,8 +61,11 @@ def check_run(subject: Subject) -> list[Finding]:
     if subject.is_live is False and not view.started_at and steps.last_step is None:
         return [Finding("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
     findings = judge_run(view, steps, is_live=subject.is_live, now=time.time())
-    if subject.processes is not None:
-        findings.append(_processes(subject.processes, is_starting=view.state in ("", "INITIALIZING")))
+    is_starting = view.state in ("", "INITIALIZING")
+    if subject.processes is not None and foreign_trainer(view.settings):
+        findings.append(_command(subject.paths, subject.processes.driver.pid, is_starting=is_starting))
+    elif subject.processes is not None:
+        findings.append(_processes(subject.processes, is_starting=is_starting))
     elif subject.is_live is False:
         findings.append(_left_over(subject.paths))
     return findings
@@ -124,6 +130,15 @@ def _processes(found: RunProcesses, *, is_starting: bool) -> Finding:
         text = f"no process of {', '.join(missing)}"
         return Finding("run", "processes", UNKNOWN if is_starting else BAD, text, facts)
     return Finding("run", "processes", OK, ", ".join(f"{name} {pid}" for name, pid in pids.items()), facts)
+
+
+def _command(paths: RunPaths, driver: int, *, is_starting: bool) -> Finding:
+    """Of another project's trainer: its whole tree, which one actor supervises."""
+    pids = sorted(process.pid for process in bearing(mark_of(paths)))
+    if not pids:
+        return Finding("run", "processes", UNKNOWN if is_starting else BAD, "the command does not run", {"pids": {}})
+    text = f"driver {driver}, the command's {', '.join(map(str, pids))}"
+    return Finding("run", "processes", OK, text, {"pids": {"driver": driver, "command": pids}})
 
 
 def _left_over(paths: RunPaths) -> Finding:

@@ -16,6 +16,7 @@ from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
 from launcher.reporting.run_reader import as_integer
 from launcher.run_files.run_keys import ServerKeys
+from launcher.run_files.written_settings import foreign_trainer
 from scripts.faults.run_processes import state
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import ServerRecord, trainer_version
@@ -103,6 +104,8 @@ def check_servers(subject: Subject) -> list[Finding]:
     servers |= {url: ServerRecord(state="READY", url=url) for url in subject.extra_servers}
     if not servers and not subject.may_be_live:
         return [Finding("servers", "servers", ABSENT, "the run has ended")]
+    if not servers and foreign_trainer(subject.view.settings):
+        return [Finding("servers", "servers", ABSENT, "another project's trainer has its own, which are not looked at")]
     if not servers:
         return [Finding("servers", "servers", UNKNOWN, "the journal names none yet")]
     return asyncio.run(_check_all(subject, servers))

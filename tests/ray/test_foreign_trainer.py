@@ -49,6 +49,7 @@ def test_killed_stopped_collapsed_and_without_its_supervisor_it_ends_as_without_
             killed = run.kill_trainer()
             run.wait_until(lambda killed=killed: run.trainer_pid() not in (None, killed), "it is restarted")
         run.wait_steps(100)
+        assert check_health.main([str(run.paths.logs)]) == 0, capsys.readouterr().out
         run.kill_trainer(signal.SIGSTOP)
         run.wait_until(lambda: ("trainer_hang", True) in run.incidents(), "the hang is over")
         run.wait_steps(120)

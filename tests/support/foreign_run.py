@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.foreign.foreign_process import MARK
+from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths, login_name
@@ -65,7 +65,7 @@ class ForeignRun:
 
     def tree(self) -> list[int]:
         """Every process that was started by the command, and the command."""
-        return [process.pid for process in bearing(f"{MARK}={self.paths.namespace}")]
+        return [process.pid for process in bearing(mark_of(self.paths))]
 
     def trainer_pid(self, script: str = PROGRAM.name) -> int | None:
         """The command's own process."""
