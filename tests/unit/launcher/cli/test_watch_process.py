@@ -12,6 +12,7 @@ import urllib.request
 import psutil
 import pytest
 
+from launcher.__main__ import main as launch
 from launcher.cli.watch_process import WatchProcess
 from launcher.config.compose import REPOSITORY
 from launcher.run_files.run_keys import read_watch_token
@@ -102,6 +103,7 @@ def test_keys_that_can_not_be_written_are_one_message(paths, port):
 DRIVER = """
 import sys, time
 from pathlib import Path
+from launcher.__main__ import main as launch
 from launcher.cli.watch_process import WatchProcess
 from launcher.run_files.run_paths import RunPaths
 paths = RunPaths(fileroot=Path(sys.argv[1]), user="ann", experiment_name="long", trial_name="t")
@@ -118,3 +120,9 @@ def test_it_ends_when_its_driver_is_killed(paths, port):
         driver.wait()
     psutil.wait_procs([page], timeout=WAIT_S)
     assert not page.is_running() or page.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_plan_names_the_page(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["launcher", "conf=arithmetic_cpu", "dry_run=true", "watch.port=8765"])
+    launch()
+    assert "on port 8765 of its driver's loopback (watch.port)" in capsys.readouterr().out
