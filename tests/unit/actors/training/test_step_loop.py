@@ -121,13 +121,17 @@ def identical(left, right):
             assert torch.equal(value, right[name]), name
 
 
+SEVERAL = {"ppo_n_minibatches": 2, "recompute_logprob": True}
+
+
 @pytest.mark.slow
-def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path):
-    whole = Trial(tmp_path / "whole")
+@pytest.mark.parametrize("recipe", [{}, SEVERAL], ids=["one step a batch", "two"])
+def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path, recipe):
+    whole = Trial(tmp_path / "whole", recipe=recipe)
     assert whole.run()
-    first = Trial(tmp_path / "parts", steps=10)
+    first = Trial(tmp_path / "parts", steps=10, recipe=recipe)
     assert first.run()
-    second = Trial(tmp_path / "parts", resume=True)
+    second = Trial(tmp_path / "parts", resume=True, recipe=recipe)
     assert second.loop.next_step == 10
     assert second.run()
 
@@ -166,23 +170,24 @@ def test_every_prompt_is_trained_on_once_in_each_epoch_and_folders_count_from_ze
     ]
 
 
-def poison(version, **change):
-    """Changes one completion of the batch at `version`, once."""
+def poison(version, at=0, **change):
+    """Changes one completion of the batch at `version`, in the group `at`, once."""
     left = [True]
 
     def spoil(batch):
         if not left or batch.weight_versions != (version,):
             return batch
         left.clear()
-        rollout = batch.groups[0].rollouts[0]
+        rollout = batch.groups[at].rollouts[0]
         inner = {k: v for k, v in change.items() if k != "reward"}
         if "logprobs" in inner:
             inner["logprobs"] = (inner["logprobs"],) * len(rollout.completion.token_ids)
         spoiled = dataclasses.replace(rollout, completion=dataclasses.replace(rollout.completion, **inner))
         if "reward" in change:
             spoiled = dataclasses.replace(spoiled, reward=change["reward"])
-        group = dataclasses.replace(batch.groups[0], rollouts=(spoiled, *batch.groups[0].rollouts[1:]))
-        return dataclasses.replace(batch, groups=(group, *batch.groups[1:]))
+        groups = list(batch.groups)
+        groups[at] = dataclasses.replace(groups[at], rollouts=(spoiled, *groups[at].rollouts[1:]))
+        return dataclasses.replace(batch, groups=tuple(groups))
 
     return spoil
 
@@ -209,6 +214,16 @@ def test_a_batch_whose_gradient_is_not_finite_is_vetoed_before_the_optimizer_mov
     assert trial.run()
     assert len(trial.events("batch.rejected")) == 1
     assert all(t.isfinite().all() for t in trial.weights().values())
+    assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
+
+
+@pytest.mark.slow
+def test_a_later_part_of_a_batch_that_is_not_finite_is_vetoed_and_leaves_no_trace(tmp_path):
+    spoilt = Replay(prompts(N_PROMPTS), SAMPLES, spoil=poison(3, at=-1, logprobs=-1e38))
+    trial = Trial(tmp_path, steps=5, recipe={"ppo_n_minibatches": 2}, rollouts=spoilt)
+    assert trial.run()
+    (rejected,) = trial.events("batch.rejected")
+    assert rejected["global_step"] == 3
     assert sorted(i for r in trial.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
 
 
