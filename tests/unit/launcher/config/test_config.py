@@ -106,7 +106,7 @@ def test_a_bare_on_in_yaml_is_the_word_on(own_preset):
         (["seed=null"], ["seed=null", "null is not allowed"]),
         (["dry_run=perhaps"], ["dry_run=perhaps", "type bool"]),
         (["stats_logger.wandb.tags=a"], ["stats_logger.wandb.tags=a", "list of str"]),
-        (["actor=3"], ["actor: a section", "actor.path=…"]),
+        (["actor=3"], ["actor: a section", "actor.ppo_n_minibatches=…"]),
         (["train_dataset.path=???"], ["no value for train_dataset.path"]),
         (["seed"], ["can't be read", "'seed'", "key=value"]),
         (["seed=[1"], ["can't be read", "[1"]),
