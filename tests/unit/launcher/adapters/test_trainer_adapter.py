@@ -38,7 +38,8 @@ def test_the_example_of_the_page_is_an_adapter(tmp_path, monkeypatch):
     ]
     (tmp_path / "my_trainer_adapter.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = importlib.import_module("my_trainer_adapter").MyTrainerAdapter(ForeignTrainerConfig(command="python t.py", cwd=str(tmp_path)))
+    adapter = importlib.import_module("my_trainer_adapter").MyTrainerAdapter
+    made = adapter(ForeignTrainerConfig(command="python t.py", cwd=str(tmp_path)))
     seen, _ = made.read("iter=12 | ret=0.41\n")
     assert [(one.step, one.reward) for one in seen] == [(12, 0.41)]
     for name in ("ckpt-12.pt", "ckpt-12.ok", "ckpt-24.pt"):
