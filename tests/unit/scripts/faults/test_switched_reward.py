@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from actors.model.grpo import group_advantages
+from actors.model.advantages import group_advantages
+from launcher.config.recipe import RewardNormConfig
 from scripts.faults import broken_reward, switched_reward
 
 GROUP = 8
@@ -42,7 +43,7 @@ def test_huge_rewards_are_finite_and_the_advantages_of_their_group_are_not(turn)
     for prompt in range(PROMPTS):
         rewards = [score(prompt, sample) for sample in range(GROUP)]
         assert all(map(math.isfinite, rewards))
-        advantages = group_advantages(torch.tensor([rewards], dtype=torch.float64), std=True, eps=1e-6)
+        advantages = group_advantages(torch.tensor([rewards], dtype=torch.float64), RewardNormConfig())
         if max(rewards) > 1:
             poisoned += 1
             assert not advantages.isfinite().all()

@@ -13,7 +13,7 @@ from scripts.faults.kinds import KINDS, describe
 from scripts.faults.schedule import Copies, FaultChoice, FaultMoment, decide, in_order, last_copy, parse_fault, storm
 from scripts.faults.trainer_faults import FRAMES
 
-ACTORS = Path(__file__).parents[3] / "actors"
+ACTORS = Path(__file__).parents[4] / "actors"
 
 
 def test_a_fault_is_read_with_its_options_and_its_time():
