@@ -255,8 +255,8 @@ class SupervisedRun:
         began = time.monotonic()
         while family := self.family():
             commands = [_command(process) for process in family]
-            limit = RAY_GIVES_UP_S if all(_is_starting(command) for command in commands) else seconds
-            assert time.monotonic() < began + scaled(limit), [command[:120] for command in commands]
+            limit = scaled(RAY_GIVES_UP_S) if all(_is_starting(command) for command in commands) else seconds
+            assert time.monotonic() < began + limit, [command[:120] for command in commands]
             time.sleep(0.1)
 
     def tail(self) -> str:
