@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     runs_slow = config.getoption("--all") or config.getoption("--long")
     for item in items:
-        if item.path.parent in SYSTEM and not item.get_closest_marker("quick"):
+        if any(item.path.is_relative_to(folder) for folder in SYSTEM) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="long: --long runs it"))

@@ -37,6 +37,10 @@ def is_run(*where, **how):
     return collected(*where, **how).get_closest_marker("skip") is None
 
 
+def test_a_folder_below_a_folder_of_whole_runs_is_slow_too():
+    assert not is_run(RAY_FILE.parent / "driver" / "test_x.py")
+
+
 @pytest.mark.parametrize(
     ("path", "names", "needs"),
     [
