@@ -13,6 +13,12 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read, speak_anywher
 
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 
+_ROOM, _RIGHTS = "make room on its disk", "check that this user may read and write it"
+REMEDIES = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM} | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE), _RIGHTS
+)
+"""Of what a disk or its rights refuse. A file that is not there is for the tool to foresee."""
+
 
 def ended(run: Callable[[], int], *, refused: int = WRONG, unread: int = DONE) -> int:
     """The exit code of `run`; an error of ours ends in one message.
@@ -27,21 +33,18 @@ def ended(run: Callable[[], int], *, refused: int = WRONG, unread: int = DONE) -
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except OSError as error:  # a folder that can't be read, a disk without room
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
         print(
-            f"error: {error.filename or 'a file'}: {error.strerror or error}\n  → {_remedy_of(error)}", file=sys.stderr
+            f"error: {error.filename or 'a file'}: {error.strerror or error}\n  → {REMEDIES[error.errno]}",
+            file=sys.stderr,
         )
         return refused
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG if error.exit_code == WRONG else refused
     return code
-
-
-def _remedy_of(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "make room on its disk"
-    return "check that it is there, and that this user may read and write it"
 
 
 def print_json(content: Mapping[str, object], *, indent: int = 2) -> None:

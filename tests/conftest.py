@@ -7,6 +7,7 @@
 --real-servers     the real SGLang in tests/chaos/test_lost_nodes.py, in place of stand-ins
 """
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: --all runs it"))
         if item.path.is_relative_to(UNIT) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before():
+    """The launcher's entry point holds SIGUSR1 back, as a process's own: later tests' children would inherit that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.hookimpl(tryfirst=True)

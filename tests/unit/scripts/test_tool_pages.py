@@ -19,7 +19,7 @@ PAGES = [HEALTH_PAGE, *sorted(TROUBLE.glob("*.md"))]
 TOOLS = {"check_health", "diagnose", "inject_fault", "list_checkpoints", "report", "resume_training", "setup_recovery"}
 KEYS = {setting.key for setting in settings_of(RunConfig)}
 SECTIONS = {key.partition(".")[0] for key in KEYS if "." in key}
-NOT_SETTINGS = {"memory.ran_out", "memory.rising", "restart.*"}
+NOT_SETTINGS = {"memory.ran_out", "memory.rising", "restart.*", "trainer.log"}
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
