@@ -103,10 +103,23 @@ def test_an_archive_without_a_log_says_what_it_holds(tmp_path):
         diagnosis_of(tmp_path / "run.tar")
 
 
-def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["../../elsewhere.log", "{tmp}/elsewhere.log"])
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name):
     (tmp_path / "trainer.log").write_text("x")
     with tarfile.open(tmp_path / "run.tar", "w") as archive:
-        archive.add(tmp_path / "trainer.log", arcname="../../trainer.log")
+        info = archive.gettarinfo(tmp_path / "trainer.log")
+        info.name = name.format(tmp=tmp_path)
+        archive.addfile(info, (tmp_path / "trainer.log").open("rb"))
+    with pytest.raises(DataError, match=r"run\.tar would write elsewhere: .*elsewhere\.log"):
+        diagnosis_of(tmp_path / "run.tar")
+    assert not (tmp_path / "elsewhere.log").exists()
+
+
+def test_an_archive_with_a_file_in_place_of_a_folder_is_refused(tmp_path):
+    (tmp_path / "trainer.log").write_text("x")
+    with tarfile.open(tmp_path / "run.tar", "w") as archive:
+        for name in ("logs.log", "logs.log/trainer.log"):
+            archive.add(tmp_path / "trainer.log", arcname=name)
     with pytest.raises(DataError, match=r"run\.tar is no archive that can be read"):
         diagnosis_of(tmp_path / "run.tar")
 
