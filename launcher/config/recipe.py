@@ -136,8 +136,10 @@ def describe_recipe(actor: RecipeConfig) -> str:
     parts = [
         f"{actor.policy_loss}, {ratio}",
         *([f"at most {actor.c_clip:g} where the advantage is negative"] if actor.c_clip is not None else []),
-        actor.loss_aggregation,
-        f"rewards less the mean of {norm.mean_level or 'nothing'} over the deviation of {norm.std_level or 'nothing'}",
+        f"loss: {actor.loss_aggregation}",
+        "advantage: the reward"
+        + (f" less the {norm.mean_level}'s mean" if norm.mean_level else "")
+        + (f", over the {norm.std_level}'s deviation" if norm.std_level else ""),
         *(["advantages normalised over the batch's tokens"] if over.mean_level or over.std_level else []),
         *([f"overlong penalty in the last {actor.overlong_tokens} tokens"] if actor.overlong_reward_penalty else []),
         *(["truncated completions left out"] if actor.mask_truncated_completions else []),

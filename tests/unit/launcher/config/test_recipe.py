@@ -68,8 +68,8 @@ def test_a_value_out_of_range_is_one_message(override, said):
 
 def test_the_default_is_described_and_so_is_a_clip_that_can_not_act():
     assert describe_recipe(recipe()) == (
-        "objective: ppo, token ratio in 0.8 … 1.28; token_mean; "
-        "rewards less the mean of group over the deviation of group; 1 optimizer step a batch"
+        "objective: ppo, token ratio in 0.8 … 1.28; loss: token_mean; "
+        "advantage: the reward less the group's mean, over the group's deviation; 1 optimizer step a batch"
     )
     assert "nothing is clipped" in describe_recipe(recipe(recompute_logprob=True))
     assert "token ratio in" in describe_recipe(recipe(recompute_logprob=True, ppo_n_minibatches=2))
