@@ -15,6 +15,7 @@ from launcher.base.errors import ConfigError, ResourceError
 from launcher.base.wording import some_of
 from launcher.checkpoints.model_shape import BYTES, KNOWN_SHAPES, ModelShape
 from launcher.config.schema import RunConfig
+from launcher.config.settings import value_of
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.run_plan import RunPlan, gpu_memory, plan_of
@@ -51,7 +52,7 @@ class _Training(NamedTuple):
 def fit(config: RunConfig, hardware: Hardware, shape: ModelShape | None, typed: Collection[str] = ()) -> Fit:
     """Settings of `FITTED` that were `typed` on the command line stay as they are.
 
-    Raises ConfigError where the model's sizes or the longest sequence are unknown, ResourceError where nothing fits.
+    Raises ConfigError where the model's sizes are unknown, ResourceError where nothing fits.
     """
     if not config.hardware.auto:
         return Fit(config, "")
@@ -93,9 +94,9 @@ def _search(
 def _trainings(config: RunConfig, longest: int, fixed: Sequence[str]) -> Iterator[_Training]:
     actor = config.actor
     sizes = sorted({longest, *(size for size in MICRO_BATCHES if size >= longest)}, reverse=True)
+    is_last_resort = CHECKPOINTING in fixed or MICRO_BATCH in fixed
     for checkpointing in (False, True) if CHECKPOINTING not in fixed else (actor.gradient_checkpointing,):
         for size in sizes if MICRO_BATCH not in fixed else (actor.mb_spec.max_tokens_per_mb,):
-            is_last_resort = CHECKPOINTING in fixed or MICRO_BATCH in fixed
             if checkpointing or size >= min(WITHOUT_CHECKPOINTING, sizes[0]) or is_last_resort:
                 yield _Training(size, checkpointing)
 
@@ -111,8 +112,9 @@ def _served(
     config: RunConfig, hardware: Hardware, shape: ModelShape, tokens: int, fixed: Sequence[str]
 ) -> RunConfig | None:
     """With the largest share of the GPU for the servers that fits and is of use to a step's `tokens`."""
-    if plan_of(config, hardware, shape).devices[0] == "cpu" or FRACTION in fixed:
-        return config if _has_room(plan_of(config, hardware, shape)) else None
+    plan = plan_of(config, hardware, shape)
+    if plan.devices[0] == "cpu" or FRACTION in fixed:
+        return config if _has_room(plan) else None
     sglang = config.sglang
     weights = shape.parameters * BYTES[sglang.dtype] // sglang.tp_size
     cache = tokens * shape.kv_bytes_on_each(sglang.dtype, sglang.tp_size) // (sglang.n_servers * sglang.dp_size)
@@ -161,7 +163,7 @@ def _longest(config: RunConfig, shape: ModelShape) -> int:
 def _refusal(
     config: RunConfig, hardware: Hardware, shape: ModelShape, longest: int, fixed: Sequence[str]
 ) -> ResourceError:
-    """With the nearest that does fit: more ranks, a smaller model, or how much the GPU would have to have."""
+    """With the nearest that does fit: more ranks, or a smaller model."""
     gib = gpu_memory(hardware) / GIB
     ways = [*_more_ranks(config, hardware, shape, longest, fixed), *_smaller_model(config, hardware, longest, fixed)]
     if fixed:
@@ -193,7 +195,5 @@ def _smaller_model(config: RunConfig, hardware: Hardware, longest: int, fixed: S
 
 
 def _shown(config: RunConfig, key: str) -> str:
-    value: object = config
-    for name in key.split("."):
-        value = getattr(value, name)
+    value = value_of(config, key)
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
