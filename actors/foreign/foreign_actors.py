@@ -14,19 +14,19 @@ from typing import Any
 
 import ray
 
-from actors.cluster.fencing import MARGIN_S, bind_to_cluster, lease_of
+from actors.cluster.fencing import bind_to_cluster
 from actors.cluster.node_identity import alive_nodes, this_node
 from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.processes.background_tasks import BackgroundTasks
-from actors.supervision.coordinator_actor import follow_requests
+from actors.supervision.coordinator_actor import follow_requests, take_place
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import ResourceError, StateError
 from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
 from launcher.config.schema import RunConfig
 from launcher.run_files.control_requests import wanted
-from launcher.run_files.journal import Journal, Record, last_of
+from launcher.run_files.journal import Journal, Record
 from launcher.run_files.run_paths import RunPaths
 
 NAME = "foreign_trainer"
@@ -81,19 +81,16 @@ class ForeignTrainerActor:
         return Snapshot(status=status, servers=(), reports=reports, evals=(), committed=made.steps.committed)
 
     async def _begin(self) -> RunOutcome:
-        """One that was started on another node waits until the one before it has ended, behind a partition too."""
         journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
         node, events = this_node(), self._paths.events
-        placed = await asyncio.to_thread(last_of, events, "coordinator.placed", self._attempt)
-        if placed.get("node") not in (None, node) and (lease_s := lease_of(self._config)) is not None:
-            await asyncio.sleep(lease_s + MARGIN_S)
-        journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
+        await take_place(self._config, self._paths, journal)
         await journal.flush()
         history = await asyncio.to_thread(
             RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node
         )
         supervisor = self._supervisor = ForeignSupervisor(self._config, self._paths, journal, history, self._variables)
-        alerts, requests = self._alerts(), BackgroundTasks()
+        alerts = IncidentAlerts.begun(self._config.alerts, self._paths, self._attempt)
+        requests = BackgroundTasks()
         requests.start(follow_requests(supervisor, lambda: wanted(self._paths), journal))
         try:
             return await supervisor.run()
@@ -101,14 +98,6 @@ class ForeignTrainerActor:
             await requests.close()
             if alerts is not None:
                 await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
-
-    def _alerts(self) -> IncidentAlerts | None:
-        if self._config.alerts.webhook is None:
-            return None
-        in_order = Journal(self._paths.events, self._attempt, time.time)  # each line is on the disk before its message
-        alerts = IncidentAlerts(self._config.alerts, self._paths, in_order, self._attempt)
-        alerts.start()
-        return alerts
 
 
 class ForeignActors:

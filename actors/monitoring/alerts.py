@@ -16,6 +16,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from http.client import HTTPException
+from typing import Self
 
 from launcher.config.supervision import AlertsConfig
 from launcher.reporting.event_lines import alert_of
@@ -49,6 +50,15 @@ class IncidentAlerts:
         self._thread = threading.Thread(target=self._follow, name="alerts", daemon=True)
         self.missed = 0
         """Messages that did not get through."""
+
+    @classmethod
+    def begun(cls, config: AlertsConfig, paths: RunPaths, attempt: int) -> Self | None:
+        """Started, with a journal that has each line on the disk before its message; None without a webhook."""
+        if config.webhook is None:
+            return None
+        made = cls(config, paths, Journal(paths.events, attempt, time.time), attempt)
+        made.start()
+        return made
 
     def start(self) -> None:
         self._thread.start()

@@ -69,10 +69,7 @@ class HealthMonitorActor:
         keys = await asyncio.to_thread(ServerKeys.read, paths.keys)
         journal = self._journal = Journal(paths.events, self._attempt, time.time, in_background=True)
         journal.record("monitor.started", subject="health_monitor", pid=os.getpid())
-        if config.alerts.webhook is not None:
-            in_order = Journal(paths.events, self._attempt, time.time)  # each line is on the disk before its message
-            self._alerts = IncidentAlerts(config.alerts, paths, in_order, self._attempt)
-            self._alerts.start()
+        self._alerts = IncidentAlerts.begun(config.alerts, paths, self._attempt)
         memory = MemoryWatch(config.memory, journal, series=LineLog(paths.memory))
         series = await self._read_series()
         return HealthMonitor(config, journal, SGLangClient(keys), series=series, memory=memory, far=far_tree)

@@ -106,13 +106,8 @@ class CoordinatorActor:
             self._coordinator.abort(reason)
 
     async def _begin(self) -> RunOutcome:
-        """One that was started on another node waits until the one before it has ended, behind a partition too."""
         journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
-        node = this_node()
-        placed = await asyncio.to_thread(last_of, self._paths.events, "coordinator.placed", self._attempt)
-        if placed.get("node") not in (None, node) and (lease_s := lease_of(self._config)) is not None:
-            await asyncio.sleep(lease_s + MARGIN_S)
-        journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
+        await take_place(self._config, self._paths, journal)
         coordinator = await self._make(journal)
         requests = BackgroundTasks()
         requests.start(follow_requests(coordinator, lambda: wanted(self._paths), journal))
@@ -143,6 +138,15 @@ class CoordinatorActor:
         artifacts = ArtifactCollector(self._paths, pids=observer.pids)
         self._coordinator = Coordinator(self._config, executor, history, artifacts=artifacts)
         return self._coordinator
+
+
+async def take_place(config: RunConfig, paths: RunPaths, journal: Journal) -> None:
+    """One that was started on another node waits until the one before it has ended, behind a partition too."""
+    node = this_node()
+    placed = await asyncio.to_thread(last_of, paths.events, "coordinator.placed", journal.attempt)
+    if placed.get("node") not in (None, node) and (lease_s := lease_of(config)) is not None:
+        await asyncio.sleep(lease_s + MARGIN_S)
+    journal.record("coordinator.placed", subject="coordinator", reason="on its node", node=node, pid=os.getpid())
 
 
 class TakesRequests(Protocol):
