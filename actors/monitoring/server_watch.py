@@ -1,6 +1,6 @@
 """Watches one incarnation of one server: reads its state, probes it, and keeps the verdict.
 
-    every look_interval_s:  /proc states, CPU, tokens ─► ServerLook ─► ServerEvidence ─► Verdict
+    every look_interval_s:  /proc states, CPU, tokens ─► ServerLook ─► ServerEvidence ─► Verdict   (sooner when stopped)
     in the background:      one-token generations; /metrics where the tokens can't be read here; /health when in doubt
 
 A look never waits for an answer, so neither a dead server nor a slow one delays its verdict. The policy is
@@ -24,6 +24,9 @@ from launcher.base.messages import Cause, Health, ServerInfo, Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.liveness import judge_server
 from launcher.policy.observation_history import ServerEvidence, ServerLook, Task, observe
+
+SOONER = 0.2
+"""Of a look interval, between looks at a process that is stopped."""
 
 
 class ServerWatch:
@@ -82,7 +85,8 @@ class ServerWatch:
         try:
             while True:
                 self.look()
-                await asyncio.sleep(self._settings.look_interval_s)
+                is_stopped = self._evidence is not None and self._evidence.look.has_stopped
+                await asyncio.sleep(self._settings.look_interval_s * (SOONER if is_stopped else 1))
         finally:
             if self._far is not None:
                 await self._far.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from prometheus_client.mmap_dict import MmapedDict
 
 from actors.processes.process_tree import PROC, Process, cpu_seconds, descendants, identify, name, stat_fields
-from launcher.policy.observation_history import ProcessLook
+from launcher.policy.observation_history import STOPPED, ProcessLook
 
 HTTP, SCHEDULER, DETOKENIZER = "http", "scheduler", "detokenizer"
 TITLES = {"sglang::schedul": SCHEDULER, "sglang::detoken": DETOKENIZER}
@@ -77,7 +77,17 @@ def _look(process: Process) -> ProcessLook | None:
     fields = stat_fields(process.pid)
     if fields is None or fields[0] in "ZX" or int(fields[19]) != process.started:
         return None
-    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields))
+    switches = _switches(process) if fields[0] == STOPPED else None
+    return ProcessLook(state=fields[0], cpu_s=cpu_seconds(fields), switches=switches)
+
+
+def _switches(process: Process) -> int | None:
+    """How often its first thread has left the CPU, as each stop makes it; None where it has ended."""
+    try:
+        status = (PROC / str(process.pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return sum(int(line.split()[1]) for line in status.splitlines() if "voluntary_ctxt_switches" in line)
 
 
 def _counter_files(processes: Iterable[Process]) -> list[Path]:

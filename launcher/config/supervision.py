@@ -17,6 +17,9 @@ class HealthConfig:
     look_interval_s: float = setting(0.25, "between two observations of a process, its probes and its tokens", POSITIVE)
     probe_interval_s: float = setting(1.0, "between two probes of a server: a generation of one token", POSITIVE)
     probe_busy_interval_s: float = setting(5.0, "the same while it makes tokens for others", POSITIVE)
+    stopped_s: float = setting(
+        1.2, "a server with a process stopped (SIGSTOP) for so long is hung; longer, to stop one on purpose", POSITIVE
+    )
     silence_s: float = setting(3.0, "without an answer, a token or CPU time: one of three votes for a hang", POSITIVE)
     silence_factor: float = setting(10.0, "or so many of its usual answer times, where that is longer", POSITIVE)
     silence_max_s: float = setting(60.0, "but not longer than this", DEADLINE)

@@ -31,6 +31,8 @@ def _health(config: RunConfig) -> Iterator[tuple[str, str]]:
             "health.silence_s",
             f"more than {beat_s:g}, one probe interval and two looks: else a server is silent between two probes",
         )
+    if health.stopped_s <= 2 * health.look_interval_s:
+        yield "health.stopped_s", f"more than {2 * health.look_interval_s:g}, two looks: one is no length of time"
     if health.proof_s < health.silence_s:
         yield (
             "health.proof_s",

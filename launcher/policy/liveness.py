@@ -1,14 +1,15 @@
 """Is a server, is the trainer, alive? HEALTHY | SUSPECT | DEAD | UNKNOWN, with the reason.
 
-A hang is declared only when two of three witnesses agree (whoever looks sees an exit at once):
+Whoever looks sees an exit at once, and a process that was stopped (SIGSTOP) and stays so: that is certain, whatever it
+was doing. Any other hang is declared only when two of three witnesses agree:
 
-    process   stopped, or asleep though it has work
+    process   asleep though it has work
     answer    a real generation of one token is overdue
     tokens    requests wait and none of them gets a token
 
 Each alone errs: a busy server answers late, a long generation shows nothing for minutes, a process sleeps because
-its GPU works. The health endpoint is no witness (200 with a dead detokenizer, 503 under load). Without recent
-evidence the answer is UNKNOWN, which is never healthy and never a reason to kill (P7).
+its GPU works, or while a kernel is compiled for it. The health endpoint is no witness (200 with a dead detokenizer,
+503 under load). Without recent evidence the answer is UNKNOWN, which is never healthy and never a reason to kill (P7).
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def judge_server(evidence: ServerEvidence | None, settings: HealthConfig, now: f
     look = evidence.look
     if now - look.at > settings.proof_s:
         return Verdict(health=Health.UNKNOWN, reason=f"not looked at for {now - look.at:.1f} s")
+    if evidence.stopped_s >= settings.stopped_s:
+        reason = f"{', '.join(sorted(evidence.stopped))} stopped for {evidence.stopped_s:.1f} s"
+        return Verdict(health=Health.DEAD, reason=reason, cause=Cause.SERVER_HANG)
     process = _process_vote(evidence, settings)
     answer, tokens = _generation_votes(evidence, settings, now)
     stuck = [vote.stuck for vote in (process, answer, tokens) if vote.stuck]
@@ -55,9 +59,6 @@ def judge_server(evidence: ServerEvidence | None, settings: HealthConfig, now: f
 
 
 def _process_vote(evidence: ServerEvidence, settings: HealthConfig) -> Vote:
-    if evidence.stopped_s >= settings.silence_s:
-        roles = ", ".join(sorted(evidence.stopped))
-        return Vote(f"{roles} stopped for {evidence.stopped_s:.1f} s")
     if evidence.frozen_s >= _silence_s(evidence, settings):
         return Vote(f"scheduler asleep for {evidence.frozen_s:.1f} s with work waiting")
     return ABSTAINS
@@ -66,19 +67,16 @@ def _process_vote(evidence: ServerEvidence, settings: HealthConfig) -> Vote:
 def _generation_votes(evidence: ServerEvidence, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
     task = evidence.look.task
     if task is not None:
-        return _votes_at_task(task, evidence, settings, now)
+        return _votes_at_task(task, now)
     return _answer_vote(evidence, settings, now), _tokens_vote(evidence, settings, now)
 
 
-def _votes_at_task(task: Task, evidence: ServerEvidence, settings: HealthConfig, now: float) -> tuple[Vote, Vote]:
-    """A server at a long task owes no token before its deadline; but one that is stopped is not at its task."""
-    since = f"{task.name} for {now - task.since:.1f} s"
-    if now - task.since >= task.deadline_s:
-        late = Vote(f"{since}, more than {task.deadline_s:g} s")
-        return late, Vote("no token in all that time")
-    if evidence.stopped_s >= settings.silence_s:
-        return Vote(since), ABSTAINS
-    return ABSTAINS, ABSTAINS
+def _votes_at_task(task: Task, now: float) -> tuple[Vote, Vote]:
+    """A server at a long task owes no token before its deadline."""
+    since_s = now - task.since
+    if since_s < task.deadline_s:
+        return ABSTAINS, ABSTAINS
+    return Vote(f"{task.name} for {since_s:.1f} s, more than {task.deadline_s:g} s"), Vote("no token in all that time")
 
 
 def _answer_vote(evidence: ServerEvidence, settings: HealthConfig, now: float) -> Vote:

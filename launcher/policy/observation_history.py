@@ -20,10 +20,14 @@ LONGEST_GAP = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLook:
-    """One process of a tree: its state letter in /proc/PID/stat and the CPU seconds it has used."""
+    """One process of a tree: its state letter in /proc/PID/stat and the CPU seconds it has used.
+
+    `switches`: of a stopped one, how often it has left the CPU. Two looks with one count have seen one stop.
+    """
 
     state: str
     cpu_s: float
+    switches: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,10 @@ class ServerLook:
     tokens: int | None = None
     task: Task | None = None
     health_status: int | None = None
+
+    @property
+    def has_stopped(self) -> bool:
+        return any(process.state == STOPPED for process in (self.processes or {}).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +97,14 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
     at_task = look.task is not None or before.task is not None
     owes_client = look.waiting > 0 and not at_task
     owes_probe = look.probe_waits and look.answered_at == before.answered_at and not at_task
-    stopped = _stopped(before, look)
+    is_new = look.processes is not before.processes  # of another node an answer is looked at several times
+    stopped = _stopped(before, look) if is_new else evidence.stopped
     asleep = _used_no_cpu(before, look, "scheduler") and (owes_client or owes_probe) and not made
     return replace(
         evidence,
         look=look,
         stopped=stopped,
-        stopped_s=evidence.stopped_s + looked_s if stopped else 0.0,
+        stopped_s=evidence.stopped_s + looked_s * is_new if stopped else 0.0,
         frozen_s=evidence.frozen_s + served_s if asleep else 0.0,
         unanswered_s=evidence.unanswered_s + served_s if owes_probe else 0.0,
         dry_s=evidence.dry_s + served_s if owes_client and made == 0 else 0.0,
@@ -105,12 +114,13 @@ def observe(evidence: ServerEvidence, look: ServerLook, settings: HealthConfig) 
 
 
 def _stopped(before: ServerLook, look: ServerLook) -> frozenset[str]:
-    """The processes stopped at both looks that used no CPU between them: one that is stopped and continued many
-    times a second (slow, not hung) may be met stopped at every look."""
+    """The processes that one stop has lasted for from look to look: one that is stopped and continued many times a
+    second (slow, not hung) may be met stopped at every look, and have had too little to do to show in its CPU time."""
+    then = before.processes or {}
     return frozenset(
         role
         for role, process in (look.processes or {}).items()
-        if process.state == STOPPED and _used_no_cpu(before, look, role)
+        if process.state == STOPPED and process == then.get(role)
     )
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from actors.monitoring.server_watch import SOONER
 from launcher.base.messages import Verdict
 from launcher.config.supervision import HealthConfig
 from launcher.policy.liveness import judge_server
 from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook, Task, observe
 
 TICK_S = 0.05
+CPU_TICK_S = 0.01
+"""As /proc counts CPU time."""
 ROLES = ("http", "scheduler", "detokenizer")
 NEVER = float("inf")
 
@@ -61,13 +64,14 @@ class WatchedServer:
         """The verdict at each look."""
         verdicts, evidence = [], None
         tokens, work_done, sent, answered_at, answer_due = 0.0, 0.0, False, None, 0.0
-        cpu = dict.fromkeys(ROLES, 0.0)
+        cpu, switches = dict.fromkeys(ROLES, 0.0), dict.fromkeys(ROLES, 0)
         next_look = next_probe = 0.0
         for tick in range(int(until / TICK_S)):
             t = tick * TICK_S
             works = self._works(t)
             for role in ROLES:
                 cpu[role] += TICK_S * self._uses_cpu(role, t)
+                switches[role] += self._state(role, t) == "T" and self._state(role, t - TICK_S) != "T"
             if works and self.waiting.holds(t) and not self.loading.holds(t):
                 tokens += self.tokens_per_s * TICK_S
             if sent and works and not self.loading.holds(t):
@@ -77,10 +81,10 @@ class WatchedServer:
             if not sent and t >= next_probe and not self.unwatched.holds(t):
                 sent, work_done, answer_due, next_probe = True, 0.0, self.answer_s, t + self.settings.probe_interval_s
             if t >= next_look and not self.unwatched.holds(t):
-                look = self._look(t, cpu, tokens, sent, answered_at)
+                look = self._look(t, cpu, switches, tokens, sent, answered_at)
                 evidence = observe(evidence, look, self.settings) if evidence else ServerEvidence(look=look)
                 verdicts.append((t, judge_server(evidence, self.settings, t)))
-                next_look = t + self.settings.look_interval_s
+                next_look = t + self.settings.look_interval_s * (SOONER if look.has_stopped else 1)
         return verdicts
 
     def _works(self, t: float) -> bool:
@@ -95,18 +99,29 @@ class WatchedServer:
             return 0.0
         return 0.9 if self.spinning.holds(t) or self.waiting.holds(t) else 0.05
 
-    def _look(
-        self, t: float, cpu: dict[str, float], tokens: float, sent: bool, answered_at: float | None
-    ) -> ServerLook:
-        def state(role: str) -> str:
-            if self.stopped.get(role, NOT_AT_ALL).holds(t):
-                return "T"
-            return "R" if self.starved.holds(t) or self.spinning.holds(t) else "S"
+    def _state(self, role: str, t: float) -> str:
+        if self.stopped.get(role, NOT_AT_ALL).holds(t):
+            return "T"
+        return "R" if self.starved.holds(t) or self.spinning.holds(t) else "S"
 
+    def _seen(self, role: str, t: float, cpu_s: float, switches: int) -> ProcessLook:
+        state = self._state(role, t)
+        ticks_s = int(cpu_s / CPU_TICK_S) * CPU_TICK_S
+        return ProcessLook(state=state, cpu_s=ticks_s, switches=switches if state == "T" else None)
+
+    def _look(
+        self,
+        t: float,
+        cpu: dict[str, float],
+        switches: dict[str, int],
+        tokens: float,
+        sent: bool,
+        answered_at: float | None,
+    ) -> ServerLook:
         loading = self.loading.holds(t)
         return ServerLook(
             at=t,
-            processes={role: ProcessLook(state=state(role), cpu_s=cpu[role]) for role in ROLES},
+            processes={role: self._seen(role, t, cpu[role], switches[role]) for role in ROLES},
             probe_waits=sent,
             answered_at=answered_at,
             usual_answer_s=self.usual_answer_s,

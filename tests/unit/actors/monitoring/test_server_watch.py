@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -24,7 +25,10 @@ from tests.programs import stand_in_server
 from tests.support.machine import scaled
 
 DEADLINE_S = scaled(30.0)
-QUICK = HealthConfig(look_interval_s=0.02, probe_interval_s=0.05, silence_s=0.4, silence_factor=1.0, proof_s=1.0)
+QUICK = HealthConfig(
+    look_interval_s=0.02, probe_interval_s=0.05, stopped_s=0.2, silence_s=0.4, silence_factor=1.0, proof_s=1.0
+)
+PATIENT = dataclasses.replace(QUICK, stopped_s=DEADLINE_S)
 URL_OF_NOBODY = "http://127.0.0.1:9"
 
 
@@ -62,10 +66,9 @@ async def fault(url, **fault):
 class Seen:
     """A running watch; `until` waits for a verdict, and `all` are those that it changed to."""
 
-    def __init__(self, info, client, **more):
+    def __init__(self, info, client, settings):
         self.all = []
-        self._changed = asyncio.Condition()
-        self.watch = ServerWatch(info, QUICK, client, on_change=self._take, **more)
+        self.watch = ServerWatch(info, settings, client, on_change=self._take)
         self._running = asyncio.create_task(self.watch.run())
 
     def _take(self, info, verdict):
@@ -82,10 +85,10 @@ class Seen:
         await asyncio.gather(self._running, return_exceptions=True)
 
 
-def watch(work, pid, url):
+def watch(work, pid, url, settings=QUICK):
     async def inside():
         async with SGLangClient() as client:
-            seen = Seen(server(pid, url), client)
+            seen = Seen(server(pid, url), client, settings)
             try:
                 await seen.until(Health.HEALTHY)
                 return await work(seen)
@@ -138,9 +141,8 @@ def test_a_later_process_of_the_same_pid_is_not_the_server():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["http", "scheduler", "detokenizer"])
-def test_a_stopped_process_whose_server_answers_nothing_is_a_hang(tmp_path, stand_in, role):
+def test_a_stopped_process_is_a_hang_whatever_else_answers(tmp_path, stand_in, role):
     async def work(seen):
-        await fault(stand_in, kind="slow", times=None, seconds=600)
         os.kill(seen.watch.pids()[role], signal.SIGSTOP)
         return await seen.until(Health.DEAD)
 
@@ -151,18 +153,48 @@ def test_a_stopped_process_whose_server_answers_nothing_is_a_hang(tmp_path, stan
 
 
 @pytest.mark.slow
-def test_a_stopped_process_alone_is_only_suspect(tmp_path, stand_in):
-    """One witness of three: the stand-in goes on answering."""
+def test_one_that_is_stopped_and_continued_again_and_again_is_no_hang(tmp_path, stand_in):
+    """Each stop is seen, and its time begins anew."""
+
+    async def stopped_s(seen, holds):
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds(seen.watch._evidence.stopped_s):
+                await asyncio.sleep(0)
 
     async def work(seen):
-        os.kill(seen.watch.pids()["detokenizer"], signal.SIGSTOP)
-        await seen.until(Health.SUSPECT)
-        os.kill(seen.watch.pids()["detokenizer"], signal.SIGCONT)
-        await seen.until(Health.HEALTHY)
+        for _ in range(5):
+            os.kill(seen.watch.pids()["detokenizer"], signal.SIGSTOP)
+            await stopped_s(seen, lambda seconds: seconds > 0)
+            os.kill(seen.watch.pids()["detokenizer"], signal.SIGCONT)
+            await stopped_s(seen, lambda seconds: seconds == 0)
         return seen.all
 
     with tree(tmp_path) as process:
-        assert Health.DEAD not in {v.health for v in watch(work, process.pid, stand_in)}
+        seen = watch(work, process.pid, stand_in, PATIENT)
+    assert {v.health for v in seen} <= {Health.UNKNOWN, Health.HEALTHY}
+
+
+@pytest.mark.slow
+def test_a_stop_and_another_one_are_told_apart(tmp_path):
+    """Met stopped at both looks, with no CPU time between them that would show."""
+    with tree(tmp_path) as process:
+        seen = ServerProcesses(identify(process.pid))
+        seen.look()
+        pid = seen.pids()["detokenizer"]
+
+        def stopped():
+            os.kill(pid, signal.SIGSTOP)
+            while (look := seen.look()["detokenizer"]).state != "T":
+                pass
+            return look
+
+        first = stopped()
+        assert seen.look()["detokenizer"] == first
+        os.kill(pid, signal.SIGCONT)
+        while seen.look()["detokenizer"].state == "T":
+            pass
+        second = stopped()
+    assert second.switches > first.switches
 
 
 @pytest.mark.slow

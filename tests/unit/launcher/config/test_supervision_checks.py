@@ -34,6 +34,7 @@ def sound_but(change):
     ("change", "key", "given", "words"),
     [
         ({"health": HealthConfig(silence_s=1.5)}, "health.silence_s", 1.5, "more than 1.5, one probe interval"),
+        ({"health": HealthConfig(stopped_s=0.5)}, "health.stopped_s", 0.5, "more than 0.5, two looks"),
         ({"health": HealthConfig(proof_s=2.0)}, "health.proof_s", 2.0, "at least health.silence_s=3"),
         (
             {"reward_health": RewardHealthConfig(zero_alert_steps=11)},

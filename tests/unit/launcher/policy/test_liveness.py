@@ -58,6 +58,12 @@ TRAPS = {
     "C4 four times slower, met stopped at every look": WatchedServer(
         stopped={"scheduler": Interval(AT - 0.05, period=0.25, share=0.75)}
     ),
+    "C4 four times slower, idle, met stopped at every look": WatchedServer(
+        stopped={"scheduler": Interval(AT - 0.05, period=0.2, share=0.75)}, waiting=Interval(0, 10)
+    ),
+    "C4 four times slower, in stops of almost a second": WatchedServer(
+        stopped={"scheduler": Interval(AT, period=1.3, share=0.75)}
+    ),
 }
 
 
@@ -115,8 +121,8 @@ def test_a_load_past_its_deadline_is_condemned():
     ("witness", "fault"),
     [
         ("_tokens_vote", "C2 scheduler in an endless loop"),
-        ("_answer_vote", "C2 scheduler stopped, idle"),
-        ("_process_vote", "C2 http stopped, idle"),
+        ("_answer_vote", "C2 scheduler deadlocked, idle"),
+        ("_process_vote", "C2 scheduler deadlocked, idle"),
     ],
 )
 def test_without_one_witness_a_fault_is_missed(monkeypatch, witness, fault):
@@ -138,15 +144,6 @@ def test_did_time_count_while_nobody_looked_a_pause_of_the_monitor_would_kill(mo
 def test_were_starvation_counted_a_crowded_machine_would_kill(monkeypatch):
     monkeypatch.setattr(observation_history, "_starved", lambda before, look: False)
     assert alarms(TRAPS["X crowded machine: it wants to run and is not let"])
-
-
-def test_were_a_stop_believed_without_its_cpu_time_a_slow_server_would_be_suspected(monkeypatch):
-    monkeypatch.setattr(
-        observation_history,
-        "_stopped",
-        lambda before, look: frozenset(r for r, p in look.processes.items() if p.state == "T"),
-    )
-    assert alarms(TRAPS["C4 four times slower, met stopped at every look"])
 
 
 def test_did_a_load_not_excuse_a_slow_one_would_kill(monkeypatch):
@@ -193,7 +190,7 @@ LOOK = ServerLook(at=100.0, processes={"scheduler": ProcessLook(state="S", cpu_s
         ),
         (
             ServerEvidence(look=LOOK, stopped_s=4.0, stopped=frozenset({"http"})),
-            Health.SUSPECT,
+            Health.DEAD,
             "http stopped for 4.0 s",
         ),
         (
@@ -251,8 +248,8 @@ LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
         (LOOK, {"at": 109.1}, Health.UNKNOWN, "last token 10.1 s ago"),
         (LOOK, {"at": 110.0}, Health.UNKNOWN, "last token 11.0 s ago"),
         (LOOK, {"at": 110.1}, Health.UNKNOWN, "not looked at for 10.1 s"),
-        (LOOK, {"stopped_s": 2.9, "stopped": frozenset({"http"})}, Health.HEALTHY, "made a token"),
-        (LOOK, {"stopped_s": 3.0, "stopped": frozenset({"http"})}, Health.SUSPECT, "http stopped for 3.0 s"),
+        (LOOK, {"stopped_s": 1.1, "stopped": frozenset({"http"})}, Health.HEALTHY, "made a token"),
+        (LOOK, {"stopped_s": 1.2, "stopped": frozenset({"http"})}, Health.DEAD, "http stopped for 1.2 s"),
         (LOOK, {"frozen_s": 2.9}, Health.HEALTHY, "made a token"),
         (LOOK, {"frozen_s": 3.0}, Health.SUSPECT, "scheduler asleep for 3.0 s"),
         (BUSY, {"frozen_s": 4.9}, Health.HEALTHY, "made a token"),
@@ -281,12 +278,12 @@ LONG = Task(name="loading weights", since=80.0, deadline_s=30.0)
         (LOOK, {"dry_s": 3.0}, Health.HEALTHY, "made a token 1.0 s ago; 3 requests without a token for 3.0 s"),
         (dataclasses.replace(LOOK, answered_at=97.0), {"dry_s": 3.0}, Health.HEALTHY, "made a token 3.0 s ago"),
         (dataclasses.replace(LOOK, answered_at=96.9), {"dry_s": 3.0}, Health.SUSPECT, "3 requests without"),
-        (dataclasses.replace(LOOK, task=LONG), {"at": 109.9, "stopped_s": 2.9}, Health.UNKNOWN, "loading weights for"),
+        (dataclasses.replace(LOOK, task=LONG), {"at": 109.9, "stopped_s": 1.1}, Health.UNKNOWN, "loading weights for"),
         (
             dataclasses.replace(LOOK, task=LONG),
-            {"stopped_s": 3.0, "stopped": frozenset({"http"})},
+            {"stopped_s": 1.2, "stopped": frozenset({"http"})},
             Health.DEAD,
-            "http stopped for 3.0 s; loading weights for 20.0 s",
+            "http stopped for 1.2 s",
         ),
         (
             dataclasses.replace(LOOK, at=110.0, task=LONG),

@@ -1,0 +1,83 @@
+"""A server with a stopped process is condemned within two seconds; a short stop and a slow server are no alarm."""
+
+import dataclasses
+import random
+
+import pytest
+
+from launcher.base.messages import Health
+from launcher.config.supervision import HealthConfig
+from launcher.policy import observation_history
+from launcher.policy.observation_history import ProcessLook, ServerEvidence, ServerLook
+from tests.support.simulated_run.watched_server import Interval, WatchedServer
+
+SETTINGS = HealthConfig()
+AT = 20.0
+STOP_FOUND_WITHIN_S = 2.0
+
+
+def stopped_server(seed, lasts_s):
+    """Some of its processes, at some moment, busy or idle or loading, fast or slow; and when they were stopped."""
+    draw = random.Random(seed)
+    at = draw.uniform(4, 6)
+    roles = draw.sample(("http", "scheduler", "detokenizer"), draw.randint(1, 3))
+    server = WatchedServer(
+        stopped=dict.fromkeys(roles, Interval(at, at + lasts_s)),
+        waiting=Interval(0, draw.choice([3.0, at, 1e9])),
+        loading=draw.choice([Interval(1e9), Interval(at - 1, at + 9)]),
+        answer_s=draw.choice([0.05, 0.2, 0.8]),
+        tokens_per_s=draw.choice([4.0, 40.0, 400.0]),
+        tokens_seen=draw.random() < 0.8,
+    )
+    return server, at
+
+
+def test_of_three_hundred_stops_each_is_condemned_within_two_seconds():
+    delays_s = []
+    for seed in range(300):
+        server, at = stopped_server(seed, lasts_s=1e9)
+        delays_s.append(min(t - at for t, v in server.watch(at + 3) if v.health is Health.DEAD))
+    assert SETTINGS.stopped_s <= min(delays_s)
+    assert max(delays_s) <= STOP_FOUND_WITHIN_S
+
+
+def test_of_three_hundred_that_are_continued_within_a_second_none_is_suspected():
+    for seed in range(300):
+        server, at = stopped_server(seed, lasts_s=1.0)
+        assert {v.health for _, v in server.watch(at + 4)} <= {Health.HEALTHY, Health.UNKNOWN}, seed
+
+
+@pytest.mark.parametrize("ran", [{"cpu_s": 5.01}, {"switches": 9}])
+def test_one_that_is_met_stopped_at_every_look_but_ran_between_them_is_slow(ran):
+    at_first = ProcessLook(state="T", cpu_s=5.0, switches=7)
+    evidence = ServerEvidence(look=ServerLook(at=0.0, processes={"scheduler": at_first}))
+    for look in range(1, 100):
+        process = dataclasses.replace(at_first, **ran) if look % 2 else at_first
+        evidence = observation_history.observe(
+            evidence, ServerLook(at=look / 20, processes={"scheduler": process}), SETTINGS
+        )
+        assert evidence.stopped_s == 0.0
+
+
+def test_who_stops_one_on_purpose_can_ask_for_patience():
+    patient = HealthConfig(stopped_s=60.0, silence_s=60.0, proof_s=60.0)
+    server = WatchedServer(settings=patient, stopped={"scheduler": Interval(AT, AT + 50)})
+    assert {v.health for _, v in server.watch(AT + 60)} <= {Health.HEALTHY, Health.UNKNOWN}
+
+
+def test_what_another_node_said_once_is_not_counted_at_each_look():
+    """A stop of an instant, which was met, and is repeated until the next answer comes."""
+    stopped = {"scheduler": ProcessLook(state="T", cpu_s=5.0, switches=7)}
+    evidence = ServerEvidence(look=ServerLook(at=0.0, processes=stopped))
+    for look in range(1, 20):
+        evidence = observation_history.observe(evidence, ServerLook(at=look / 4, processes=stopped), SETTINGS)
+    assert evidence.stopped_s == 0.0
+    again = dict(stopped)
+    evidence = observation_history.observe(evidence, ServerLook(at=5.0, processes=again), SETTINGS)
+    assert evidence.stopped_s == pytest.approx(SETTINGS.look_interval_s)
+
+
+def test_without_believing_a_stop_it_would_be_found_too_late():
+    blind = HealthConfig(stopped_s=1e9)
+    server = WatchedServer(settings=blind, stopped={"http": Interval(AT)})
+    assert {v.health for t, v in server.watch(AT + STOP_FOUND_WITHIN_S)} <= {Health.HEALTHY, Health.UNKNOWN}
