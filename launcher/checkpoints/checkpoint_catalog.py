@@ -24,7 +24,7 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint, InMem
 from launcher.checkpoints.model_files import find_shards
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.checkpoints.trial_folders import TrialFolder
-from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Verification, verify
+from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Verification, compare_with_neighbours, verify
 from launcher.config.schema import RunConfig
 from launcher.policy.checkpoint_status import (
     CheckpointFacts,
@@ -233,7 +233,17 @@ class CheckpointCatalog:
         paths, is_ours = self.trial.paths, self.trial.is_ours
         mine = Identity(experiment_name=paths.experiment_name, trial_name=paths.trial_name) if is_ours else None
         found = verify(entry.path, name=entry.checkpoint.name, identity=mine)
+        if found.is_complete and len(neighbours := self._neighbours(entry)) > 1:
+            compare_with_neighbours(found, neighbours)
         return self._judged(dataclasses.replace(entry, verification=found, problem=found.why_not))
+
+    def _neighbours(self, entry: CatalogEntry) -> dict[int, Path]:
+        """Of the two other steps that are the nearest to its own, on both sides where there are such."""
+        others = [one for one in self.entries if not one.problem and not one.set_aside_as]
+        older = [one for one in others if one.global_step < entry.global_step]
+        newer = [one for one in others if one.global_step > entry.global_step]
+        nearest = [*older[-1:], *newer[:1]] if older and newer else [*older[-2:], *newer[:2]]
+        return {one.global_step: one.path for one in nearest}
 
     def presumed(self, entry: CatalogEntry) -> CatalogEntry:
         """The same with the status that it has if its content is verified as sound."""

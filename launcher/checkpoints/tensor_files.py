@@ -1,4 +1,4 @@
-"""Reads safetensors files without torch: their tensors' names and shapes, and whether all numbers are finite.
+"""Reads safetensors files without torch: their tensors' names and shapes, and which hold no possible weights.
 
 Format (huggingface.co/docs/safetensors): 8 bytes of the header's length, JSON, then the tensors one after another.
 A tensor is read CHUNK bytes at a time, so a folder of any size is looked through in a bounded memory. bfloat16 is
@@ -8,6 +8,7 @@ unknown to numpy; a float is not finite where all bits of its exponent are set, 
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -80,6 +81,35 @@ def nonfinite(file: Path, entries: Mapping[str, TensorEntry]) -> list[str]:
     """The names of tensors that hold NaN or an infinity. Raises OSError."""
     with file.open("rb", buffering=0) as stream:
         return [entry.name for entry in entries.values() if _has_nonfinite(stream, entry)]
+
+
+def constant_matrices(file: Path, entries: Mapping[str, TensorEntry]) -> dict[str, bool]:
+    """The names of matrices whose numbers are all the same, each with whether that is 0. Raises OSError.
+
+    No training makes such a one. A bias may well be 0, and a norm's scale 1.
+    """
+    found = {}
+    with file.open("rb", buffering=0) as stream:
+        for entry in entries.values():
+            if len(entry.shape) >= 2 and entry.dtype in EXPONENTS and math.prod(entry.shape) > 1:
+                value = _only_value(stream, entry)
+                if value is not None:
+                    found[entry.name] = value == 0
+    return found
+
+
+def _only_value(stream: BinaryIO, entry: TensorEntry) -> int | None:
+    """The bits of the number that all are; None where there are others. 0 and -0 are one number."""
+    kind, _ = EXPONENTS[entry.dtype]
+    sign = kind(1 << (8 * np.dtype(kind).itemsize - 1))
+    first: int | None = None
+    for bits in _chunks(stream, entry, kind):
+        first = int(bits[0]) if first is None else first
+        first = 0 if first == int(sign) else first
+        same = (bits & ~sign) == 0 if first == 0 else bits == first
+        if not same.all():
+            return None
+    return first
 
 
 def _has_nonfinite(stream: BinaryIO, entry: TensorEntry) -> bool:

@@ -37,7 +37,8 @@ from launcher.checkpoints.manifest import (
 )
 from launcher.checkpoints.model_files import INDEX, find_shards, read_json, read_shape
 from launcher.checkpoints.model_shape import MODEL_TYPES, ModelShape
-from launcher.checkpoints.tensor_files import TensorEntry, can_judge, nonfinite, read_entries
+from launcher.checkpoints.tensor_files import TensorEntry, can_judge, constant_matrices, nonfinite, read_entries
+from launcher.checkpoints.weight_distances import odd_tensors
 
 MOST_NAMED = 3
 """Tensors named of one kind of fault; a model of another size has hundreds."""
@@ -58,13 +59,15 @@ class Identity:
 
 @dataclass(slots=True)
 class Verification:
-    """What was found. `is_complete` only where nothing is wrong and nothing stayed unknown."""
+    """What was found. `is_complete` only where nothing is wrong and nothing stayed unknown. `checked`: what was looked
+    at, in a word each. Whether the model answers as it should is not: `scripts.compare_checkpoints` asks it."""
 
     folder: Path
     has_manifest: bool = False
     problems: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -112,11 +115,26 @@ def _verify(report: Verification, name: CheckpointName | None, identity: Identit
         _check_identity(report, manifest, name, identity)
         if not _check_files(report, manifest):
             return  # what is inside a damaged file says nothing more
+        report.checked.append("bytes")
         parameters = _check_model(report)
         _try(report, lambda: _check_state(report, manifest, parameters))
     else:
         _check_export(report)
         _check_model(report)
+
+
+def compare_with_neighbours(report: Verification, neighbours: Mapping[int, Path]) -> None:
+    """Is a matrix far from the same of both neighbours, which are close to each other? `neighbours`: two, by step."""
+    steps = " and ".join(str(step) for step in sorted(neighbours))
+    odd: list[str] = []
+    if not _try(report, lambda: odd.extend(odd_tensors(report.folder, list(neighbours.values())))):
+        return
+    report.checked.append(f"near steps {steps}")
+    if odd:
+        report.unknown.append(
+            f"{report.folder}: {_names(odd)} {'is' if len(odd) == 1 else 'are'} far from steps {steps}, "
+            "which are close to each other: something else than training changed it"
+        )
 
 
 # ── files ──
@@ -171,6 +189,7 @@ def _check_model(report: Verification) -> dict[str, tuple[int, ...]]:
         for file in find_shards(report.folder):
             entries = _check_tensor_file(report, file)
             report.problems += [f"{file} holds {name} a second time" for name in sorted(entries.keys() & found.keys())]
+            report.problems += _constants(file, entries)
             found.update(entries)
         _check_index(report, found)
 
@@ -183,6 +202,7 @@ def _check_model(report: Verification) -> dict[str, tuple[int, ...]]:
     shape = read_shape(report.folder)
     expected = shape.tensors()
     _check_shapes(report, found, expected, shape)
+    report.checked += ["shapes", "numbers"]
     return expected
 
 
@@ -193,6 +213,13 @@ def _check_tensor_file(report: Verification, file: Path) -> Entries:
     if bad := nonfinite(file, entries):
         report.problems.append(f"{file} holds numbers that are not finite, in {_names(bad)}")
     return entries
+
+
+def _constants(file: Path, entries: Entries) -> Iterator[str]:
+    constant = constant_matrices(file, entries)
+    for is_zero, what in ((True, "all zero"), (False, "one number throughout")):
+        if names := [name for name, zero in constant.items() if zero is is_zero]:
+            yield f"{file} holds matrices that are {what}: {_names(names)}"
 
 
 def _check_index(report: Verification, found: Entries) -> None:

@@ -32,10 +32,10 @@ def reward(value: float | None) -> str:
 
 
 def complete(entry: CatalogEntry) -> str:
-    """`yes`: lengths and headers are right; `verified`: everything was read."""
+    """`yes`: lengths and headers are right; `verified`: everything was read, and what was checked in it."""
     if entry.problem:
         return entry.problem.replace(f"{entry.path}/", "").replace(str(entry.path), "it")
-    return "yes" if entry.verification is None else "verified"
+    return "yes" if entry.verification is None else f"verified: {', '.join(entry.verification.checked)}"
 
 
 def table(entries: Sequence[CatalogEntry], now: float) -> Table:
@@ -90,6 +90,7 @@ def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
         "problems": [] if found is None else found.problems,
         "unknown": [] if found is None else found.unknown,
         "notes": [] if found is None else found.notes,
+        "checked": [] if found is None else found.checked,
     }
 
 
