@@ -266,6 +266,7 @@ def _connect(config: RunConfig, paths: RunPaths, *, num_cpus: float, local: bool
         namespace=paths.namespace,
         include_dashboard=False if local else None,
         dashboard_host="127.0.0.1",
+        _metrics_export_port=config.cluster.metrics_port,
         _temp_dir=str(ray_folder()) if local else None,
         num_cpus=math.ceil(max(num_cpus, os.cpu_count() or 1)) if local else None,
         num_gpus=config.cluster.n_gpus_per_node if local else None,

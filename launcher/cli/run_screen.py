@@ -13,11 +13,13 @@ import yaml
 
 from launcher.base.durable import replace_file
 from launcher.base.messages import EvalReport, RunOutcome, ServerInfo, StepReport, TrainerStatus
+from launcher.cli.ray_metrics import RayMetrics
 from launcher.cli.watch_process import WatchProcess
 from launcher.config.schema import RunConfig
 from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.live_display import Display
+from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_snapshot
 from launcher.reporting.run_view import RunProgress
 from launcher.reporting.wandb_sink import WandbSink
 from launcher.run_files.run_paths import RunPaths
@@ -37,6 +39,7 @@ class Screen:
         self._progress: RunProgress | None = None
         self._wandb: WandbSink | None = None
         self._report: ReportWriter | None = None
+        self._metrics: RayMetrics | None = None
         self._watch: WatchProcess | None = None
         self._is_attended = out is None and sys.stdout.isatty()
         self._evals: tuple[EvalReport, ...] = ()
@@ -90,7 +93,9 @@ class Screen:
         log_to_file(self._paths)
         write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
-        self._report = ReportWriter(self._paths)
+        self._metrics = RayMetrics(config, self._paths)
+        metrics = self._metrics
+        self._report = ReportWriter(self._paths, heard=lambda facts: metrics.export(gauges_of_facts(facts)))
         if config.watch.port is not None:
             self._watch = WatchProcess(config.watch.port, self._paths, self.line, is_attended=self._is_attended)
 
@@ -103,8 +108,10 @@ class Screen:
         evals: tuple[EvalReport, ...],
     ) -> None:
         """The run as it is now; `reports` are the steps committed since the last time."""
-        if self._progress is None or self._wandb is None:
+        if self._progress is None or self._wandb is None or self._metrics is None:
             return
+        self._metrics.export(gauges_of_snapshot(status, servers, evals))
+        self._metrics.list_servers(servers)
         lines = [report.metrics_line() for report in reports]
         self._progress.add(lines)
         for line in lines:

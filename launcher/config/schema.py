@@ -77,6 +77,11 @@ class ClusterConfig:
         "what is lost with a node is started again only after that",
         Between(5, 600, why="as less would be a slow answer, and more a long wait for each lost node"),
     )
+    metrics_port: int | None = setting(
+        None,
+        "port of Ray's metrics for Prometheus, on every interface, where the run starts its cluster; null: any",
+        Between(1, 65535),
+    )
     node_wait_s: float = setting(
         600.0, "for a node with room for the trainer, or for a single server; then the run halts", DEADLINE
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from launcher.base.durable import replace_file
 from launcher.base.errors import JournalError
@@ -33,14 +34,20 @@ def write_report(paths: RunPaths, *, is_live: bool | None) -> RunFacts:
     """
     maker = _Maker(paths)
     maker.read(has_ended=is_live is not True)
-    return maker.write(is_live=is_live)
+    facts = maker.facts()
+    maker.write(facts, is_live=is_live)
+    return facts
 
 
 class ReportWriter:
     """From construction until `close` the report follows the run. Nothing here raises, nothing here is waited for."""
 
-    def __init__(self, paths: RunPaths, *, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self, paths: RunPaths, *, period_s: float = PERIOD_S, heard: Callable[[RunFacts], None] = lambda facts: None
+    ) -> None:
+        """`heard` gets the facts of each page, in the thread of this, before the page is written."""
         self._maker = _Maker(paths)
+        self._heard = heard
         self._period_s = period_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="report", daemon=True)
@@ -67,7 +74,9 @@ class ReportWriter:
     def _turn(self, *, is_live: bool) -> None:
         try:
             if self._maker.read(has_ended=not is_live) or not is_live:
-                self._maker.write(is_live=is_live)
+                facts = self._maker.facts()
+                self._heard(facts)
+                self._maker.write(facts, is_live=is_live)
         except JournalError as error:
             log.warning("%s", error)
         except Exception:  # a picture of the run must never cost the run
@@ -85,9 +94,11 @@ class _Maker:
     def read(self, *, has_ended: bool) -> int:
         return self._reader.refresh(has_ended=has_ended)
 
-    def write(self, *, is_live: bool | None) -> RunFacts:
+    def facts(self) -> RunFacts:
+        return facts_of_run(self._reader.data, self._paths)
+
+    def write(self, facts: RunFacts, *, is_live: bool | None) -> None:
         began = time.monotonic()
-        facts = facts_of_run(self._reader.data, self._paths)
         patience_s = max(60.0, 6 * max(PERIOD_S, PAUSE_FACTOR * self._wrote_s))
         files = [name for name in FILES if (self._paths.logs / name).exists()]
         content = report_page(facts, written_at=time.time(), is_live=is_live, patience_s=patience_s, files=files)
@@ -98,4 +109,3 @@ class _Maker:
                 f"{self._paths.report} was not written: {error.strerror or error}", "is there room, may we write there?"
             ) from error
         self._wrote_s = time.monotonic() - began
-        return facts

@@ -113,6 +113,12 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
             "false with cluster.address=local, a cluster that ends with the command that started it; for more start "
             "one (docs/clusters.md) and give its ip:port",
         )
+    if cluster.metrics_port is not None and cluster.address != "local":
+        yield (
+            "cluster.metrics_port",
+            f"null with cluster.address={cluster.address}: a cluster's port of metrics is given where it is started "
+            "(ray start --metrics-export-port=…)",
+        )
     for key in ("actor.kl_ctl", "actor.kl_loss_coef"):
         if value_of(config, key) > 0 and not config.ref.path:
             yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"

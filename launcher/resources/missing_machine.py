@@ -136,6 +136,9 @@ def missing_ports(config: RunConfig) -> Iterator[UsageError]:
             )
         elif refusal:
             yield ResourceError(f"sglang.host={sglang.host}: {refusal}", "an address of this machine, e.g. 127.0.0.1")
+    metrics = config.cluster.metrics_port  # Ray waits half a minute for it, and then names another reason
+    if metrics is not None and (refusal := why_not_bound("0.0.0.0", metrics)):
+        yield ResourceError(f"cluster.metrics_port={metrics}: {refusal}", "end what holds it, or choose another one")
 
 
 def why_not_bound(host: str, port: int) -> str:

@@ -2,6 +2,7 @@
 
     {fileroot}/keys/{user}/{experiment_name}/{trial_name}/     0700
         servers.json     the API key and the admin key     0600
+        api_key     the API key alone, as curl and Prometheus read it     0600
         ray_token        of a cluster that the run starts     0600
         watch_token      of the run's page (watch.port)     0600
         webhook          the URL that gets the alerts     0600
@@ -28,7 +29,7 @@ from launcher.base.durable import make_folder
 from launcher.base.errors import StorageError, UsageError
 from launcher.base.private_folders import OTHERS, make_private
 
-SERVERS, RAY_TOKEN, WEBHOOK, WATCH = "servers.json", "ray_token", "webhook", "watch_token"
+SERVERS, API_KEY, RAY_TOKEN, WEBHOOK, WATCH = "servers.json", "api_key", "ray_token", "webhook", "watch_token"
 ENVIRONMENT = "env:"
 HIDDEN = "__hidden__"
 """In place of all that a URL has after its host, which may be a password."""
@@ -46,7 +47,9 @@ class ServerKeys:
     def make(cls, folder: Path) -> Path:
         """The file of the run's keys, made where it isn't there. Raises StorageError."""
         keys = {"api": secrets.token_hex(BYTES), "admin": secrets.token_hex(BYTES)}
-        return _make(folder, SERVERS, json.dumps(keys))
+        path = _make(folder, SERVERS, json.dumps(keys))
+        _make(folder, API_KEY, cls.read_file(path).api)
+        return path
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -113,6 +113,7 @@ class RunPaths:
     incidents = _InLogs("incidents")
     lock = _InLogs(".run.lock")
     now = _InLogs("now.json")
+    scrape_targets = _InLogs("scrape_targets.json")
     attempt_counter = _InLogs(".attempt")
     several_machines = _InLogs(".several_machines")
     """There once the run has been on more than one machine: what one's memory holds, others don't see."""

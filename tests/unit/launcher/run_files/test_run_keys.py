@@ -27,7 +27,8 @@ def test_nobody_else_can_read_them_whatever_the_umask(tmp_path, umask):
     files = [ServerKeys.make(folder), make_ray_token(folder)]
     assert [mode(file) for file in files] == [0o600, 0o600]
     assert mode(folder) == 0o700
-    assert sorted(path.name for path in folder.iterdir()) == ["ray_token", "servers.json"], "nothing staged is left"
+    assert sorted(path.name for path in folder.iterdir()) == ["api_key", "ray_token", "servers.json"], "nothing staged"
+    assert (folder / "api_key").read_text() == ServerKeys.read(folder).api and mode(folder / "api_key") == 0o600
 
 
 def test_each_run_has_its_own_and_keeps_them(tmp_path):
