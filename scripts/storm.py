@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, RunError
 from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
 from launcher.reporting.ledger_audit import Audit, audit
 from launcher.reporting.run_facts import read_facts
 from launcher.reporting.terminal_text import speak_anywhere
@@ -31,7 +32,7 @@ from scripts.faults.broken_reward import FUNCTION, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.outcome import FaultOutcome, outcomes
-from scripts.faults.schedule import storm
+from scripts.faults.schedule import ScheduledFault, storm
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
 FIRST_STEP_S = 600.0
@@ -63,10 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     fileroot = given.fileroot or Path(tempfile.mkdtemp(prefix="storm-"))
     try:
-        result = run_under_faults(given, fileroot.resolve())
+        words = storm_words(fileroot.resolve(), conf=given.conf, overrides=given.overrides)
+        result = run_under_faults(words, given.faults, seed=given.seed)
     except LauncherError as error:
         print(error, file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, RunError) else 2
     except KeyboardInterrupt:
         print(f"interrupted; the run was ended, its files are in {fileroot}", file=sys.stderr)
         return 130
@@ -89,29 +91,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_under_faults(given: argparse.Namespace, fileroot: Path) -> Result:
-    """Run it, break it, read what it wrote. Raises UsageError."""
-    words = [f"conf={given.conf}", f"cluster.fileroot={fileroot}", f"reward.fn={FUNCTION}", "sglang.n_servers=2"]
-    words += given.overrides
+def storm_words(fileroot: Path, *, conf: str = "arithmetic_cpu", overrides: Sequence[str] = ()) -> list[str]:
+    """The settings of a run that faults can be injected into."""
+    return [f"conf={conf}", f"cluster.fileroot={fileroot}", f"reward.fn={FUNCTION}", "sglang.n_servers=2", *overrides]
+
+
+def drawn(text: str, config: RunConfig, *, seed: int) -> tuple[ScheduledFault, ...]:
+    """The faults of a storm over such a run, each at its step. Raises UsageError."""
+    last = int(SETTLE * (config.total_train_steps or 0)) - 1
+    return storm(text, first_step=2, last_step=last, seed=seed)
+
+
+def run_under_faults(words: Sequence[str], text: str, *, seed: int) -> Result:
+    """Run it, break it, read what it wrote. Raises UsageError, and RunError where it never took a step."""
     config = compose(words)
     paths = RunPaths.of(config)
-    last = int(SETTLE * (config.total_train_steps or 0)) - 1
-    faults = storm(given.faults, first_step=2, last_step=last, seed=given.seed)
+    faults = drawn(text, config, seed=seed)
     began = time.monotonic()
-    with _run(words, fileroot) as process:
-        _until_it_steps(process, paths)
-        rules = Rules(seed=given.seed, within_s=300.0)
+    with started(words, paths) as process:
+        until_committed(process, paths, 1)
+        rules = Rules(seed=seed, within_s=300.0)
         Campaign(paths, rules, say=lambda line: print(line, flush=True)).run(faults)
         exit_code = process.wait(END_S)
-    return read_result(paths, seed=given.seed, asked=len(faults), exit_code=exit_code, seconds=time.monotonic() - began)
+    return read_result(paths, seed=seed, asked=len(faults), exit_code=exit_code, seconds=time.monotonic() - began)
 
 
 @contextlib.contextmanager
-def _run(words: Sequence[str], fileroot: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The run, its output in `{fileroot}/console.log`; ended with the block if it has not ended."""
+def started(words: Sequence[str], paths: RunPaths) -> Iterator[subprocess.Popen[bytes]]:
+    """The run, its output in `{fileroot}/console.log`; killed with the block if it has not ended."""
+    fileroot = paths.fileroot
     fileroot.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json")}
-    with (fileroot / "console.log").open("wb") as console:
+    with (fileroot / "console.log").open("ab") as console:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *words], env=environment, stdout=console, stderr=console
         )
@@ -124,11 +135,17 @@ def _run(words: Sequence[str], fileroot: Path) -> Iterator[subprocess.Popen[byte
                 process.wait()
 
 
-def _until_it_steps(process: subprocess.Popen[bytes], paths: RunPaths) -> None:
+def committed(paths: RunPaths) -> int:
+    """Steps that it has written down, those that were undone too."""
+    return sum(1 for _ in read_lines(paths.metrics)) if paths.metrics.exists() else 0
+
+
+def until_committed(process: subprocess.Popen[bytes], paths: RunPaths, count: int) -> None:
+    """Raises RunError where the run ends before, or takes no step for long."""
     give_up_at = time.monotonic() + FIRST_STEP_S
-    while not paths.ledger.exists():
+    while committed(paths) < count:
         if process.poll() is not None or time.monotonic() > give_up_at:
-            raise SystemExit(f"the run took no step: see {paths.fileroot / 'console.log'}")
+            raise RunError(f"the run took {committed(paths)} of {count} steps", f"see {paths.fileroot}/console.log")
         time.sleep(0.1)
 
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.base.durable import make_folder
 from launcher.run_files.journal import append_line
@@ -14,7 +14,7 @@ from launcher.run_files.run_paths import RunPaths
 from scripts.faults.declaration import FaultContext
 from scripts.faults.disk_faults import complete_checkpoints
 from scripts.faults.fault_paths import FaultPaths
-from scripts.faults.run_processes import NotLive, RunProcesses, find_run
+from scripts.faults.run_processes import NotLive, RunProcesses, find_driver, find_run
 from scripts.faults.run_progress import LiveProgress
 from scripts.faults.schedule import (
     COPIES_COUNT,
@@ -107,15 +107,18 @@ class Campaign:
     def _look(self, fault: ScheduledFault) -> tuple[FaultMoment, RunProcesses | None]:
         self._progress.refresh()
         elapsed_s, step = time.monotonic() - self._began, self._progress.step
+        not_yet = FaultMoment(elapsed_s=elapsed_s, step=step)
         try:
+            if not is_due(fault, not_yet):  # a look at all processes costs the run a tenth of a core
+                find_driver(self._paths)
+                return not_yet, None
             found = find_run(self._paths)
         except NotLive:
             return FaultMoment(elapsed_s=elapsed_s, step=step, run_is_live=False), None
         recovering = self._progress.recovering(fault.kind.role, found, since=self._last_fault_at)
-        moment = FaultMoment(elapsed_s=elapsed_s, step=step, recovering=recovering)
-        if is_due(fault, moment) and not recovering:  # verifying checkpoints costs their hashes
-            moment = FaultMoment(elapsed_s=elapsed_s, step=step, last_copy=self.last_copy(fault, found))
-        return moment, found
+        if recovering:
+            return replace(not_yet, recovering=recovering), found
+        return replace(not_yet, last_copy=self.last_copy(fault, found)), found  # which costs the checkpoints' hashes
 
     def last_copy(self, fault: ScheduledFault, found: RunProcesses) -> str:
         """Why it would end a last good copy; empty with --even-the-last."""

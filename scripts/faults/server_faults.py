@@ -138,6 +138,11 @@ def kill_all_servers(context: FaultContext) -> Figures:
     return {"target": ", ".join(server.name for server in context.found.servers), **signals.kill(trees)}
 
 
+@fault("X-none", "trap: nothing is done, which a benchmark of alarms needs")
+def do_nothing(context: FaultContext) -> Figures:
+    return {"target": "nothing"}
+
+
 @fault(
     "X-long",
     "trap: long generations of a stranger keep a server busy",

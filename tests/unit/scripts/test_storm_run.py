@@ -4,15 +4,18 @@ import shutil
 
 import pytest
 
-from launcher.config.compose import REPOSITORY
-from scripts.storm import _run
+from launcher.config.compose import REPOSITORY, compose
+from launcher.run_files.run_paths import RunPaths
+from scripts.storm import started
 
 
 @pytest.mark.slow
 def test_the_run_reads_paths_from_the_folder_in_which_the_storm_was_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(REPOSITORY / "assets" / "arithmetic" / "test.jsonl", "mine.jsonl")
-    with _run(["conf=arithmetic_cpu", "train_dataset.path=mine.jsonl", "dry_run=true"], tmp_path / "storm") as process:
+    words = ["conf=arithmetic_cpu", f"cluster.fileroot={tmp_path / 'storm'}", "train_dataset.path=mine.jsonl"]
+    paths = RunPaths.of(compose(words))
+    with started([*words, "dry_run=true"], paths) as process:
         assert process.wait(120) == 0
     said = (tmp_path / "storm" / "console.log").read_text()
     assert "plan of arithmetic_cpu/trial0" in said

@@ -1,0 +1,126 @@
+"""The command of the fault benchmark: which cells, in which time, into which folder.
+
+Exit codes: 0 measured, and marks are met or missed as results.md says; 1 the benchmark is not to be believed: a cell
+broke, a no-op raised an alarm, or a switched-off detector was not missed; 2 the command is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher.base.errors import RunError, UsageError
+from scripts.ending import ended
+from scripts.fault_bench.cells import BY_NAME, CELLS, Cell
+from scripts.fault_bench.results import write_results
+from scripts.fault_bench.runs import Workplace
+from scripts.fault_bench.verdicts import BROKEN, NOT_RUN, RUN, CellResult, unbelievable, verdict
+
+MINUTES, FULL_MINUTES = 20.0, 180.0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    return ended(lambda: _run(_parser().parse_args(words), list(sys.argv[1:] if words is None else words)), refused=1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.fault_bench", description="What faults cost: ours against whole-job restarts."
+    )
+    parser.add_argument("--output", type=Path, default=Path("fault_bench"), help="new folder (default: fault_bench)")
+    parser.add_argument("--cells", metavar="NAME,…", help="these alone, see --list")
+    parser.add_argument("--full", action="store_true", help="denser storms, preemptions, 300 kills of the trainer too")
+    parser.add_argument("--minutes", type=float, help=f"time budget (default: {MINUTES:g}, --full {FULL_MINUTES:g})")
+    parser.add_argument("--seed", type=int, default=31, help="of the steps, targets and moments of faults")
+    parser.add_argument("--list", action="store_true", help="show the cells, run nothing")
+    parser.add_argument("overrides", nargs="*", help="settings of all runs")
+    return parser
+
+
+def _run(given: argparse.Namespace, words: Sequence[str]) -> int:
+    cells = _chosen(given)
+    if given.list:
+        for cell in cells:
+            print(f"{cell.name:16}{cell.expected_s:6.0f} s  {cell.arm}: {cell.how}")
+        return 0
+    budget_s = 60 * (given.minutes or (FULL_MINUTES if given.full else MINUTES))
+    least = min(cell.expected_s for cell in cells)
+    if budget_s < least:
+        raise UsageError(f"--minutes {budget_s / 60:g}: no cell fits", f"give it {least / 60:.1f} or more")
+    if given.output.exists() and (not given.output.is_dir() or any(given.output.iterdir())):
+        raise UsageError(f"--output {given.output} is not an empty folder", "name a new one")
+    given.output.mkdir(parents=True, exist_ok=True)
+    about = {
+        "command": f"python -m scripts.fault_bench {shlex.join(words)}".strip(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "load before": " ".join(f"{one:.1f}" for one in os.getloadavg()),
+    }
+    results = _measure(cells, given, budget_s, about)
+    print((given.output / "results.md").read_text())
+    for problem in (problems := unbelievable(results)):
+        print(f"not to be believed: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _chosen(given: argparse.Namespace) -> list[Cell]:
+    names = given.cells.split(",") if given.cells else [cell.name for cell in CELLS if given.full or not cell.is_full]
+    if unknown := [name for name in names if name not in BY_NAME]:
+        raise UsageError(f"--cells {','.join(unknown)}: no such cell", f"there are {', '.join(BY_NAME)}")
+    return [cell for cell in CELLS if cell.name in names]
+
+
+def _measure(
+    cells: Sequence[Cell], given: argparse.Namespace, budget_s: float, about: dict[str, str]
+) -> list[CellResult]:
+    """One after the other. A cell that would not end in time, by how slow the machine is, is not begun."""
+    began, expected_s, usual_s = time.monotonic(), 0.0, None
+    results: list[CellResult] = []
+    for cell in cells:
+        spent_s = time.monotonic() - began
+        needs_s = cell.expected_s * max(1.0, spent_s / expected_s if expected_s else 1.0)
+        if spent_s + needs_s > budget_s:
+            reason = f"it needs about {needs_s:.0f} s, {budget_s - spent_s:.0f} s were left"
+            results.append(_empty(cell, NOT_RUN, reason))
+        else:
+            print(f"── {cell.name}: {cell.arm}, {cell.how}", flush=True)
+            place = Workplace(
+                folder=given.output / "runs" / cell.name,
+                seed=given.seed,
+                overrides=tuple(given.overrides),
+                usual_s=usual_s,
+            )
+            results.append(run_cell(cell, place))
+            expected_s += cell.expected_s
+        if cell.name == "noop":
+            usual_s = next(iter(results[-1].measures.get("own_step_s", ())), None)
+        write_results(given.output, about, results)
+    return results
+
+
+def run_cell(cell: Cell, place: Workplace) -> CellResult:
+    began, load = time.monotonic(), os.getloadavg()[0]
+    try:
+        measures = cell.run(place)
+    except (RunError, RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+        return _empty(cell, BROKEN, " ".join(str(error).split())[:400])
+    done = replace(_empty(cell, RUN, ""), measures=measures, seconds=time.monotonic() - began)
+    verdicts = tuple(verdict(mark, measures) for mark in cell.marks)
+    return replace(done, verdicts=verdicts, load=(load, os.getloadavg()[0]))
+
+
+def _empty(cell: Cell, status: str, reason: str) -> CellResult:
+    return CellResult(name=cell.name, arm=cell.arm, how=cell.how, status=status, reason=reason, measures={})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

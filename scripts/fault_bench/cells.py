@@ -1,0 +1,212 @@
+"""The cells, in the order in which they are run: what must be believed first, then the comparison, then the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scripts.fault_bench.runs import (
+    NEVER_SAVED,
+    SAVED_EVERY_5,
+    Points,
+    Way,
+    benchmark_run,
+    preempted_run,
+    restarted_run,
+    storm_run,
+)
+from scripts.fault_bench.verdicts import Mark, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """`expected_s`: on two quiet cores, for the budget. `is_full`: with --full alone."""
+
+    name: str
+    arm: str
+    how: str
+    run: Way
+    marks: tuple[Mark, ...] = ()
+    expected_s: float
+    is_full: bool = False
+
+
+OURS = "ours"
+LESS_STANDBY = "ours less standbys"
+RESUME = "whole job again, resumed"
+BY_HAND = "whole job again, from the first step"
+
+KINDS = "C1 C2 T1 C5 S1:seconds=4"
+"""A server killed, one hung, the trainer killed, old weights, rewards of 0."""
+EVERY = 10
+STEPS = ("total_train_steps=60",)
+PARKED = ("recovery.standby_servers=1", "recovery.standby_trainers=1")
+KEPT = ("rollout.stream_interval=4",)
+"""Completions of these runs have 24 tokens at most: they would come in one part, and nothing of them could be kept."""
+NO_LIMITS = ("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null", "gate.recorded=0")
+OFF = (
+    *("health.silence_s=600", "health.silence_max_s=600", "gate.distance_float32=null", "gate.canaries=0"),
+    *("gate.max_reward_jump=null", *NO_LIMITS),
+)
+
+WHOLE = (
+    Mark(measure="finished", limit=1, at_least=True),
+    Mark(measure="ledger_violations", limit=0, how="sum", of="steps"),
+    Mark(measure="stale_steps", limit=0, how="sum", of="steps"),
+    Mark(measure="zero_reward_steps", limit=0, how="sum", of="steps"),
+)
+IN_A_STORM = (
+    *WHOLE,
+    Mark(measure="faults_missed", limit=0, how="sum", of="faults"),
+    Mark(measure="semantic_ettr", limit=0.9, at_least=True),
+    Mark(measure="hang_detected_s", limit=2.0, how="worst"),
+    Mark(measure="hangs_unnoticed", limit=0, how="sum"),
+)
+UNSEEN = (
+    Mark(measure="stale_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.distance_float32"),
+    Mark(measure="zero_reward_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.canaries"),
+    Mark(measure="hangs_unnoticed", limit=0, how="sum", role=Role.MUST_MISS, detector="health.silence_s"),
+)
+
+
+def failover_points(made: Mapping[str, Any]) -> Points:
+    found = Points(older_versions=[], ledger_violations=[float(len(made["problems"]))])
+    for kill in made["kills"]:
+        for what in ("died_s", "serves_s", "tokens_s"):
+            found.setdefault(f"{kill['arm']}_{what}", []).append(kill[what])
+        found["older_versions"].append(float(kill["version"] < kill["newest"]))
+    medians = made["median_tokens_s"]
+    return found | {"cold_by_standby": [medians["cold"] / medians["standby"]]}
+
+
+def trainer_points(made: Mapping[str, Any]) -> Points:
+    """A run in which a kill lost something does not return."""
+    found = Points(steps_lost=[], kills=[float(sum(map(len, made.values())))])
+    for arm, kills in made.items():
+        which = "parked" if arm.endswith("1") else "cold"
+        found[f"{which}_next_step_s"] = [kill["after_s"] for kill in kills]
+        found[f"{which}_beyond_a_step_s"] = [kill["after_s"] - kill["step_s"] for kill in kills]
+        found["steps_lost"] += [0.0] * len(kills)
+    return found
+
+
+def restore_points(made: Mapping[str, Any]) -> Points:
+    runs = made["runs"]
+    outside = [one for one in runs if not one["cause"].startswith("policy")]
+    return {
+        "runs": [float(len(runs))],
+        "outside": [float(len(outside))],
+        "wrongly_named": [float(not one["is_right"]) for one in runs],
+        "ends_contaminated": [float(one["ends_contaminated"]) for one in runs],
+        "condemned": [float(one["condemned"]) for one in outside],
+        "thrown_away_outside": [float(one["thrown_away"]) for one in outside],
+        "thrown_away": [float(one["thrown_away"]) for one in runs if one not in outside],
+    }
+
+
+def overhead_points(made: Mapping[str, Any]) -> Points:
+    pairs = [
+        sum(on["step_s"]) / len(on["step_s"]) / (sum(off["step_s"]) / len(off["step_s"])) - 1
+        for on, off in made["pairs"]
+    ]
+    return {"overhead": [made["ratio"]["value"] - 1], "overhead_by_pair": pairs}
+
+
+TRAPS = "X-gc X-long:seconds=8 X-reward:seconds=5 X-busy:seconds=8 X-load:load_s=3,seconds=8"
+FALSE = Mark(measure="alarms", limit=0, how="sum", of="steps")
+STANDBY = (
+    Mark(measure="standby_died_s", limit=0.1, how="worst"),
+    Mark(measure="standby_tokens_s", limit=0.5),
+    Mark(measure="cold_by_standby", limit=20, at_least=True),
+    Mark(measure="older_versions", limit=0, how="sum"),
+    Mark(measure="ledger_violations", limit=0, how="sum"),
+)
+MANY = "C1x12 C2x5 C7x2 T1x12 M1x5 C5x4"
+
+CELLS = (
+    Cell(
+        name="noop", arm=OURS, how="4 faults that do nothing in 40 steps",
+        run=storm_run("X-nonex4", "total_train_steps=40"), expected_s=75,
+        marks=(Mark(measure="alarms", limit=0, how="sum", of="steps", role=Role.NO_ALARM), *WHOLE),
+    ),
+    Cell(
+        name="detectors_off", arm="ours less three detectors", how="C2 for 15 s, C5 and S1 in 35 steps, by `OFF`",
+        run=storm_run("C2:seconds=15 C5 S1:seconds=4", "total_train_steps=35", *OFF), marks=UNSEEN, expected_s=95,
+    ),
+    Cell(
+        name="storm", arm=OURS, how=f"{KINDS}, one in about {EVERY} steps, server and trainer standing by",
+        run=storm_run(KINDS, *STEPS, *PARKED, *KEPT), marks=IN_A_STORM, expected_s=130,
+    ),
+    Cell(
+        name="resume", arm=RESUME, how="the same faults; a checkpoint every 5 steps",
+        run=restarted_run(KINDS, EVERY, *STEPS, *SAVED_EVERY_5), expected_s=270,
+    ),
+    Cell(
+        name="no_standby", arm=LESS_STANDBY, how="the same faults",
+        run=storm_run(KINDS, *STEPS, *KEPT), marks=IN_A_STORM, expected_s=115,
+    ),
+    Cell(
+        name="by_hand", arm=BY_HAND, how="the same faults; no checkpoint",
+        run=restarted_run(KINDS, EVERY, *STEPS, *NEVER_SAVED), expected_s=300,
+    ),
+    Cell(
+        name="traps", arm=OURS, how=f"{TRAPS} in 50 steps, requests through a proxy",
+        run=storm_run(TRAPS, "total_train_steps=50", interposed=True), marks=(FALSE, *WHOLE), expected_s=130,
+    ),
+    Cell(
+        name="failover", arm=f"{OURS}, and less standbys", how="scripts.benchmark failover --kills 2",
+        run=benchmark_run(failover_points, "failover", "--kills", "2"), marks=STANDBY, expected_s=150,
+    ),
+    Cell(
+        name="overhead", arm=f"{OURS}, and none", how="scripts.benchmark supervision --pairs 8 --block 5",
+        run=benchmark_run(overhead_points, "supervision", "--pairs", "8", "--block", "5"),
+        marks=(Mark(measure="overhead", limit=0.01),), expected_s=95,
+    ),
+    Cell(
+        name="restores", arm=OURS, how="scripts.benchmark restores --each 3",
+        run=benchmark_run(restore_points, "restores", "--each", "3"), expected_s=20,
+        marks=(
+            Mark(measure="ends_contaminated", limit=0, how="sum", of="runs"),
+            Mark(measure="condemned", limit=0, how="sum", of="outside"),
+            Mark(measure="thrown_away_outside", limit=0, how="sum", of="outside"),
+        ),
+    ),
+    Cell(
+        name="storm_5", arm=OURS, how="12 faults, one in about 5 steps", is_full=True, expected_s=240,
+        run=storm_run("C1x3 C2x2 C7 T1x3 M1x2 C5", "total_train_steps=67", *PARKED, *KEPT), marks=IN_A_STORM,
+    ),
+    Cell(
+        name="storm_1", arm=OURS, how=f"{MANY}, one in about 1 step", is_full=True, expected_s=600,
+        run=storm_run(MANY, "total_train_steps=47", *PARKED, *KEPT), marks=IN_A_STORM,
+    ),
+    Cell(
+        name="slow_probes", arm="cold restart of a server, probes 30 s apart", how="the faults of storm",
+        run=storm_run(KINDS, *STEPS, "health.probe_interval_s=30", "health.silence_s=30", "health.look_interval_s=10"),
+        is_full=True, expected_s=160,
+    ),
+    Cell(
+        name="no_kept_tokens", arm="ours less kept tokens", how="the faults of storm; completions come whole",
+        run=storm_run(KINDS, *STEPS, *PARKED, "rollout.stream_interval=1000"), is_full=True, expected_s=130,
+    ),
+    Cell(
+        name="preemption", arm=OURS, how="3 evictions with 30 s notice, 1 without, each back after 5 s",
+        run=preempted_run((True, True, False, True), 8, "total_train_steps=45"), is_full=True, expected_s=260,
+        marks=(
+            *WHOLE,
+            Mark(measure="saved", limit=1, at_least=True),
+            Mark(measure="tokens_salvaged", limit=1, at_least=True),
+            Mark(measure="steps_undone", limit=0, how="sum", of="steps"),
+        ),
+    ),
+    Cell(
+        name="trainer_kills", arm=f"{OURS}, and less standbys", is_full=True, expected_s=6600,
+        how="scripts.benchmark trainer_kills --kills 150 --runs 6",
+        run=benchmark_run(trainer_points, "trainer_kills", "--kills", "150", "--runs", "6", "--gap", "4"),
+        marks=(
+            Mark(measure="steps_lost", limit=0, how="sum", of="kills"),
+            Mark(measure="parked_beyond_a_step_s", limit=2.0),
+        ),
+    ),
+)  # fmt: skip
+BY_NAME = {cell.name: cell for cell in CELLS}

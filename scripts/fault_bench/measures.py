@@ -1,0 +1,89 @@
+"""Figures of one run under faults, from what it and the injector wrote. Pure.
+
+ettr      usual step × committed steps that stand / seconds from the first commit to the last
+semantic  the same, without the steps that were trained on bad data and stand
+lost      usual steps in that time, less those that stand: in all, divided by the faults (L)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from launcher.config.supervision import GateConfig
+from launcher.reporting.ledger_audit import Audit
+from launcher.reporting.run_reader import StepLine
+from launcher.run_files.journal import Record
+from scripts.faults.outcome import FaultOutcome
+
+Measures = Mapping[str, Sequence[float]]
+"""Raw points by the name of the measure. What was not seen has no point."""
+
+ALARMS = frozenset({"incident.began", "batch.rejected", "health.dead"})
+HANGS = frozenset({"C2", "T2"})
+OTHER_WEIGHTS = GateConfig().distance_float32 or 1e-5
+"""Mean distance of log-probs beyond which a float32 batch came from other weights."""
+
+
+def run_measures(
+    *,
+    standing: Sequence[StepLine],
+    undone: Sequence[StepLine],
+    kept_tokens: float,
+    events: Sequence[Record],
+    faults: Sequence[FaultOutcome],
+    asked: int,
+    audit: Audit,
+    exit_code: int | None,
+    usual_s: float | None = None,
+) -> dict[str, list[float]]:
+    """`usual_s`: a step's seconds without faults; else the median of this run's own."""
+    old, zero = stale_steps(standing), zero_steps(standing)
+    found = {
+        "finished": [float(exit_code == 0)],
+        "faults": [float(len(faults))],
+        "faults_missed": [float(asked - len(faults))],
+        "steps": [float(len(standing))],
+        "steps_undone": [float(len(undone))],
+        "alarms": [float(sum(event.get("event") in ALARMS for event in events))],
+        "ledger_violations": [float(len(audit.problems))],
+        "stale_steps": [float(len(old))],
+        "zero_reward_steps": [float(len(zero))],
+        "kept_tokens": [kept_tokens],
+        "detected_s": [one.noticed_s for one in faults if one.noticed_s is not None],
+        "hang_detected_s": [one.noticed_s for one in faults if one.noticed_s is not None and one.kind in HANGS],
+        "hangs_unnoticed": [float(one.noticed_s is None) for one in faults if one.kind in HANGS],
+        "next_step_s": [one.next_step_s for one in faults if one.next_step_s is not None],
+    }
+    return found | time_shares(standing, undone, bad=len(old | zero), faults=len(faults), usual_s=usual_s)
+
+
+def time_shares(
+    standing: Sequence[StepLine], undone: Sequence[StepLine], *, bad: int, faults: int, usual_s: float | None
+) -> dict[str, list[float]]:
+    """Empty where fewer than two steps were committed."""
+    times = sorted(line.time for line in (*standing, *undone))
+    lasted = [line.step_s for line in standing if math.isfinite(line.step_s)]
+    if len(times) < 2 or not lasted or times[-1] <= times[0]:
+        return {}
+    usual, wall = usual_s or median(lasted), times[-1] - times[0]
+    kept = len(standing) - 1
+    shares = {
+        "ettr": [min(usual * kept / wall, 1.0)],
+        "semantic_ettr": [min(usual * max(kept - bad, 0) / wall, 1.0)],
+        "wall_s": [wall],
+        "usual_step_s": [usual],
+        "own_step_s": [median(lasted)],
+    }
+    return shares | ({"lost_steps": [max(wall / usual - kept, 0.0) / faults]} if faults else {})
+
+
+def stale_steps(standing: Sequence[StepLine]) -> set[int]:
+    """Trained on tokens of other weights than the trainer's, whatever their label says."""
+    return {line.step for line in standing if line.distance > OTHER_WEIGHTS}
+
+
+def zero_steps(standing: Sequence[StepLine]) -> set[int]:
+    """Trained although every reward was 0, which no policy of these runs earns by itself."""
+    return {line.step for line in standing if line.reward == 0.0}

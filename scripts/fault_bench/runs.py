@@ -1,0 +1,181 @@
+"""How cells are run: a storm, a job that begins again after each fault, preemptions, a benchmark that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.config.compose import compose
+from launcher.reporting.run_facts import read_facts
+from launcher.run_files.journal import read_lines
+from launcher.run_files.run_paths import RunPaths
+from scripts.benchmark.__main__ import parser
+from scripts.fault_bench.measures import HANGS, run_measures
+from scripts.faults.campaign import Campaign, Rules
+from scripts.storm import (
+    END_S,
+    Result,
+    committed,
+    drawn,
+    read_result,
+    run_under_faults,
+    started,
+    storm_words,
+    until_committed,
+)
+
+Points = dict[str, list[float]]
+UNSUPERVISED = (
+    *("health.silence_s=3600", "health.silence_max_s=3600", "gate.distance_float32=null", "gate.max_reward_jump=null"),
+    *("gate.canaries=0", "gate.recorded=0", "reward_health.zero_breaker_steps=null"),
+    *("reward_health.zero_alert_steps=null", "reward_health.fall_threshold=null"),
+)
+"""Nothing looks for hangs, old weights or broken rewards."""
+SAVED_EVERY_5 = ("recover.memory=false", "recover.freq_steps=5")
+NEVER_SAVED = ("recover.memory=false", "recover.freq_steps=100000")
+SILENT = frozenset({"C5", "C6", "S1", "S2"})
+"""No process ends and nobody waits, so that a job without supervision goes on."""
+WAIT_S, HANG_S = 10.0, 60.0
+"""Until a lost job is begun again (AReaL's launcher); until a hang is found (slime's and miles' probes)."""
+NOTICE_S, RETURN_S = 30.0, 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Where a cell writes, and what all share. `usual_s`: a step's seconds in the cell `noop`."""
+
+    folder: Path
+    seed: int
+    overrides: tuple[str, ...]
+    usual_s: float | None
+
+    def words(self, *settings: str) -> list[str]:
+        return storm_words(self.folder.resolve(), overrides=["evaluator.freq_steps=null", *settings, *self.overrides])
+
+
+Way = Callable[[Workplace], Points]
+
+
+def storm_run(faults: str, *settings: str, interposed: bool = False) -> Way:
+    """scripts.storm, in settings of ours."""
+
+    def run(place: Workplace) -> Points:
+        words = place.words(*settings, *(THROUGH_A_PROXY if interposed else ()))
+        paths = RunPaths.of(compose(words))
+        with interposer(paths) if interposed else contextlib.nullcontext():
+            return points_of(paths, run_under_faults(words, faults, seed=place.seed), place.usual_s)
+
+    return run
+
+
+THROUGH_A_PROXY = ("sglang.host=127.0.0.2", "+sglang.extra_args.hos=127.0.0.1")
+
+
+@contextlib.contextmanager
+def interposer(paths: RunPaths) -> Iterator[None]:
+    run = f"{paths.experiment_name}/{paths.trial_name}"
+    command = [sys.executable, "-m", "scripts.inject_fault", "--interpose", "--run", run]
+    with subprocess.Popen([*command, "--fileroot", str(paths.fileroot)], stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def restarted_run(faults: str, every: int, *settings: str) -> Way:
+    """After each fault the whole job is ended and begins again; without supervision, and driven from out here.
+
+    Kinder than any launcher: a loss is noticed at once, a hang after HANG_S. A silent fault is noticed by nobody.
+    """
+
+    def run(place: Workplace) -> Points:
+        words = place.words(*UNSUPERVISED, *settings)
+        config = compose(words)
+        paths, to_come = RunPaths.of(config), deque(drawn(faults, config, seed=place.seed))
+        asked, began, exit_code = len(to_come), time.monotonic(), None
+        while exit_code is None:
+            with started(words, paths) as process:
+                while to_come and exit_code is None:
+                    until_committed(process, paths, committed(paths) + every)
+                    fault = replace(to_come.popleft(), at_step=None)
+                    rules = Rules(seed=place.seed + len(to_come), within_s=120.0, even_the_last=True)
+                    Campaign(paths, rules, say=print).run([fault])
+                    if fault.kind.id not in SILENT:
+                        time.sleep(HANG_S if fault.kind.id in HANGS else 0.0)
+                        break
+                else:
+                    exit_code = process.wait(END_S)
+            time.sleep(WAIT_S if exit_code is None else 0.0)
+        seconds = time.monotonic() - began
+        result = read_result(paths, seed=place.seed, asked=asked, exit_code=exit_code, seconds=seconds)
+        return points_of(paths, result, place.usual_s)
+
+    return run
+
+
+def preempted_run(notices: Sequence[bool], every: int, *settings: str) -> Way:
+    """A spot machine: noticed or not, it is taken away and comes back; the same command is given again."""
+
+    def run(place: Workplace) -> Points:
+        notice = place.folder.resolve() / "notice"
+        words = place.words(f"run.preemption_notice={notice}", "run.notice_s=15", "run.margin_s=5", *settings)
+        paths, found = RunPaths.of(compose(words)), Points(saved_s=[], saved=[], return_s=[])
+        returned = began = time.monotonic()
+        for number, is_noticed in enumerate((*notices, None)):
+            before = committed(paths)
+            with started(words, paths) as process:
+                until_committed(process, paths, before + 1)
+                found["return_s"] += [time.monotonic() - returned] * (number > 0)
+                if is_noticed is None:
+                    exit_code = process.wait(END_S)
+                    break
+                until_committed(process, paths, before + every)
+                if is_noticed:
+                    notice.touch()
+                    at = time.monotonic()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(NOTICE_S)
+                        found["saved_s"].append(time.monotonic() - at)
+                    found["saved"].append(float(process.poll() == 75))
+            notice.unlink(missing_ok=True)
+            time.sleep(RETURN_S)
+            returned = time.monotonic()
+        result = read_result(paths, seed=0, asked=0, exit_code=exit_code, seconds=time.monotonic() - began)
+        lines = list(read_lines(paths.metrics))
+        made = sum(float(str(line.get("rollout/tokens", 0))) for line in lines)
+        standing = sum(line.tokens for line in read_facts(paths).steps)
+        return points_of(paths, result, place.usual_s) | found | {"tokens_salvaged": [standing / made]}
+
+    return run
+
+
+def points_of(paths: RunPaths, result: Result, usual_s: float | None) -> Points:
+    facts = read_facts(paths)
+    return run_measures(
+        standing=facts.steps,
+        undone=[line for lines in facts.taken_back for line in lines],
+        kept_tokens=sum(float(str(line.get("rollout/kept_tokens", 0))) for line in read_lines(paths.metrics)),
+        events=list(read_lines(paths.events)),
+        faults=result.outcomes,
+        asked=result.asked,
+        audit=result.audit,
+        exit_code=result.exit_code,
+        usual_s=usual_s,
+    )
+
+
+def benchmark_run(points: Callable[[Mapping[str, Any]], Points], *words: str) -> Way:
+    """One of scripts.benchmark, by its command line; `points` picks the measures of what it returns."""
+
+    def run(place: Workplace) -> Points:
+        arguments = parser([*words]).parse_args([*words, *place.overrides])
+        return points(arguments.run(arguments))
+
+    return run

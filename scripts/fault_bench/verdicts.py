@@ -1,0 +1,89 @@
+"""Marks of cells: met, missed or not measured; and what makes the benchmark itself fail. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from scripts.fault_bench.measures import Measures
+
+
+class Role(StrEnum):
+    """What a mark says if it is missed."""
+
+    OURS = "ours"  # this system is not as good as it should be
+    NO_ALARM = "no_alarm"  # nothing was injected, and something was reported: no alarm of any cell can be believed
+    MUST_MISS = "must_miss"  # a detector is switched off: met, it shows that the cell can't see its fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """`how`: which figure of the points is compared. `of`: the measure that says out of how many, so that a zero has
+    its bound. `detector`: what is switched off (MUST_MISS)."""
+
+    measure: str
+    limit: float
+    at_least: bool = False
+    how: str = "median"
+    of: str = ""
+    role: Role = Role.OURS
+    detector: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.how} {'≥' if self.at_least else '≤'} {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`figure` and `is_met` are None where the cell has no such point."""
+
+    mark: Mark
+    figure: float | None
+    is_met: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """`status`: run, broken or not run, with the reason. `seconds`: what it took; `load`: when it began and ended."""
+
+    name: str
+    arm: str
+    how: str
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+    load: tuple[float, ...] = ()
+    measures: Measures
+    verdicts: Sequence[Verdict] = ()
+
+
+RUN, BROKEN, NOT_RUN = "run", "broken", "not run"
+FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "worst": max, "sum": sum}
+
+
+def verdict(mark: Mark, measures: Measures) -> Verdict:
+    points = measures.get(mark.measure, ())
+    if not points:
+        return Verdict(mark=mark, figure=None, is_met=None)
+    figure = float(FIGURES[mark.how](points))
+    return Verdict(mark=mark, figure=figure, is_met=figure >= mark.limit if mark.at_least else figure <= mark.limit)
+
+
+def unbelievable(results: Sequence[CellResult]) -> list[str]:
+    """Why the benchmark itself fails; empty where it doesn't."""
+    problems = [f"cell {one.name} broke: {one.reason}" for one in results if one.status == BROKEN]
+    for one in results:
+        for said in one.verdicts if one.status == RUN else ():
+            mark = said.mark
+            if said.is_met is None and mark.role is not Role.OURS:
+                problems.append(f"cell {one.name} has no point of {mark.measure}")
+            elif mark.role is Role.NO_ALARM and not said.is_met:
+                problems.append(f"cell {one.name}: nothing was injected, and {mark.measure} is {said.figure:g}")
+            elif mark.role is Role.MUST_MISS and said.is_met:
+                problems.append(
+                    f"cell {one.name}: with {mark.detector} switched off, {mark.measure} still meets {mark} "
+                    f"({said.figure:g}): the cell can't see this fault"
+                )
+    return problems

@@ -1,0 +1,102 @@
+"""Figures of a run under faults, from what a run and the injector write. Nothing is timed."""
+
+import pytest
+
+from launcher.reporting.ledger_audit import audit
+from launcher.reporting.run_reader import RunData
+from scripts.fault_bench.measures import run_measures, time_shares
+from scripts.faults.outcome import outcomes
+
+
+def metrics(step, time, *, reward=0.5, distance=1e-7):
+    return {
+        "global_step": step,
+        "time": time,
+        "rollout/reward": reward,
+        "timeperf/step_s": 1.0,
+        "grpo_actor/logprob_distance/avg": distance,
+    }
+
+
+def lines(*written):
+    data = RunData()
+    for line in written:
+        data.take_step(line)
+    return data.steps
+
+
+def measured(standing, *, undone=(), events=(), record=(), exit_code=0, usual_s=None):
+    ledger = [
+        {"global_step": line.step, "prompt_ids": [line.step], "weight_versions": [line.step]} for line in standing
+    ]
+    return run_measures(
+        standing=standing,
+        undone=undone,
+        kept_tokens=7.0,
+        events=events,
+        faults=outcomes(record, events, [(line.time, line.step) for line in (*undone, *standing)]),
+        asked=len(record),
+        audit=audit(ledger, [{"global_step": line.step} for line in standing], prompts=100),
+        exit_code=exit_code,
+        usual_s=usual_s,
+    )
+
+
+def fired(kind, at, target="server-0"):
+    return {"what": "fired", "kind": kind, "target": target, "monotonic": at, "began_monotonic": at}
+
+
+def test_a_run_without_faults_spends_all_its_time_on_steps_and_raises_no_alarm():
+    found = measured(lines(*(metrics(step, 10.0 + step) for step in range(20))))
+    assert (found["ettr"], found["semantic_ettr"], found["alarms"]) == ([1.0], [1.0], [0.0])
+    assert (found["stale_steps"], found["zero_reward_steps"], found["ledger_violations"]) == ([0.0], [0.0], [0.0])
+    assert "lost_steps" not in found, "there was no fault to divide by"
+
+
+def test_a_wait_and_steps_that_were_undone_are_lost_time_and_are_counted_in_steps():
+    undone = lines(metrics(5, 15.0), metrics(6, 16.0))
+    standing = lines(*(metrics(step, 10.0 + step) for step in range(5)), *(metrics(s, 22.0 + s) for s in (5, 6, 7)))
+    found = measured(standing, undone=undone, record=[fired("T1", 16.5, "trainer"), fired("C1", 27.5)])
+    assert found["ettr"] == [pytest.approx(7 / 19)]
+    assert found["lost_steps"] == [pytest.approx((19 - 7) / 2)]
+    assert found["steps_undone"] == [2.0]
+    assert found["next_step_s"] == [pytest.approx(10.5), pytest.approx(0.5)]
+
+
+def test_steps_on_old_weights_or_on_rewards_of_0_are_lost_for_the_semantic_share_alone():
+    standing = lines(
+        *(metrics(step, 10.0 + step) for step in range(8)),
+        metrics(8, 18.0, distance=8e-4),
+        metrics(9, 19.0, reward=0.0),
+        metrics(10, 20.0),
+    )
+    found = measured(standing)
+    assert found["ettr"] == [1.0]
+    assert found["semantic_ettr"] == [pytest.approx(8 / 10)]
+    assert (found["stale_steps"], found["zero_reward_steps"]) == ([1.0], [1.0])
+
+
+def test_a_slower_usual_step_is_not_taken_from_the_disturbed_run_where_a_quiet_one_is_known():
+    standing = lines(*(metrics(step, 10.0 + 2 * step) for step in range(5)))
+    shares = time_shares(standing, [], bad=0, faults=1, usual_s=0.5)
+    assert (shares["ettr"], shares["usual_step_s"], shares["own_step_s"]) == ([0.25], [0.5], [1.0])
+
+
+def test_a_hang_that_nobody_noticed_has_no_time_and_counts():
+    standing = lines(*(metrics(step, 10.0 + step) for step in range(20)))
+    suspect = {"event": "health.suspect", "subject": "server-0", "monotonic": 14.0}
+    seen = measured(standing, events=[suspect], record=[fired("C2", 12.0)])
+    assert (seen["hang_detected_s"], seen["hangs_unnoticed"]) == ([2.0], [0.0])
+    unseen = measured(standing, record=[fired("C2", 12.0)])
+    assert (unseen["hang_detected_s"], unseen["hangs_unnoticed"]) == ([], [1.0])
+
+
+@pytest.mark.parametrize("event", ["incident.began", "batch.rejected", "health.dead"])
+def test_whatever_reports_trouble_is_an_alarm(event):
+    standing = lines(*(metrics(step, 10.0 + step) for step in range(3)))
+    quiet = {"event": "checkpoint.committed", "monotonic": 11.0}
+    assert measured(standing, events=[quiet, {"event": event, "monotonic": 11.0}])["alarms"] == [1.0]
+
+
+def test_of_a_run_without_two_steps_no_share_is_claimed():
+    assert time_shares(lines(metrics(0, 10.0)), [], bad=0, faults=1, usual_s=None) == {}

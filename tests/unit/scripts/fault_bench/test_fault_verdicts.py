@@ -1,0 +1,132 @@
+"""The benchmark's own test: what a no-op raises, and what a switched-off detector must miss. Its table and picture."""
+
+import json
+
+import pytest
+
+from launcher.config.compose import REPOSITORY
+from scripts.fault_bench.__main__ import main, run_cell
+from scripts.fault_bench.cells import BY_NAME, CELLS, Cell, failover_points, restore_points, trainer_points
+from scripts.fault_bench.results import markdown, write_results
+from scripts.fault_bench.runs import Workplace
+from scripts.fault_bench.verdicts import BROKEN, RUN, CellResult, Mark, Role, unbelievable, verdict
+
+QUIET = {
+    "finished": [1.0], "steps": [40.0], "alarms": [0.0], "ledger_violations": [0.0], "stale_steps": [0.0],
+    "zero_reward_steps": [0.0],
+}  # fmt: skip
+BLIND = {"stale_steps": [1.0], "zero_reward_steps": [6.0], "hangs_unnoticed": [1.0]}
+"""Without the three detectors: a step on old weights, six on rewards of 0, a hang that nobody saw."""
+
+
+def result(name, measures, status=RUN, reason=""):
+    cell = BY_NAME[name]
+    verdicts = tuple(verdict(mark, measures) for mark in cell.marks)
+    return CellResult(
+        name=name, arm=cell.arm, how=cell.how, status=status, reason=reason, measures=measures, verdicts=verdicts
+    )
+
+
+def test_a_no_op_that_raises_no_alarm_and_detectors_off_that_miss_their_faults_are_believed():
+    assert unbelievable([result("noop", QUIET), result("detectors_off", BLIND)]) == []
+
+
+def test_an_alarm_without_a_fault_makes_the_benchmark_fail_and_names_the_cell():
+    (problem,) = unbelievable([result("noop", {**QUIET, "alarms": [2.0]})])
+    assert problem == "cell noop: nothing was injected, and alarms is 2"
+
+
+@pytest.mark.parametrize(
+    ("measure", "detector"),
+    [
+        ("stale_steps", "gate.distance_float32"),
+        ("zero_reward_steps", "gate.canaries"),
+        ("hangs_unnoticed", "health.silence_s"),
+    ],
+)
+def test_each_detector_that_is_off_and_misses_nothing_makes_the_benchmark_fail(measure, detector):
+    (problem,) = unbelievable([result("detectors_off", {**BLIND, measure: [0.0]})])
+    assert problem.startswith(f"cell detectors_off: with {detector} switched off, {measure} still meets")
+
+
+def test_what_was_not_measured_proves_nothing():
+    (problem,) = unbelievable([result("noop", {**QUIET, "alarms": []})])
+    assert problem == "cell noop has no point of alarms"
+    assert "| noop | alarms | – | sum ≤ 0 | not measured |" in markdown({}, [result("noop", {**QUIET, "alarms": []})])
+
+
+def test_a_missed_mark_of_ours_is_a_result_and_a_broken_cell_is_none():
+    slow = result("storm", {"semantic_ettr": [0.5], "faults": [5.0]})
+    assert unbelievable([slow]) == []
+    assert "| storm | semantic_ettr | 0.5 | median ≥ 0.9 | missed |" in markdown({}, [slow])
+    assert unbelievable([result("traps", {}, BROKEN, "no step")]) == ["cell traps broke: no step"]
+
+
+def test_a_zero_has_its_bound():
+    table = markdown({}, [result("noop", QUIET)])
+    assert "| noop | alarms | 0 of 40 (at most 7.5%) | sum ≤ 0 | met |" in table
+
+
+def test_a_cell_whose_run_takes_no_step_is_broken_and_the_next_is_run(tmp_path):
+    def fails(place):
+        raise RuntimeError("the run took 0 of 1 steps\n see console.log")
+
+    place = Workplace(folder=tmp_path, seed=1, overrides=(), usual_s=None)
+    made = run_cell(Cell(name="a", arm="ours", how="", run=fails, expected_s=1), place)
+    assert (made.status, made.reason) == (BROKEN, "the run took 0 of 1 steps see console.log")
+    mark = Mark(measure="x", limit=2, how="worst")
+    good = run_cell(
+        Cell(name="b", arm="", how="", run=lambda place: {"x": [1.0, 3.0]}, expected_s=1, marks=(mark,)), place
+    )
+    assert (good.status, good.verdicts[0].figure, good.verdicts[0].is_met) == (RUN, 3.0, False)
+
+
+@pytest.mark.slow
+def test_a_folder_holds_raw_points_a_table_and_a_picture(tmp_path):
+    storm = result("storm", {"ettr": [0.8], "semantic_ettr": [0.7], "next_step_s": [1.0, 9.0], "faults": [2.0]})
+    write_results(tmp_path, {"command": "c"}, [storm, result("noop", QUIET)])
+    points = [json.loads(line) for line in (tmp_path / "storm.jsonl").read_text().splitlines()]
+    assert {"measure": "next_step_s", "value": 9.0} in points
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert (content["command"], content["problems"], len(content["cells"])) == ("c", [], 2)
+    assert "| storm | ours | 2 | 80 % | 70 % | – | – | 5.0 s (≤ 9.0, 2×) | 0 |" in (tmp_path / "results.md").read_text()
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_points_are_those_of_the_benchmarks():
+    kills = [{"arm": arm, "died_s": 0.1, "serves_s": 0.2, "tokens_s": s, "version": 3, "newest": 3}
+             for arm, s in (("standby", 0.5), ("cold", 20.0))]  # fmt: skip
+    found = failover_points({"kills": kills, "problems": [], "median_tokens_s": {"standby": 0.5, "cold": 20.0}})
+    assert (found["standby_tokens_s"], found["cold_by_standby"], found["older_versions"]) == ([0.5], [40.0], [0.0, 0.0])
+    killed = trainer_points({"standby_trainers=0": [{"after_s": 9.0, "step_s": 1.0}], "standby_trainers=1": []})
+    assert (killed["cold_beyond_a_step_s"], killed["kills"], killed["steps_lost"]) == ([8.0], [1.0], [0.0])
+    one = {"is_right": True, "ends_contaminated": False, "condemned": 0, "thrown_away": 2}
+    restored = restore_points({"runs": [{"cause": "policy collapses", **one}, {"cause": "data", **one}]})
+    assert (restored["thrown_away"], restored["thrown_away_outside"]) == ([2.0], [2.0])
+
+
+def test_every_cell_is_on_its_page_and_has_a_name_of_its_own():
+    page = (REPOSITORY / "docs" / "fault_bench.md").read_text()
+    assert len(BY_NAME) == len(CELLS)
+    assert [cell.name for cell in CELLS if f"`{cell.name}`" not in page] == []
+    assert {mark.detector for cell in CELLS for mark in cell.marks if mark.role is Role.MUST_MISS} == {
+        "gate.distance_float32", "gate.canaries", "health.silence_s",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cells", "storm,nope"], "--cells nope: no such cell"),
+        (["--minutes", "0.1"], "--minutes 0.1: no cell fits"),
+        (["--output", "{full}"], "is not an empty folder"),
+    ],
+)
+def test_a_wrong_command_is_one_message_and_nothing_is_begun(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert main([word.format(full=tmp_path / "full") for word in words]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors and errors.count("error:") == 1
+    assert not (tmp_path / "fault_bench").exists()
