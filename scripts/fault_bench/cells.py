@@ -46,9 +46,10 @@ KEPT = ("rollout.stream_interval=4",)
 """Completions of these runs have 24 tokens at most: they would come in one part, and nothing of them could be kept."""
 NO_LIMITS = ("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null", "gate.recorded=0")
 OFF = (
-    *("health.silence_s=600", "health.silence_max_s=600", "gate.distance_float32=null", "gate.canaries=0"),
-    *("gate.max_reward_jump=null", *NO_LIMITS),
+    *("health.silence_s=600", "health.silence_max_s=600", "health.stopped_s=600"),
+    *("gate.distance_float32=null", "gate.canaries=0", "gate.max_reward_jump=null", *NO_LIMITS),
 )
+SLOW = ("health.probe_interval_s=30", "health.silence_s=30", "health.stopped_s=60", "health.look_interval_s=10")
 
 WHOLE = (
     Mark(measure="finished", limit=1, at_least=True),
@@ -66,7 +67,7 @@ IN_A_STORM = (
 UNSEEN = (
     Mark(measure="stale_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.distance_float32"),
     Mark(measure="zero_reward_steps", limit=0, how="sum", role=Role.MUST_MISS, detector="gate.canaries"),
-    Mark(measure="hangs_unnoticed", limit=0, how="sum", role=Role.MUST_MISS, detector="health.silence_s"),
+    Mark(measure="hangs_unnoticed", limit=0, how="sum", role=Role.MUST_MISS, detector="health.stopped_s and silence_s"),
 )
 
 
@@ -182,7 +183,7 @@ CELLS = (
     ),
     Cell(
         name="slow_probes", arm="cold restart of a server, probes 30 s apart", how="the faults of storm",
-        run=storm_run(KINDS, *STEPS, "health.probe_interval_s=30", "health.silence_s=30", "health.look_interval_s=10"),
+        run=storm_run(KINDS, *STEPS, *SLOW),
         is_full=True, expected_s=160,
     ),
     Cell(

@@ -33,7 +33,8 @@ from scripts.storm import (
 
 Points = dict[str, list[float]]
 UNSUPERVISED = (
-    *("health.silence_s=3600", "health.silence_max_s=3600", "gate.distance_float32=null", "gate.max_reward_jump=null"),
+    *("health.silence_s=3600", "health.silence_max_s=3600", "health.stopped_s=3600"),
+    *("gate.distance_float32=null", "gate.max_reward_jump=null"),
     *("gate.canaries=0", "gate.recorded=0", "reward_health.zero_breaker_steps=null"),
     *("reward_health.zero_alert_steps=null", "reward_health.fall_threshold=null"),
 )
