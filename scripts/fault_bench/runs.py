@@ -33,12 +33,11 @@ from scripts.storm import (
 
 Points = dict[str, list[float]]
 UNSUPERVISED = (
-    *("health.silence_s=3600", "health.silence_max_s=3600", "health.stopped_s=3600"),
-    *("gate.distance_float32=null", "gate.max_reward_jump=null"),
-    *("gate.canaries=0", "gate.recorded=0", "reward_health.zero_breaker_steps=null"),
-    *("reward_health.zero_alert_steps=null", "reward_health.fall_threshold=null"),
+    *("health.silence_s=600", "health.silence_max_s=600", "health.stopped_s=600", "health.proof_s=600"),
+    *("gate.distance_float32=null", "gate.max_reward_jump=null", "gate.canaries=0", "gate.recorded=0"),
+    *("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null"),
 )
-"""Nothing looks for hangs, old weights or broken rewards."""
+"""Nothing finds hangs, old weights or broken rewards; ends of processes are seen still."""
 SAVED_EVERY_5 = ("recover.memory=false", "recover.freq_steps=5")
 NEVER_SAVED = ("recover.memory=false", "recover.freq_steps=100000")
 SILENT = frozenset({"C5", "C6", "S1", "S2"})

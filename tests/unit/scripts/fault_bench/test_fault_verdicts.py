@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from launcher.config.compose import REPOSITORY
+from launcher.config.compose import REPOSITORY, compose
+from launcher.config.supervision_checks import find_contradictions
 from scripts.fault_bench.__main__ import main, run_cell
 from scripts.fault_bench.cells import BY_NAME, CELLS, Cell, failover_points, restore_points, trainer_points
 from scripts.fault_bench.results import markdown, write_results
@@ -112,6 +113,25 @@ def test_every_cell_is_on_its_page_and_has_a_name_of_its_own():
     assert {mark.detector for cell in CELLS for mark in cell.marks if mark.role is Role.MUST_MISS} == {
         "gate.distance_float32", "gate.canaries", "health.stopped_s and silence_s",
     }  # fmt: skip
+
+
+class Asked(Exception):
+    """The settings that a cell would run with."""
+
+
+class Recording(Workplace):
+    def words(self, *settings):
+        raise Asked(*Workplace.words(self, *settings))
+
+
+REAL_RUNS = [cell for cell in CELLS if "scripts.benchmark" not in cell.how]
+
+
+@pytest.mark.parametrize("cell", REAL_RUNS, ids=lambda cell: cell.name)
+def test_the_settings_of_a_cell_contradict_nothing(cell, tmp_path):
+    with pytest.raises(Asked) as asked:
+        cell.run(Recording(folder=tmp_path, seed=1, overrides=(), usual_s=None))
+    assert list(find_contradictions(compose(list(asked.value.args)))) == []
 
 
 @pytest.mark.parametrize(
