@@ -117,16 +117,16 @@ def run_under_faults(words: Sequence[str], text: str, *, seed: int) -> Result:
 
 
 @contextlib.contextmanager
-def started(words: Sequence[str], paths: RunPaths) -> Iterator[subprocess.Popen[bytes]]:
+def started(words: Sequence[str], paths: RunPaths, *, module: str = "launcher") -> Iterator[subprocess.Popen[bytes]]:
     """The run, its output in `{fileroot}/console.log`; killed with the block if it has not ended."""
     fileroot = paths.fileroot
     fileroot.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json")}
     with (fileroot / "console.log").open("ab") as console:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *words], env=environment, stdout=console, stderr=console
+            [sys.executable, "-m", module, *words], env=environment, stdout=console, stderr=console
         )
-        print(f"pid {process.pid}: python -m launcher {' '.join(words)}", flush=True)
+        print(f"pid {process.pid}: python -m {module} {' '.join(words)}", flush=True)
         try:
             yield process
         finally:

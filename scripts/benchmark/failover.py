@@ -12,7 +12,6 @@ import argparse
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -23,6 +22,7 @@ from typing import TypeVar
 
 from actors.processes.process_tree import send
 from actors.supervision.fleet_record import FleetRecord
+from launcher.base.errors import RunError
 from launcher.config.compose import compose
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Record, read_lines
@@ -32,6 +32,7 @@ from scripts.benchmark.ratios import spread
 from scripts.benchmark.supervision import SAME_WORK
 from scripts.benchmark.timed_completions import TOKENS
 from scripts.faults.run_processes import find_servers
+from scripts.storm import started
 
 ARMS = ("standby", "cold")
 SETTINGS = (
@@ -73,8 +74,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, *SETTINGS, *arguments.overrides]
         paths = RunPaths.of(compose(words))
-        command = [sys.executable, "-m", "scripts.benchmark.timed_completions", *words]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        with started(words, paths, module="scripts.benchmark.timed_completions") as process:
             try:
                 kills = [kill(paths, process, arm, draw) for _ in range(arguments.kills) for arm in ARMS]
             finally:
@@ -151,7 +151,7 @@ def _until(
     give_up_at = time.monotonic() + within_s
     while (found := look()) is None:
         if process.poll() is not None or time.monotonic() > give_up_at:
-            raise RuntimeError(f"the run has ended, or nothing came of it within {within_s:g} s")
+            raise RunError(f"the run has ended, or nothing came of it within {within_s:g} s", "give it a quiet machine")
         time.sleep(between_s)
     return found
 

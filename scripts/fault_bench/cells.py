@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.fault_bench.runs import (
+    DISK_ALONE,
     NEVER_SAVED,
-    SAVED_EVERY_5,
     UNSUPERVISED,
     Points,
     Way,
@@ -41,7 +41,8 @@ BY_HAND = "whole job again, from the first step"
 KINDS = "C1 C2 T1 C5 S1:seconds=4"
 """A server killed, one hung, the trainer killed, old weights, rewards of 0."""
 EVERY = 10
-STEPS = ("total_train_steps=60",)
+STEPS = ("total_train_steps=60", "recover.freq_steps=5")
+OFTEN_SAVED = ("recover.freq_steps=2",)
 PARKED = ("recovery.standby_servers=1", "recovery.standby_trainers=1")
 KEPT = ("rollout.stream_interval=4",)
 """Completions of these runs have 24 tokens at most: they would come in one part, and nothing of them could be kept."""
@@ -141,7 +142,7 @@ CELLS = (
     ),
     Cell(
         name="resume", arm=RESUME, how="the same faults; a checkpoint every 5 steps",
-        run=restarted_run(KINDS, EVERY, *STEPS, *SAVED_EVERY_5), expected_s=270,
+        run=restarted_run(KINDS, EVERY, *STEPS, *DISK_ALONE), expected_s=270,
     ),
     Cell(
         name="no_standby", arm=LESS_STANDBY, how="the same faults",
@@ -175,11 +176,12 @@ CELLS = (
     ),
     Cell(
         name="storm_5", arm=OURS, how="12 faults, one in about 5 steps", is_full=True, expected_s=240,
-        run=storm_run("C1x3 C2x2 C7 T1x3 M1x2 C5", "total_train_steps=67", *PARKED, *KEPT), marks=IN_A_STORM,
+        run=storm_run("C1x3 C2x2 C7 T1x3 M1x2 C5", "total_train_steps=67", *OFTEN_SAVED, *PARKED, *KEPT),
+        marks=IN_A_STORM,
     ),
     Cell(
         name="storm_1", arm=OURS, how=f"{MANY}, one in about 1 step", is_full=True, expected_s=600,
-        run=storm_run(MANY, "total_train_steps=47", *PARKED, *KEPT), marks=IN_A_STORM,
+        run=storm_run(MANY, "total_train_steps=47", *OFTEN_SAVED, *PARKED, *KEPT), marks=IN_A_STORM,
     ),
     Cell(
         name="slow_probes", arm="cold restart of a server, probes 30 s apart", how="the faults of storm",

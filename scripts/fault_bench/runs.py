@@ -38,8 +38,8 @@ UNSUPERVISED = (
     *("reward_health.zero_breaker_steps=null", "reward_health.fall_threshold=null"),
 )
 """Nothing finds hangs, old weights or broken rewards; ends of processes are seen still."""
-SAVED_EVERY_5 = ("recover.memory=false", "recover.freq_steps=5")
-NEVER_SAVED = ("recover.memory=false", "recover.freq_steps=100000")
+DISK_ALONE = ("recover.memory=false",)
+NEVER_SAVED = (*DISK_ALONE, "recover.freq_steps=100000")
 SILENT = frozenset({"C5", "C6", "S1", "S2"})
 """No process ends and nobody waits, so that a job without supervision goes on."""
 WAIT_S, HANG_S = 10.0, 60.0
