@@ -102,7 +102,7 @@ def _measure(
             results.append(run_cell(cell, place))
             expected_s += cell.expected_s
         if cell.name == "noop":
-            usual_s = next(iter(results[-1].measures.get("own_step_s", ())), None)
+            usual_s = next(iter(results[-1].measures.get("usual_step_s", ())), None)
         write_results(given.output, about, results)
     return results
 

@@ -59,7 +59,6 @@ WHOLE = (
 )
 IN_A_STORM = (
     *WHOLE,
-    Mark(measure="faults_missed", limit=0, how="sum", of="faults"),
     Mark(measure="semantic_ettr", limit=0.9, at_least=True),
     Mark(measure="hang_detected_s", limit=2.0, how="worst"),
     Mark(measure="hangs_unnoticed", limit=0, how="sum"),

@@ -38,7 +38,7 @@ def run_measures(
     exit_code: int | None,
     usual_s: float | None = None,
 ) -> dict[str, list[float]]:
-    """`usual_s`: a step's seconds without faults; else the median of this run's own."""
+    """`usual_s`: a step's seconds in a run without faults, where there was one."""
     old, zero = stale_steps(standing), zero_steps(standing)
     found = {
         "finished": [float(exit_code == 0)],
@@ -56,27 +56,33 @@ def run_measures(
         "hangs_unnoticed": [float(one.noticed_s is None) for one in faults if one.kind in HANGS],
         "next_step_s": [one.next_step_s for one in faults if one.next_step_s is not None],
     }
-    return found | time_shares(standing, undone, bad=len(old | zero), faults=len(faults), usual_s=usual_s)
+    return found | time_shares(standing, undone, bad=len(old | zero), faults=faults, usual_s=usual_s)
 
 
 def time_shares(
-    standing: Sequence[StepLine], undone: Sequence[StepLine], *, bad: int, faults: int, usual_s: float | None
+    standing: Sequence[StepLine],
+    undone: Sequence[StepLine],
+    *,
+    bad: int,
+    faults: Sequence[FaultOutcome],
+    usual_s: float | None,
 ) -> dict[str, list[float]]:
-    """Empty where fewer than two steps were committed."""
+    """Empty where fewer than two steps were committed. The usual step is the median of those that no fault hit: load
+    by others that drifts from cell to cell changes no share."""
     times = sorted(line.time for line in (*standing, *undone))
-    lasted = [line.step_s for line in standing if math.isfinite(line.step_s)]
+    hit = {-1 if one.step is None else one.step + 1 for one in faults}
+    lasted = [line.step_s for line in standing if line.step not in hit and math.isfinite(line.step_s)]
     if len(times) < 2 or not lasted or times[-1] <= times[0]:
         return {}
-    usual, wall = usual_s or median(lasted), times[-1] - times[0]
-    kept = len(standing) - 1
+    usual, wall, kept = median(lasted), times[-1] - times[0], len(standing) - 1
     shares = {
         "ettr": [min(usual * kept / wall, 1.0)],
         "semantic_ettr": [min(usual * max(kept - bad, 0) / wall, 1.0)],
         "wall_s": [wall],
         "usual_step_s": [usual],
-        "own_step_s": [median(lasted)],
     }
-    return shares | ({"lost_steps": [max(wall / usual - kept, 0.0) / faults]} if faults else {})
+    shares |= {"pace": [usual_s * kept / wall]} if usual_s else {}
+    return shares | ({"lost_steps": [max(wall / usual - kept, 0.0) / len(faults)]} if faults else {})
 
 
 def stale_steps(standing: Sequence[StepLine]) -> set[int]:

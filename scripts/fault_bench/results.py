@@ -33,8 +33,11 @@ def write_results(folder: Path, about: Mapping[str, object], results: Sequence[C
 
 def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
     lines = [f"{key}: {value}  " for key, value in about.items()]
-    lines += ["", "| cell | arm | faults | ETTR | semantic | lost steps a fault | detected | next step | undone |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| cell | arm | faults | ETTR | semantic | pace | lost steps a fault | detected | next step | undone |",
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     lines += [_arm_row(one) for one in results if one.measures.get("semantic_ettr")]
     lines += ["", "| cell | measure | figure | mark | |", "|---|---|---|---|---|"]
     lines += [_mark_row(one, said) for one in results if one.status == RUN for said in one.verdicts]
@@ -45,9 +48,10 @@ def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
 
 def _arm_row(one: CellResult) -> str:
     found = one.measures
-    shares = [_percent(_only(found, "ettr")), _percent(_only(found, "semantic_ettr"))]
+    shares = [_percent(_only(found, name)) for name in ("ettr", "semantic_ettr", "pace")]
+    fired, missed = (_only(found, name) or 0.0 for name in ("faults", "faults_missed"))
     lost = _only(found, "lost_steps")
-    cells = [one.name, one.arm, f"{_only(found, 'faults') or 0:.0f}", *shares, "–" if lost is None else f"{lost:.1f}"]
+    cells = [one.name, one.arm, f"{fired:.0f} of {fired + missed:.0f}", *shares, "–" if lost is None else f"{lost:.1f}"]
     cells += [_spread(found.get("detected_s", ())), _spread(found.get("next_step_s", ()))]
     cells.append(f"{sum(found.get('steps_undone', ())):.0f}")
     return f"| {' | '.join(cells)} |"

@@ -75,6 +75,11 @@ def unbelievable(results: Sequence[CellResult]) -> list[str]:
     """Why the benchmark itself fails; empty where it doesn't."""
     problems = [f"cell {one.name} broke: {one.reason}" for one in results if one.status == BROKEN]
     for one in results:
+        if missed := sum(one.measures.get("faults_missed", ())) * any(
+            v.mark.role is Role.MUST_MISS for v in one.verdicts
+        ):
+            problems.append(f"cell {one.name}: {missed:.0f} of its faults did not come about")
+            continue
         for said in one.verdicts if one.status == RUN else ():
             mark = said.mark
             if said.is_met is None and mark.role is not Role.OURS:

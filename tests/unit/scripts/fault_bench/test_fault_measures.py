@@ -76,10 +76,17 @@ def test_steps_on_old_weights_or_on_rewards_of_0_are_lost_for_the_semantic_share
     assert (found["stale_steps"], found["zero_reward_steps"]) == ([1.0], [1.0])
 
 
-def test_a_slower_usual_step_is_not_taken_from_the_disturbed_run_where_a_quiet_one_is_known():
-    standing = lines(*(metrics(step, 10.0 + 2 * step) for step in range(5)))
-    shares = time_shares(standing, [], bad=0, faults=1, usual_s=0.5)
-    assert (shares["ettr"], shares["usual_step_s"], shares["own_step_s"]) == ([0.25], [0.5], [1.0])
+def test_load_that_slows_every_step_changes_the_pace_and_no_share():
+    standing = lines(*({**metrics(step, 10.0 + 2 * step), "timeperf/step_s": 2.0} for step in range(5)))
+    shares = time_shares(standing, [], bad=0, faults=(), usual_s=0.5)
+    assert (shares["ettr"], shares["pace"], shares["usual_step_s"]) == ([1.0], [0.25], [2.0])
+
+
+def test_a_step_that_a_fault_hit_is_not_usual():
+    slow = [{**metrics(step, 10.0 + step), "timeperf/step_s": 9.0} for step in (1, 3, 4)]
+    standing = lines(*(metrics(step, 10.0 + step) for step in (0, 2)), *slow)
+    found = measured(standing, record=[fired("C1", 10.5), fired("C1", 12.5), fired("C1", 13.5)])
+    assert found["usual_step_s"] == [1.0]
 
 
 def test_a_hang_that_nobody_noticed_has_no_time_and_counts():
@@ -99,4 +106,4 @@ def test_whatever_reports_trouble_is_an_alarm(event):
 
 
 def test_of_a_run_without_two_steps_no_share_is_claimed():
-    assert time_shares(lines(metrics(0, 10.0)), [], bad=0, faults=1, usual_s=None) == {}
+    assert time_shares(lines(metrics(0, 10.0)), [], bad=0, faults=(), usual_s=None) == {}

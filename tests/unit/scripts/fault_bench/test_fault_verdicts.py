@@ -50,6 +50,11 @@ def test_each_detector_that_is_off_and_misses_nothing_makes_the_benchmark_fail(m
     assert problem.startswith(f"cell detectors_off: with {detector} switched off, {measure} still meets")
 
 
+def test_detectors_that_are_off_prove_nothing_about_a_fault_that_did_not_come_about():
+    (problem,) = unbelievable([result("detectors_off", {**BLIND, "faults_missed": [1.0]})])
+    assert problem == "cell detectors_off: 1 of its faults did not come about"
+
+
 def test_what_was_not_measured_proves_nothing():
     (problem,) = unbelievable([result("noop", {**QUIET, "alarms": []})])
     assert problem == "cell noop has no point of alarms"
@@ -90,7 +95,10 @@ def test_a_folder_holds_raw_points_a_table_and_a_picture(tmp_path):
     assert {"measure": "next_step_s", "value": 9.0} in points
     content = json.loads((tmp_path / "results.json").read_text())
     assert (content["command"], content["problems"], len(content["cells"])) == ("c", [], 2)
-    assert "| storm | ours | 2 | 80 % | 70 % | – | – | 5.0 s (≤ 9.0, 2×) | 0 |" in (tmp_path / "results.md").read_text()
+    assert (
+        "| storm | ours | 2 of 2 | 80 % | 70 % | – | – | – | 5.0 s (≤ 9.0, 2×) | 0 |"
+        in (tmp_path / "results.md").read_text()
+    )
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
