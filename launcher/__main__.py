@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from launcher.config.schema import RunConfig
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, speak_anywhere
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
-from launcher.resources.foreign_plan import find_missing_for_command, plan_lines
+from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, with_their_names
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import check_node
@@ -96,13 +97,24 @@ def ordered_arguments(arguments: Sequence[str]) -> list[str]:
     """The arguments in a form that Hydra takes.
 
     Overrides come after options: `conf=x --cfg job seed=1` is an error to argparse, which takes them in one piece
-    only. Help needs no preset, but Hydra composes one before it shows any: it is the same with each.
+    only. Help needs no preset, but Hydra composes one before it shows any: it is the same with each. What follows `--`
+    is for another project's trainer, as it is.
     """
+    if "--" in arguments:
+        at = arguments.index("--")
+        theirs = ",".join(quoted(one) for one in arguments[at + 1 :])
+        arguments = [*arguments[:at], f"trainer.overrides=[{theirs}]"]
     overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
     options = [a for a in arguments if a not in overrides]
     if {"--help", "-h"} & set(options) and not any(a.startswith("conf=") for a in overrides):
         overrides.append(f"conf={presets()[0]}")
     return [*options, *overrides]
+
+
+def quoted(text: str) -> str:
+    """As a text in Hydra's grammar, with `${…}` left for whom it is meant."""
+    escaped = re.sub(r'(\\*)"', r"\1\1\"", text.replace("${", "\\${"))
+    return f'"{escaped}"'
 
 
 def options_of_each_trial(arguments: Sequence[str]) -> list[str]:
@@ -152,7 +164,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     """One run, or its plan where `dry_run`; the exit code. Raises LauncherError. `overrides`: of the command line."""
     check(config)
     if config.trainer.adapter != OWN:
-        return _launch_foreign(config)
+        return _launch_foreign(with_their_names(config, keys_of(overrides)))
     for note in find_notes(config):
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()

@@ -20,44 +20,30 @@ from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.processes.background_tasks import BackgroundTasks
-from actors.supervision.coordinator_actor import follow_requests, take_place
+from actors.supervision.coordinator_actor import RunActor, follow_requests, take_place
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import ResourceError, StateError
 from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
 from launcher.config.schema import RunConfig
 from launcher.run_files.control_requests import wanted
-from launcher.run_files.journal import Journal, Record
+from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 NAME = "foreign_trainer"
 
 
 @ray.remote
-class ForeignTrainerActor:
+class ForeignTrainerActor(RunActor):
     """`run` once in each incarnation; the others at any time."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, attempt: int, variables: Mapping[str, str]) -> None:
+        super().__init__()
         bind_to_cluster(config)
         self._config = config
         self._paths = paths
         self._attempt = attempt
         self._variables = variables
-        self._running: asyncio.Task[RunOutcome] | None = None
-        self._journal: Journal | None = None
         self._supervisor: ForeignSupervisor | None = None
-
-    async def run(self) -> RunOutcome:
-        """To the run's end. Raises UsageError where it can't begin."""
-        if self._running is None:
-            self._running = asyncio.create_task(self._begin())
-        return await asyncio.shield(self._running)
-
-    async def ping(self) -> tuple[Record, ...]:
-        """As CoordinatorActor.ping."""
-        if self._journal is None:
-            return ()
-        self._journal.write_waiting()
-        return self._journal.unwritten()
 
     async def abort(self, reason: str) -> None:
         if self._supervisor is not None:
@@ -71,7 +57,7 @@ class ForeignTrainerActor:
         status = TrainerStatus(
             phase="train" if made.pid else "start",
             next_step=0 if made.steps.last_step is None else made.steps.last_step + 1,
-            total_steps=0,
+            total_steps=made.steps.total or 0,
             steps_per_epoch=0,
             policy_version=0,
             pid=os.getpid(),  # whose steps are counted

@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from actors.foreign.foreign_process import run_to_end
 from actors.supervision.run_history import RunHistory
-from launcher.adapters.foreign_health import facts_of, why_not_whole
+from launcher.adapters.foreign_health import NOT_OURS, facts_of, why_not_whole
 from launcher.adapters.trainer_adapter import FoundCheckpoint, TrainerAdapter
 from launcher.base.errors import ModelError, RunError
 from launcher.base.messages import Incident
 from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
-from launcher.policy.restore import choose
+from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
 from launcher.run_files.journal import Record
 
 ASIDE = "set_aside"
@@ -35,47 +36,78 @@ class ForeignCheckpoints:
         self._adapter = adapter
         self._history = history
         self._found: Sequence[FoundCheckpoint] = ()
-        self._problems: dict[int, str] = {}
+        self._problems: dict[Path, str] = {}
         self._moved: Moved = []
+        self._was_prepared = False
 
     def path_of(self, step: int) -> Path | None:
-        return next((one.path for one in self._found if one.step == step), None)
+        found = self._of(step)
+        return None if found is None else found.path
+
+    def _of(self, step: int) -> FoundCheckpoint | None:
+        """The one to resume from, of those that are whole."""
+        whole = [one for one in self._found if one.step == step and one.path not in self._problems]
+        return max(whole, key=lambda one: one.has_optimizer, default=None)
 
     async def resume_from(self, lines: Sequence[Record], incident: Incident | None) -> int:
         """Of what the policy allows, the step of the newest whose tensors can be read. Raises RunError: the run halts.
 
         `lines`: the current ones of metrics.jsonl."""
-        self._found = await asyncio.to_thread(self._adapter.checkpoints)
-        whys = {one.step: why_not_whole(one, lines) for one in self._found}
-        self._problems = {step: why for step, why in whys.items() if why}
-        if not self.are_ours and (unknown := [one for one in self._found if one.step in self._problems]):
-            why = self._problems[unknown[-1].step]
+        await self._look(lines)
+        if not self.are_ours and (unknown := [one for one in self._found if one.path in self._problems]):
+            why = self._problems[unknown[-1].path]
             raise RunError(
                 f"{unknown[-1].path}: {why}, and this run has not made it; nothing is moved",
-                "move it away, or set trainer.checkpoint_file to the file that is written last into each",
+                NOT_OURS,
             )
         while True:
-            facts = facts_of(self._found, self._problems, lines, self._config)
-            choice = choose(facts, incident, self._history.attempts, self._config.restore)
+            choice = self._choice([one for one in self._found if one.has_optimizer], lines, incident)
+            if choice.global_step in (None, FIRST_WEIGHTS):
+                choice = self._choice(self._found, lines, incident)
             if choice.global_step is None:  # its hint names a tool for the launcher's own checkpoints
                 reason = choice.reason.partition("; what the run had learned")[0]
-                raise RunError(reason, f"choose one by hand and leave no later one: {self._config.trainer.checkpoints}")
-            path = self.path_of(choice.global_step)
-            problem = "" if path is None else await asyncio.to_thread(damage_in, path)
-            if not problem:
+                raise RunError(reason, "choose one by hand, and leave no later one")
+            chosen = self._of(choice.global_step)
+            problem = "" if chosen is None else await asyncio.to_thread(damage_in, chosen.path)
+            if chosen is None or not problem:
                 return choice.global_step
-            at = next(one.changed_at for one in self._found if one.step == choice.global_step)
-            self._history.found_damaged(choice.global_step, (at,), problem)
-            self._problems[choice.global_step] = problem
+            self._history.found_damaged(choice.global_step, (chosen.changed_at,), problem)
+            self._problems[chosen.path] = problem
+
+    async def _look(self, lines: Sequence[Record]) -> None:
+        self._found = await asyncio.to_thread(self._adapter.checkpoints)
+        whys = {one.path: why_not_whole(one, lines) for one in self._found}
+        self._problems = {path: why for path, why in whys.items() if why}
+
+    def _choice(
+        self, among: Sequence[FoundCheckpoint], lines: Sequence[Record], incident: Incident | None
+    ) -> RestoreChoice:
+        facts = facts_of(among, self._problems, lines, self._config)
+        return choose(facts, incident, self._history.attempts, self._config.restore)
+
+    async def prepare(self, step: int, lines: Sequence[Record]) -> None:
+        """Make of the chosen checkpoint what the trainer resumes from. Raises RunError."""
+        chosen = self._of(step)
+        self._was_prepared = False
+        if chosen is None or (command := self._adapter.preparation(chosen.path)) is None:
+            return
+        exit_code, said = await run_to_end(command)
+        if exit_code != 0:
+            raise RunError(f"{chosen.path} could not be prepared for a resume: {said}", "its words say what to do")
+        self._was_prepared = True
+        reason = "" if chosen.has_optimizer else "it has no optimizer: the trainer begins with a fresh one"
+        self._history.event("checkpoint.prepared", subject="checkpoints", reason=reason, global_step=step)
+        await self._look(lines)
 
     async def clear(self, *, after: int, is_condemned: bool) -> None:
         """Set aside every one that is later than a step, or not whole. Raises RunError."""
         self._moved = []
         for one in self._found:
-            if one.step > after or one.step in self._problems:
-                why = "damaged" if one.step in self._problems else "condemned" if is_condemned else "superseded"
+            if one.step > after or one.path in self._problems:
+                why = "damaged" if one.path in self._problems else "condemned" if is_condemned else "superseded"
                 try:
-                    self._moved.append(await asyncio.to_thread(set_aside, one.path, why))
+                    for path in (one.path, *one.with_it):
+                        self._moved.append(await asyncio.to_thread(set_aside, path, why, one.path.parent / ASIDE))
                 except OSError as error:
                     raise RunError(
                         f"{one.path} can't be moved: {error.strerror}", "make its folder writable"
@@ -88,6 +120,11 @@ class ForeignCheckpoints:
     async def put_back(self) -> None:
         """Those that were whole, where nothing has taken their place."""
         back = []
+        if self._was_prepared and (command := self._adapter.preparation(None)) is not None:
+            self._was_prepared = False
+            exit_code, said = await run_to_end(command)
+            if exit_code != 0:
+                self._history.event("checkpoint.prepared", subject="checkpoints", reason=f"not taken back: {said}")
         for path, target in self._moved:
             if target.exists() and not path.exists() and ".damaged-" not in target.name:
                 try:
@@ -112,9 +149,8 @@ def damage_in(path: Path) -> str:
     return ""
 
 
-def set_aside(path: Path, why: str) -> tuple[Path, Path]:
+def set_aside(path: Path, why: str, folder: Path) -> tuple[Path, Path]:
     """Move it; returns its path and the new one. Raises OSError."""
-    folder = path.parent / ASIDE
     folder.mkdir(exist_ok=True)
     number = 1
     while (target := folder / f"{path.name}.{why}-{number}").exists():

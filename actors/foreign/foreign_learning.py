@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from actors.foreign.foreign_faults import Fault, OutsideWeights
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import find_damage, points_of
-from launcher.base.errors import RunError
-from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.reward_health import Level, judge_rewards, restore_contradicted
 from launcher.run_files.journal import Record
-
-DOING = {
-    Cause.TRAINER_CRASH: "it is restarted and resumes from its newest whole checkpoint",
-    Cause.TRAINER_OOM: "it is restarted as it was; its memory settings are its own",
-    Cause.TRAINER_HANG: "it is stopped, and restarted from its newest whole checkpoint",
-    Cause.REWARD_COLLAPSE: "it is stopped, and restarted from a checkpoint from before it",
-    Cause.NONFINITE: "it is stopped, and restarted from a checkpoint from before it",
-}
-"""What is done about each cause, as a short text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Why an incarnation has ended, or has to. `incident`: where something is wrong with what it learned."""
-
-    cause: Cause
-    subject: str
-    reason: str
-    incident: Incident | None = None
-
-
-class OutsideWeights(RunError):
-    """Restored weights do not earn what they earned: no checkpoint is condemned on that (P12)."""
 
 
 class LearningWatch:

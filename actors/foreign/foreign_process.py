@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.cluster.fencing import raylet_pid
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
-from actors.processes.process_tree import descendants, process_state
+from actors.processes.process_tree import command_line, descendants, process_state
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.policy.observation_history import STOPPED
 from launcher.run_files.run_paths import RunPaths
@@ -19,6 +21,8 @@ OF_PYTHON_AND_THREADS = ("PYTHONPATH", "OMP_NUM_THREADS")
 """Ray and the guard change these in their own processes; the command gets what its user had."""
 MARK = "GRPO_TRAINER"
 TREE_EVERY_S = 1.0
+GONE_S = 1.5
+MOST_SAID = 1000
 
 
 def inherited() -> dict[str, str]:
@@ -57,6 +61,23 @@ async def start(
     )
 
 
+async def run_to_end(command: TrainerCommand) -> tuple[int, str]:
+    """A short command that is ended with whoever waits for it; its exit code, and its last lines."""
+    process = await asyncio.create_subprocess_exec(
+        *command.words,
+        cwd=command.cwd,
+        env={**os.environ, **command.variables},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    return process.returncode or 0, " ".join(said.decode(errors="replace").split())[-MOST_SAID:]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLook:
     """`state`: T where any process of the tree is stopped, else that of the command. `cpu_s`: of all of them."""
@@ -66,16 +87,24 @@ class TreeLook:
 
 
 class TreeWatch:
-    """The tree of one incarnation. The state of the command is read at each look, the tree once in TREE_EVERY_S."""
+    """The tree of one incarnation, read once in TREE_EVERY_S. `has_lost_trainer`: the trainer's own process was in it,
+    and has been gone for GONE_S, while the command lives on."""
 
-    def __init__(self, process: GuardedProcess) -> None:
+    def __init__(self, process: GuardedProcess, is_trainer: Callable[[Sequence[str]], bool]) -> None:
         self._process = process
+        self._is_trainer = is_trainer
+        self._trainer_at = math.inf
+        self.has_lost_trainer = False
         self._seen = TreeLook(state=None, cpu_s=0.0)
         self._seen_at = float("-inf")
 
     def look(self) -> TreeLook:
         if time.monotonic() - self._seen_at >= TREE_EVERY_S:
-            looks = [process_state(one.pid) for one in descendants(self._process.guard_pid)]
+            tree = descendants(self._process.guard_pid)
+            looks = [process_state(one.pid) for one in tree]
+            if any(self._is_trainer(command_line(one)) for one in tree):
+                self._trainer_at = time.monotonic()
+            self.has_lost_trainer = time.monotonic() - self._trainer_at > GONE_S
             state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
             # A child that has ended takes its seconds with it.
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))

@@ -18,7 +18,8 @@ STEPS_TIMED, MOST_REPORTS, MOST_LINES = 20, 1000, 4000
 
 
 class ForeignSteps:
-    """`lines`: the lines of metrics.jsonl that make up the weights as they are now."""
+    """`lines`: the lines of metrics.jsonl that make up the weights as they are now. `total`: of all steps, as the
+    trainer says."""
 
     def __init__(self, paths: RunPaths, attempt: int) -> None:
         """Reads what earlier incarnations and attempts have written. Raises JournalError."""
@@ -28,6 +29,7 @@ class ForeignSteps:
         self._step_s: deque[float] = deque(maxlen=STEPS_TIMED)
         self._last: tuple[int, float] | None = None
         self.committed = 0
+        self.total: int | None = None
         self._reports: deque[StepReport] = deque(maxlen=MOST_REPORTS)
         self.lines = standing_lines(paths)
 
@@ -60,7 +62,7 @@ class ForeignSteps:
         taken; `age_s`: how long before, on the unix clock, where it does not say that itself."""
         if self._last is not None and seen.step == self._last[0]:
             return False
-        step_s = None
+        step_s, self.total = None, seen.total
         if self._last is not None and seen.step > self._last[0]:
             step_s = (now - self._last[1]) / (seen.step - self._last[0])
             self._step_s.append(step_s)

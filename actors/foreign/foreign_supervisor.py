@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from actors.foreign.foreign_checkpoints import ForeignCheckpoints
-from actors.foreign.foreign_learning import DOING, Fault, LearningWatch, OutsideWeights
+from actors.foreign.foreign_faults import DOING, TRAINER, Fault, OutsideWeights, fault_of_end, last_words
+from actors.foreign.foreign_learning import LearningWatch
 from actors.foreign.foreign_process import TreeWatch, start
 from actors.foreign.foreign_progress import ProgressWatch
 from actors.foreign.foreign_steps import ForeignSteps
 from actors.processes.guarded_process import Ended, GuardedProcess
-from actors.serving.server_log_tail import decisive_lines, tail
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
@@ -36,7 +36,6 @@ from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Cause, Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt
-from launcher.policy.exit_cause import find_trainer_cause
 from launcher.policy.incident_policy import Ending, Trouble
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import FIRST_WEIGHTS
@@ -44,7 +43,7 @@ from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, last_of, number_of
 from launcher.run_files.run_paths import RunPaths
 
-TRAINER = "trainer"
+LOST = "its trainer's process has ended, and the command lives on"
 ONLY_RESTORES = frozenset({Rung.RETRY})
 
 
@@ -143,6 +142,7 @@ class ForeignSupervisor:
         )
         while not self._asked.is_set():
             step = await self._repair(fault) if fault else await self._checkpoints.resume_from(self.steps.lines, None)
+            await self._checkpoints.prepare(step, self.steps.lines)
             await self._checkpoints.clear(after=step, is_condemned=fault is not None and fault.incident is not None)
             if self._asked.is_set():
                 break
@@ -191,7 +191,7 @@ class ForeignSupervisor:
             without=ONLY_RESTORES,
         )
         if repair.rung is Rung.HALT:
-            raise RunError(repair.reason, await asyncio.to_thread(self._last_words))
+            raise RunError(repair.reason, await asyncio.to_thread(last_words, self._paths.trainer_log))
         step = await self._checkpoints.resume_from(self.steps.lines, fault.incident)
         attempt = RepairAttempt(
             at=now,
@@ -243,7 +243,8 @@ class ForeignSupervisor:
         process, settings = self._process, self._config.health
         ending = asyncio.create_task(process.wait_ended())
         asked = asyncio.create_task(self._asked.wait())
-        watch = ProgressWatch(settings, TreeWatch(process), self._adapter, self._clock)
+        tree = TreeWatch(process, self._adapter.is_trainer)
+        watch = ProgressWatch(settings, tree, self._adapter, self._clock)
         try:
             while True:
                 await asyncio.wait(
@@ -259,6 +260,8 @@ class ForeignSupervisor:
                 if has_ended:
                     return await self._ended(process, ending.result())
                 verdict = await asyncio.to_thread(watch.look, self.steps.committed, self.steps.median_step_s)
+                if tree.has_lost_trainer:
+                    return await self._ended(process, None)
                 if verdict.health is Health.DEAD:
                     return Fault(cause=Cause.TRAINER_HANG, subject=TRAINER, reason=verdict.reason)
                 if watch.is_unseen:
@@ -267,24 +270,24 @@ class ForeignSupervisor:
             ending.cancel()
             asked.cancel()
 
-    async def _ended(self, process: GuardedProcess, ended: Ended) -> Fault | RunOutcome:
+    async def _ended(self, process: GuardedProcess, ended: Ended | None) -> Fault | RunOutcome:
+        """`ended` None: its trainer has, and it has not."""
         await self._stop()  # what it left behind
         if (fault := await self._take_all()) is not None:
             return fault
-        if ended.exit_code == 0 and not ended.cause:
-            last = self.steps.seen_now
-            if last is None:
-                self._tell(f"it ended, and no step was seen: check {self._adapter.reads}")
-            self._close_incidents("training is done")
+        exit_code, why = (None, LOST) if ended is None else (ended.exit_code, ended.cause)
+        last = self.steps.seen_now
+        if (ended is None or not ended.cause) and self._adapter.is_done(exit_code, last, self.steps.total):
             what = "no step was seen" if last is None else f"its last step was {last}"
-            return self._end(TerminalStatus.FINISHED, f"the command ended with exit code 0; {what}")
-        said = decisive_lines(await asyncio.to_thread(tail, self._paths.trainer_log, self._log_start))
-        found = find_trainer_cause(said, ended.exit_code)
-        reason = f"{found.reason}; {ended.cause}" if ended.cause else found.reason
-        facts: dict[str, object] = {"pid": process.pid, "exit_code": ended.exit_code}
-        self._history.event("trainer.died", subject=TRAINER, reason=reason, **facts)
-        cause = found.cause if found.cause in DOING else Cause.TRAINER_CRASH
-        return Fault(cause=cause, subject=TRAINER, reason=reason)
+            if last is None:
+                self._tell(f"it ended, and {what}: check {self._adapter.reads}")
+            self._close_incidents("training is done")
+            how = LOST if exit_code is None else f"the command ended with exit code {exit_code}"
+            return self._end(TerminalStatus.FINISHED, f"{how}; {what}")
+        fault = await asyncio.to_thread(fault_of_end, self._paths.trainer_log, self._log_start, exit_code, why)
+        facts: dict[str, object] = {"pid": process.pid, "exit_code": exit_code}
+        self._history.event("trainer.died", subject=TRAINER, reason=fault.reason, **facts)
+        return fault
 
     async def _take_all(self, *, known: int | None = None) -> Fault | None:
         """Read what is new; the first damage that it shows. `known`: steps up to this one have been taken."""
@@ -327,10 +330,6 @@ class ForeignSupervisor:
         if setting not in self._told:
             self._told.add(setting)
             self._history.event("trainer.unwatched", subject=TRAINER, reason=what)
-
-    def _last_words(self) -> str:
-        said = decisive_lines(tail(self._paths.trainer_log, 0))
-        return f"{said[-1]} ({self._paths.trainer_log})" if said else f"see {self._paths.trainer_log}"
 
     def _end(self, status: TerminalStatus, reason: str) -> RunOutcome:
         if status is not TerminalStatus.FINISHED:

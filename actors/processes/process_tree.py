@@ -64,6 +64,14 @@ def name(process: Process) -> str:
         return ""
 
 
+def command_line(process: Process) -> list[str]:
+    """Its words; none once the process is gone."""
+    try:
+        return (PROC / str(process.pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def dying_with(pid: int) -> int | None:
     """The exit code of a process of ours that is ending, negative for a signal.
 

@@ -61,30 +61,11 @@ def _find_standby(config: RunConfig, trainer: str) -> tuple[str, Any] | None:
     return None if other is None else (other, ray.get_actor(other))
 
 
-@ray.remote
-class CoordinatorActor:
-    """`run` once in each incarnation; `abort` at any time."""
+class RunActor:
+    """What the actors that lead a run share: one `run`, whose outcome several may wait for, and `ping`. `_begin` sets
+    `_journal` first."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        paths: RunPaths,
-        attempt: int,
-        *,
-        has_monitor: bool,
-        on_gpu: bool = False,
-        shares_gpu: bool = False,
-        book: MemoryHistory | None = None,
-    ) -> None:
-        bind_to_cluster(config)
-        self._config = config
-        self._paths = paths
-        self._attempt = attempt
-        self._has_monitor = has_monitor
-        self._on_gpu = on_gpu
-        self._shares_gpu = shares_gpu
-        self._book = book
-        self._coordinator: Coordinator | None = None
+    def __init__(self) -> None:
         self._running: asyncio.Task[RunOutcome] | None = None
         self._journal: Journal | None = None
 
@@ -100,6 +81,36 @@ class CoordinatorActor:
             return ()
         self._journal.write_waiting()
         return self._journal.unwritten()
+
+    async def _begin(self) -> RunOutcome:
+        raise NotImplementedError
+
+
+@ray.remote
+class CoordinatorActor(RunActor):
+    """`run` once in each incarnation; `abort` at any time."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        *,
+        has_monitor: bool,
+        on_gpu: bool = False,
+        shares_gpu: bool = False,
+        book: MemoryHistory | None = None,
+    ) -> None:
+        super().__init__()
+        bind_to_cluster(config)
+        self._config = config
+        self._paths = paths
+        self._attempt = attempt
+        self._has_monitor = has_monitor
+        self._on_gpu = on_gpu
+        self._shares_gpu = shares_gpu
+        self._book = book
+        self._coordinator: Coordinator | None = None
 
     async def abort(self, reason: str) -> None:
         if self._coordinator is not None:

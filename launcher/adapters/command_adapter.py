@@ -27,8 +27,8 @@ class CommandAdapter:
         self._settings = settings
         self.stop_s = settings.stop_s
         self._cwd = Path(settings.cwd)
-        self._words = _words("trainer.command", settings.command)
-        self._resume = [] if settings.resume is None else _words("trainer.resume", settings.resume)
+        self._words = split_words("trainer.command", settings.command)
+        self._resume = [] if settings.resume is None else split_words("trainer.resume", settings.resume)
         self.source = None if settings.metrics is None else self._cwd / settings.metrics
         self.reads = "trainer.pattern" if settings.metrics is None else "trainer.metrics"
         self._pattern = None if settings.metrics is not None else _pattern(settings.pattern)
@@ -63,6 +63,23 @@ class CommandAdapter:
         variables = {name: str(value) for name, value in self._settings.env.items()}
         return TrainerCommand(words=tuple(words), cwd=self._cwd, variables=variables)
 
+    def plan(self) -> Iterator[str]:
+        if self._settings.checkpoints is None:
+            yield "note: trainer.checkpoints=null: after a failure it starts from the beginning"
+            return
+        resumed = self.command(Path(self._settings.checkpoints)).words[len(self.command(None).words) :]
+        how = f"resumes with {shlex.join(resumed)}" if resumed else "resumes from its newest by itself"
+        yield f"checkpoints: {self._settings.checkpoints}; it {how}"
+
+    def preparation(self, resume: Path | None) -> TrainerCommand | None:
+        return None
+
+    def is_trainer(self, words: Sequence[str]) -> bool:
+        return False
+
+    def is_done(self, exit_code: int | None, last_step: int | None, total_steps: int | None) -> bool:
+        return exit_code == 0
+
     def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
         *lines, rest = re.split(r"[\r\n]", text)
         read = self._read_object if self._pattern is None else self._read_line
@@ -80,7 +97,7 @@ class CommandAdapter:
         name = self._settings.checkpoint_file
         problem = "" if name is None else self.problem_of(path, step, path / name)
         is_whole = None if name is None else not problem
-        return FoundCheckpoint(step=step, path=path, changed_at=_changed_at(path), is_whole=is_whole, problem=problem)
+        return FoundCheckpoint(step=step, path=path, changed_at=changed_at(path), is_whole=is_whole, problem=problem)
 
     def problem_of(self, path: Path, step: int, last: Path) -> str:
         """Why a checkpoint is not whole, "" where it is. `last`: the file that is written last."""
@@ -113,6 +130,7 @@ def step_seen(
     *,
     spread: object = None,
     at: float | None = None,
+    total: int | None = None,
 ) -> StepSeen | None:
     """From figures as a log has them; None where `step` is no whole number."""
     number = number_of(step)
@@ -127,6 +145,7 @@ def step_seen(
         spread=deviation if math.isfinite(deviation) else None,
         at=at,
         nonfinite=nonfinite,
+        total=total,
     )
 
 
@@ -138,7 +157,8 @@ def _may_be_finite(value: object) -> bool:
         return True
 
 
-def _words(key: str, text: str | None) -> list[str]:
+def split_words(key: str, text: str | None) -> list[str]:
+    """As a shell splits them. Raises ConfigError."""
     try:
         words = shlex.split(text or "")
     except ValueError as error:
@@ -183,7 +203,7 @@ def _checkpoint_pattern(settings: ForeignTrainerConfig) -> Path | None:
     return path
 
 
-def _changed_at(path: Path) -> float:
+def changed_at(path: Path) -> float:
     """Of a folder's files too. One that vanishes meanwhile has just changed: it is looked at again."""
     newest = 0.0
     for one in (path, *path.rglob("*")):

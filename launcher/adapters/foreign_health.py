@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen
 from launcher.base.messages import Cause, Incident
@@ -21,6 +22,7 @@ from launcher.run_files.run_paths import RunPaths
 
 NONFINITE_STEPS = 2
 """In a row, as for the launcher's own trainer: one alone may pass."""
+NOT_OURS = "move it away, or, for conf=command, set trainer.checkpoint_file to the file that is written last into each"
 NO_CANARIES = CanaryVerdict(is_broken=False, is_known=False, reason="none: the reward function is the trainer's own")
 REWARD, AREALS_REWARD, SPREAD = "rollout/reward", "grpo_actor/task_reward/avg", "grpo_actor/task_reward/std"
 STEP_S, NONFINITE = "timeperf/step_s", "trainer/nonfinite"
@@ -90,11 +92,11 @@ def why_not_whole(found: FoundCheckpoint, lines: Sequence[Record]) -> str:
 
 def facts_of(
     found: Sequence[FoundCheckpoint],
-    problems: Mapping[int, str],
+    problems: Mapping[Path, str],
     lines: Sequence[Record],
     config: RunConfig,
 ) -> list[CheckpointFacts]:
-    """For the choice of a restore. `problems`: by step, of those that are not whole."""
+    """For the choice of a restore. `problems`: of those that are not whole, by path."""
     last = lines[-1].get("global_step") if lines else None
     healthy_until = last if isinstance(last, int) else -1
     return [
@@ -102,9 +104,9 @@ def facts_of(
             global_step=one.step,
             policy_version=one.step,
             status=CheckpointStatus.UNVERIFIED
-            if one.step in problems
+            if one.path in problems
             else checkpoint_status(one.step, healthy_until=healthy_until, settings=config.restore).status,
-            is_complete=one.step not in problems,
+            is_complete=one.path not in problems,
         )
         for one in found
     ]

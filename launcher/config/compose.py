@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from launcher.base.errors import ConfigError
@@ -56,6 +57,26 @@ def compose(overrides: Sequence[str]) -> RunConfig:
         except Exception as error:  # Hydra raises ValueErrors and assertions beside its own kinds
             raise explain(error, overrides) from error
     return to_run_config(composed)
+
+
+def values_of(file: Path, overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+    """Of another project's YAML with Hydra's overrides, the values of some keys; None where it has none. Raises
+    ConfigError."""
+    began = GlobalHydra.instance().hydra  # the command line's own
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(file.parent.absolute())):
+            composed = hydra.compose(file.stem, overrides=list(overrides))
+        return {key: _plain(OmegaConf.select(composed, key)) for key in keys}
+    except Exception as error:  # as in `compose`, and what resolvers raise
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{file}: {said}", "correct it, or what overrides it (trainer.overrides)") from error
+    finally:
+        GlobalHydra.instance().hydra = began
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.settings import DEADLINE, NATURAL, setting
+from launcher.config.settings import DEADLINE, NATURAL, OneOf, setting
 
 OWN = "own"
 
@@ -17,10 +17,15 @@ class ForeignTrainerConfig:
     restarted: `restart.*`; when its rewards show damage: `reward_health.*`."""
 
     adapter: str = setting(
-        OWN, "own: this launcher's trainer; command, trl, or one that an installed package registers"
+        OWN, "own: this launcher's trainer; command, trl, areal, or one that an installed package registers"
     )
     command: str | None = setting(None, "what to run, its words as a shell would split them; no shell runs it")
     python: str | None = setting(None, "interpreter in place of a `python` that begins the command; null: as it says")
+    config: str | None = setting(None, "areal: its YAML; names, folders and frequencies are taken from there")
+    overrides: list[str] = setting(
+        [], "areal: overrides of that YAML; on the command line they can follow `--`, as they are"
+    )
+    rung: str = setting("command", "areal: command: AReaL's launcher starts its own servers", OneOf(("command",)))
     cwd: str = setting(".", "the folder that it runs in")
     env: dict[str, Any] = setting({}, "variables added to its environment, e.g. `+trainer.env.WANDB_MODE=offline`")
     metrics: str | None = setting(None, "JSONL file that it appends steps to; null: its output is read by `pattern`")

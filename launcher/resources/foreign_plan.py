@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from launcher.adapters.foreign_health import was_started, why_not_whole
+from launcher.adapters.areal_settings import AREAL, areal_settings
+from launcher.adapters.foreign_health import NOT_OURS, was_started, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
 from launcher.config.schema import RunConfig
 from launcher.resources.missing_machine import missing_login, missing_webhook
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
+
+SUPERVISED = "supervised"
+
+
+def with_their_names(config: RunConfig, keys: Collection[str]) -> RunConfig:
+    """AReaL's run has the names that its YAML gives it, and a folder of the launcher's own beside its files, which have
+    the same names. `keys`: those that the command line sets. Raises ConfigError."""
+    if config.trainer.adapter != AREAL:
+        return config
+    theirs = areal_settings(config.trainer).paths
+    for key in ("experiment_name", "trial_name"):
+        given, name = getattr(config, key), getattr(theirs, key)
+        if key in keys and given != name:
+            raise ConfigError(f"{key}={given}, and {config.trainer.config} says {name}", f"leave {key} out")
+    root = Path(config.cluster.fileroot) if "cluster.fileroot" in keys else theirs.fileroot / SUPERVISED
+    if root.resolve() == theirs.fileroot.resolve():
+        hint = f"leave it out: its folder {SUPERVISED} is taken"
+        raise ConfigError(f"cluster.fileroot={root} is AReaL's own, whose files have the same names", hint)
+    return replace(
+        config,
+        experiment_name=theirs.experiment_name,
+        trial_name=theirs.trial_name,
+        cluster=replace(config.cluster, fileroot=str(root)),
+    )
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
@@ -22,12 +48,8 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     yield f"rung A, a command ({trainer.adapter}): {shlex.join(adapter.command(None).words)}"
     yield f"in {trainer.cwd}; servers, rollouts and gate are its own"
     yield f"steps: {adapter.source or 'its output'}, by {adapter.reads}"
-    if trainer.checkpoints is None:
-        yield "note: trainer.checkpoints=null: after a failure it starts from the beginning"
-        return
-    resumed = adapter.command(Path(trainer.checkpoints)).words[len(adapter.command(None).words) :]
-    how = f"resumes with {shlex.join(resumed)}" if resumed else "resumes from its newest by itself"
-    yield f"checkpoints: {trainer.checkpoints}; it {how}, up to {config.restart.restore} times without progress"
+    yield from adapter.plan()
+    yield f"after a failure it is restarted up to {config.restart.restore} times without progress"
 
 
 def find_missing_for_command(config: RunConfig) -> list[UsageError]:
@@ -44,7 +66,7 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
 
 def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageError]:
     """What is on the disk against `recover.mode`; and nothing of an earlier, unsupervised run may be set aside."""
-    found, mode, pattern = adapter.checkpoints(), config.recover.mode, config.trainer.checkpoints
+    found, mode = adapter.checkpoints(), config.recover.mode
     paths = RunPaths.of(config)
     lines = current_lines(read_lines(paths.metrics))
     whole = [one for one in found if not why_not_whole(one, lines)]
@@ -53,9 +75,9 @@ def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageEr
             f"recover.mode=off, and {found[-1].path} is there", "move it, or resume with recover.mode=auto"
         )
     elif mode == "on" and not whole:
-        yield ConfigError(f"recover.mode=on, and no whole checkpoint is at {pattern}", "set recover.mode=auto")
+        yield ConfigError("recover.mode=on, and there is no whole checkpoint", "set recover.mode=auto")
     elif not was_started(paths) and (unknown := [one for one in found if one not in whole]):
         yield ConfigError(
             f"{unknown[-1].path}: {why_not_whole(unknown[-1], lines)}, and this run has not made it",
-            "move it away, or set trainer.checkpoint_file to the file that is written last into each",
+            NOT_OURS,
         )

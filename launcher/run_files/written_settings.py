@@ -19,7 +19,8 @@ def read_settings(file: Path) -> Mapping[str, object]:
 
 def foreign_trainer(settings: Mapping[str, object]) -> str:
     """Of another project's trainer: whose checkpoints those of the run are, as text; "" of the launcher's own."""
-    adapter, pattern = setting_of(settings, "trainer.adapter"), setting_of(settings, "trainer.checkpoints")
+    adapter = setting_of(settings, "trainer.adapter")
+    pattern = setting_of(settings, "trainer.checkpoints") or setting_of(settings, "trainer.config")
     return "" if adapter in (None, "own") else f"those of trainer.adapter={adapter}: {pattern or 'none'}"
 
 

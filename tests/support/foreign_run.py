@@ -23,6 +23,8 @@ DEADLINE_S = 240
 class ForeignRun:
     """`settings` come after those that every run here has. Ended with the test, by pid."""
 
+    deadline_s = DEADLINE_S
+
     def __init__(self, folder: Path, command: str, *settings: str, name: str = "foreign", conf: str = "command"):
         self.folder = folder
         self.paths = RunPaths(fileroot=folder / "runs", user=login_name(), experiment_name="tried", trial_name=name)
@@ -77,8 +79,15 @@ class ForeignRun:
                 continue
         return None
 
+    def rank(self) -> int | None:
+        """The process that trains, where the command has started it."""
+        for pid in self.tree():
+            if psutil.pid_exists(pid) and psutil.Process(pid).cmdline()[1:3] == ["-u", "train.py"]:
+                return pid
+        return None
+
     def wait_until(self, holds, what: str):
-        give_up_at = time.monotonic() + scaled(DEADLINE_S)
+        give_up_at = time.monotonic() + scaled(self.deadline_s)
         while not (found := holds()):
             assert time.monotonic() < give_up_at, f"{what}: not within its time\n{self.said()[-3000:]}"
             assert self.driver.poll() is None, f"{what}: the run has ended\n{self.said()[-3000:]}"
@@ -89,7 +98,7 @@ class ForeignRun:
         self.wait_until(lambda: self.steps()[-1:] >= [count], f"step {count}")
 
     def wait_end(self) -> int:
-        return self.driver.wait(scaled(DEADLINE_S))
+        return self.driver.wait(scaled(self.deadline_s))
 
     def kill_trainer(self, number: signal.Signals = signal.SIGKILL, script: str = PROGRAM.name):
         """Signal the command, once it runs; its pid."""

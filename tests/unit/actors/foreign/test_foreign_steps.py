@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.foreign.foreign_checkpoints import ForeignCheckpoints, damage_in, set_aside
+from actors.foreign.foreign_checkpoints import ASIDE, ForeignCheckpoints, damage_in, set_aside
 from actors.foreign.foreign_steps import ForeignSteps, standing_lines
 from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError
@@ -56,7 +56,7 @@ def test_what_is_set_aside_keeps_its_content_and_never_replaces_another(tmp_path
         folder = tmp_path / "out" / "step-5"
         folder.mkdir(parents=True)
         (folder / "part").write_text(content)
-        set_aside(folder, "condemned")
+        set_aside(folder, "condemned", folder.parent / ASIDE)
     kept = sorted((tmp_path / "out" / "set_aside").iterdir())
     assert [path.name for path in kept] == ["step-5.condemned-1", "step-5.condemned-2"]
     assert [(path / "part").read_text() for path in kept] == ["first", "second"]

@@ -89,7 +89,7 @@ def test_a_checkpoint_without_a_last_file_is_whole_once_a_later_step_was_seen_af
 
 def test_a_checkpoint_is_good_after_as_many_healthy_steps_as_the_launchers_own():
     found = [found_at(step) for step in (5, 10, 15)]
-    facts = facts_of(found, {10: "torn"}, lines_of([0.5] * 15), RunConfig())
+    facts = facts_of(found, {found[1].path: "torn"}, lines_of([0.5] * 15), RunConfig())
     assert [(one.status, one.is_complete) for one in facts] == [
         (CheckpointStatus.GOOD, True),
         (CheckpointStatus.UNVERIFIED, False),

@@ -1,0 +1,189 @@
+"""AReaL's trainer, unchanged, by its own local launcher: its step tables, its exports and its recover folder.
+
+Its recover folder (recover_info/ and default/recover_checkpoint/) is what it resumes from by itself. An export is
+made into one by `scripts.setup_recovery` before; it has no optimizer. Seen with AReaL 1.0.4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from launcher.adapters.areal_command import ADDRESSES, areal_command
+from launcher.adapters.areal_settings import LAUNCHERS, areal_settings, areal_version, launch_module
+from launcher.adapters.command_adapter import MOST_REST, PYTHON, changed_at, split_words, step_seen
+from launcher.adapters.trainer_adapter import FoundCheckpoint, StepSeen, TrainerCommand
+from launcher.base.errors import ConfigError, ResourceError, StorageError, UsageError
+from launcher.checkpoints.areal_folders import DATA_FILE, RecoverInfo, pickle_problems, read_recover_info
+from launcher.checkpoints.areal_log import STEP_LINE, StepTable, read_step, unfinished
+from launcher.checkpoints.checkpoint_catalog import find_problem
+from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
+from launcher.config.compose import REPOSITORY
+from launcher.config.foreign import ForeignTrainerConfig
+
+REWARDS = ("task_reward/avg", "rollout/reward")
+FINITE = ("grad_norm", "actor_loss/avg")
+"""Ends of keys, whose beginning differs with AReaL's version; the first that is there counts."""
+NO_OPTIMIZER = "++recover.no_load_optim=true"
+UNUSED = ("metrics", "pattern", "resume", "checkpoints", "checkpoint_file")
+
+
+class ArealAdapter:
+    """Raises ConfigError with the first setting that can't be used."""
+
+    def __init__(self, trainer: ForeignTrainerConfig) -> None:
+        for key in UNUSED:
+            if getattr(trainer, key) is not None:
+                raise ConfigError(f"trainer.{key} is set with trainer.adapter=areal, whose YAML says it", "set null")
+        self._trainer = trainer
+        self._settings = areal_settings(trainer)
+        self._paths = self._settings.paths
+        words = split_words("trainer.command", trainer.command or "train.py")
+        self._script = words[1:] if PYTHON.fullmatch(words[0]) else words
+        self.stop_s = trainer.stop_s
+        self.source: Path | None = self._paths.trainer_log
+        self.reads = "trainer.adapter=areal (the step tables of its StatsLogger)"
+        self._known: dict[Path, FoundCheckpoint] = {}
+
+    def plan(self) -> Iterator[str]:
+        settings, paths = self._settings, self._paths
+        version = areal_version(self._trainer.python, self._trainer.env) or "of an unknown version"
+        yield f"AReaL {version}: its trial {paths.experiment_name}/{paths.trial_name} in {paths.fileroot}"
+        if not settings.recovers:
+            yield f"note: {settings.config}: recover.mode or recover.freq_* is off: after a failure it starts over"
+        elif not settings.exports:
+            yield f"note: {settings.config}: saver.freq_* is off: after a collapse only its recover folder may be sound"
+        yield f"checkpoints: {paths.checkpoints}; it resumes from its recover folder, or an export (no optimizer)"
+
+    def missing(self) -> Iterator[UsageError]:
+        trainer, cwd = self._trainer, Path(self._trainer.cwd)
+        python = trainer.python or "python3"
+        path = str(trainer.env.get("PATH", os.environ.get("PATH", os.defpath)))
+        if shutil.which(python, path=path) is None:
+            yield ResourceError(f"trainer.python: {python} can't be run here", "give the path of AReaL's interpreter")
+        elif (module := launch_module(trainer.python, trainer.env)) is None:
+            yield ResourceError(
+                f"trainer.python={trainer.python}: no AReaL is installed there",
+                "give the interpreter of one that has it",
+            )
+        elif module.replace(".", "/") + ".py" != LAUNCHERS[0]:
+            version = areal_version(trainer.python, trainer.env) or "it"
+            yield ResourceError(
+                f"trainer.python={python}: AReaL {version} is older than 1.0, whose recover folder has another form",
+                f"install 1.0.4, or run it as a command: conf=command trainer.command='python -m {module} …'",
+            )
+        if not (cwd / self._script[0]).is_file():
+            yield StorageError(
+                f"trainer.command: {cwd / self._script[0]} is no file", "give the training script, from trainer.cwd"
+            )
+        if ADDRESSES in {**os.environ, **trainer.env}:
+            yield ConfigError(f"{ADDRESSES} is set, and AReaL's launcher starts its own servers", f"unset {ADDRESSES}")
+
+    def command(self, resume: Path | None) -> TrainerCommand:
+        has_no_optimizer = resume is not None and not self._recover_info().has_optimizer
+        extra = (NO_OPTIMIZER,) if has_no_optimizer else ()
+        return areal_command(self._trainer, self._settings, self._script, extra=extra)
+
+    def preparation(self, resume: Path | None) -> TrainerCommand | None:
+        if resume is not None and resume == self._recover_folder:
+            return None
+        paths = self._paths
+        names = ("--experiment-name", paths.experiment_name, "--trial-name", paths.trial_name)
+        which = ("--undo",) if resume is None else ("--checkpoint-path", str(resume), "--force")
+        tool = (sys.executable, "-m", "scripts.setup_recovery", "--fileroot", str(paths.fileroot), *names, *which)
+        return TrainerCommand(words=tool, cwd=REPOSITORY, variables={})
+
+    def is_trainer(self, words: Sequence[str]) -> bool:
+        """A rank: Python with the script. torchrun, the launcher and its servers have the script further behind."""
+        begin = [word for word in words[1:3] if word != "-u"]
+        return bool(begin) and Path(begin[0]).name == Path(self._script[0]).name
+
+    def is_done(self, exit_code: int | None, last_step: int | None, total_steps: int | None) -> bool:
+        """Its launcher ends with 1 in any case."""
+        total = min((count for count in (total_steps, self._settings.total_steps) if count), default=None)
+        return last_step is not None and total is not None and last_step + 1 >= total
+
+    def read(self, text: str) -> tuple[Sequence[StepSeen], str]:
+        data = text.encode()
+        end = len(data) - max(unfinished(data), len(data) - data.rfind(b"\n") - 1)
+        starts = [data.rfind(b"\n", 0, match.start()) + 1 for match in STEP_LINE.finditer(data, 0, end)]
+        tables = [read_step(data, start, next_) for start, next_ in itertools.pairwise([*starts, end])]
+        found = [step for table in tables if table is not None and (step := _step_of(table)) is not None]
+        return found, data[end:].decode()[-MOST_REST:]
+
+    def checkpoints(self) -> Sequence[FoundCheckpoint]:
+        """The recover folder, and the exports; of the same step the recover folder comes first."""
+        if not self._settings.recovers:
+            return []
+        found = [] if (own := self._recover_checkpoint()) is None else [own]
+        why_none = pickle_problems(self._info / DATA_FILE)
+        for path in self._paths.default_checkpoints.glob("epoch*"):
+            if (name := CheckpointName.parse(path.name)) is not None:
+                found.append(self._export(path, name, why_none))
+        return sorted(found, key=lambda one: (one.step, one.path != self._recover_folder))
+
+    @property
+    def _info(self) -> Path:
+        return self._paths.checkpoints / "recover_info"
+
+    @property
+    def _recover_folder(self) -> Path:
+        return self._paths.default_checkpoints / "recover_checkpoint"
+
+    def _recover_info(self) -> RecoverInfo:
+        return read_recover_info(self._info, self._recover_folder)
+
+    def _recover_checkpoint(self) -> FoundCheckpoint | None:
+        path, info = self._recover_folder, self._info
+        if not any(file.is_file() for file in info.glob("*")):
+            return None
+        changed = max(changed_at(path), changed_at(info))
+        if (known := self._known.get(path)) is not None and known.changed_at == changed:
+            return known
+        read = self._recover_info()
+        self._known[path] = FoundCheckpoint(
+            step=0 if read.name is None else read.name.global_step,
+            path=path,
+            changed_at=changed,
+            is_whole=not read.problems,
+            problem=next(iter(read.problems), ""),
+            with_it=(info,),
+            has_optimizer=read.has_optimizer,
+        )
+        return self._known[path]
+
+    def _export(self, path: Path, name: CheckpointName, why_none: Sequence[str]) -> FoundCheckpoint:
+        changed = changed_at(path)
+        if (known := self._known.get(path)) is None or known.changed_at != changed:
+            problem = find_problem(read_checkpoint(path, name))
+            known = self._known[path] = FoundCheckpoint(
+                step=name.global_step,
+                path=path,
+                changed_at=changed,
+                is_whole=not problem,
+                problem=problem,
+                has_optimizer=False,
+            )
+        if known.is_whole and why_none:
+            problem = f"AReaL can't resume from an export alone: {why_none[0]}"
+            return FoundCheckpoint(
+                step=known.step, path=path, changed_at=changed, is_whole=False, problem=problem, has_optimizer=False
+            )
+        return known
+
+
+def _step_of(table: StepTable) -> StepSeen | None:
+    reward = _figure(table.values, REWARDS)
+    others: dict[str, object] = {end: value for end in FINITE if (value := _figure(table.values, [end])) is not None}
+    return step_seen(table.global_step, reward, others, total=table.total_steps or None)
+
+
+def _figure(values: Mapping[str, float], ends: Sequence[str]) -> float | None:
+    for end in ends:
+        if keys := [key for key in values if key == end or key.endswith("/" + end)]:
+            return values[min(keys, key=lambda key: (len(key), key))]
+    return None

@@ -1,0 +1,77 @@
+"""AReaL's contract under the launcher: real driver, Ray, guard and process tree, and a stand-in for its launcher and
+trainer (tests/programs/areal_stand_in.py). The real AReaL: tests/e2e/test_areal.py."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+
+import psutil
+import pytest
+
+from scripts import check_health
+from tests.support.foreign_run import ROOT, ForeignRun
+
+pytestmark = pytest.mark.timeout(900)
+
+STAND_IN = ROOT / "tests" / "programs" / "areal_stand_in.py"
+STEPS = 40
+YAML = """
+experiment_name: tried
+trial_name: areal
+allocation_mode: sglang:d1+fsdp:d1
+total_train_steps: null
+cluster: {{fileroot: "{root}"}}
+saver: {{freq_epochs: null, freq_steps: null, freq_secs: null}}
+recover: {{mode: auto, freq_epochs: null, freq_steps: 5, freq_secs: null}}
+"""
+
+
+def process(run, word):
+    """Of the run's tree, the one that has this word to itself."""
+    for pid in run.tree():
+        if word in psutil.Process(pid).cmdline()[2:]:
+            return pid
+    return None
+
+
+def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_step_and_leave_no_orphan(tmp_path):
+    launcher = tmp_path / "areal" / "infra" / "launcher" / "local.py"
+    launcher.parent.mkdir(parents=True)
+    shutil.copy(STAND_IN, launcher)
+    shutil.copy(STAND_IN, tmp_path / "train.py")
+    (tmp_path / "their.yaml").write_text(YAML.format(root=tmp_path / "out"))
+    settings = (
+        *("trainer.config=their.yaml", f"trainer.python={sys.executable}"),
+        *(f"+trainer.env.PYTHONPATH='{tmp_path}'", "reward_health.zero_breaker_steps=null"),
+    )
+    with ForeignRun(tmp_path, "train.py", *settings, name="areal", conf="areal") as run:
+        run.wait_steps(8)
+        killed = run.wait_until(run.rank, "its trainer runs")
+        os.kill(killed, signal.SIGKILL)
+        run.wait_until(lambda: ("trainer_crash", True) in run.incidents(), "it steps again")
+        run.wait_steps(18)
+        os.kill(run.wait_until(lambda: process(run, "server"), "it has a server"), signal.SIGKILL)
+        assert run.wait_end() == 0, run.said()
+        assert run.tree() == []
+    first, second = run.events("trainer.died")
+    assert "the command lives on" in first["reason"] and first["exit_code"] is None
+    assert second["exit_code"] == 1
+    assert run.incidents() == [("trainer_crash", True)] * 2
+    assert run.steps() == list(range(STEPS))
+    assert "ended with exit code 1; its last step was 39" in run.events("run.finished")[-1]["reason"]
+    assert learned(tmp_path) == undisturbed()
+    assert check_health.main([str(run.paths.logs)]) == 0
+
+
+def learned(folder):
+    (shard,) = (folder / "out" / "checkpoints").rglob("__0_0.distcp")
+    return json.loads(shard.read_text())["weight"]
+
+
+def undisturbed():
+    weight = 1
+    for step in range(1, STEPS + 1):
+        weight = (weight * 31 + step) % 1_000_003
+    return weight

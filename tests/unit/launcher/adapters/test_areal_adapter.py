@@ -1,0 +1,185 @@
+"""AReaL: its YAML, the command, its step tables as 1.0.4 printed them, its exports and its recover folder."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.adapters.areal_command import areal_command
+from launcher.adapters.areal_settings import areal_settings
+from launcher.adapters.trainer_adapter import adapter_of
+from launcher.base.errors import ConfigError
+from launcher.config.foreign import ForeignTrainerConfig
+from launcher.run_files.run_paths import login_name
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, copied, make_areal, truncate
+
+SAMPLE = Path(__file__).parents[1] / "diagnosis" / "data" / "areal_trainer_step.log"
+YAML = """
+experiment_name: {experiment}
+trial_name: {trial}
+allocation_mode: sglang:d1p1t1+fsdp:d2p1t1c2
+total_train_steps: null
+cluster: {{n_nodes: 1, fileroot: "{root}"}}
+scheduler: {{type: null}}
+actor: {{weight_update_mode: disk}}
+saver: {{experiment_name: "${{experiment_name}}", freq_epochs: null, freq_steps: 5, freq_secs: null}}
+recover: {{mode: on, trial_name: "${{trial_name}}", freq_epochs: 1, freq_steps: 5, freq_secs: null}}
+"""
+
+
+def trainer(folder, *overrides, **settings):
+    python = folder / "venv" / "bin" / "python3"
+    if not python.exists():
+        python.parent.mkdir(parents=True)
+        python.touch(mode=0o755)
+        launcher = folder / "venv/lib/python3.11/site-packages/areal/infra/launcher/local.py"
+        launcher.parent.mkdir(parents=True)
+        launcher.touch()
+        (launcher.parents[3] / "areal-1.0.4.dist-info").mkdir()
+        (folder / "train.py").touch()
+        text = YAML.format(experiment=EXPERIMENT, trial=TRIAL, root=folder / "out")
+        (folder / "their.yaml").write_text(text)
+    given = {"cwd": str(folder), "config": "their.yaml", "python": str(python), "command": "train.py"}
+    return ForeignTrainerConfig(adapter="areal", overrides=list(overrides), **(given | settings))
+
+
+def missing(given):
+    return [str(error) for error in adapter_of(given).missing()]
+
+
+def test_its_launcher_is_started_once_with_its_yaml_and_overrides_as_they_are(tmp_path):
+    made = adapter_of(trainer(tmp_path, "actor.weight_update_mode=xccl", env={"WANDB_MODE": "offline"})).command(None)
+    python = str(tmp_path / "venv" / "bin" / "python3")
+    assert made.words[:5] == (python, "-m", "areal.infra.launcher.local", "train.py", "--config")
+    assert made.words[5:] == ("their.yaml", "actor.weight_update_mode=xccl", "++recover.retries=0")
+    assert made.variables["PATH"].startswith(f"{tmp_path}/venv/bin:")  # its launcher calls python3 and torchrun by name
+    assert made.variables["WANDB_MODE"] == "offline"
+    assert missing(trainer(tmp_path)) == []
+
+
+def test_with_addresses_its_trainer_is_started_by_torchrun(tmp_path):
+    given = trainer(tmp_path)
+    made = areal_command(given, areal_settings(given), ["train.py"], addresses=["127.0.0.1:1", "127.0.0.1:2"], port=9)
+    assert made.words[1:9] == (
+        *("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4"),
+        *("--master-addr", "localhost"),
+    )
+    assert made.words[-3:] == ("train.py", "--config", "their.yaml")
+    assert made.variables["AREAL_LLM_SERVER_ADDRS"] == "127.0.0.1:1,127.0.0.1:2"
+    assert made.variables["AREAL_SPMD_MODE"] == "1"
+
+
+def test_steps_are_read_from_its_tables_however_the_log_is_cut(tmp_path):
+    sample = SAMPLE.read_text()
+    sample = sample[: sample.index("╘")] + sample[sample.index("╘") :].split("\n")[0] + "\n"
+    text = sample + sample.replace("Train step 2/160", "Train step 3/160").replace("1.1328e-01", "nan")
+    adapter = adapter_of(trainer(tmp_path))
+    seen, rest = adapter.read(text)
+    assert rest == ""
+    assert [(one.step, one.reward, one.total, one.nonfinite) for one in seen] == [
+        (1, 0.11328, 160, ()),
+        (2, None, 160, ("reward",)),
+    ]
+    for cut in range(0, len(text), 997):
+        first, left = adapter.read(text[:cut])
+        second, _ = adapter.read(left + text[cut:])
+        assert [*first, *second] == seen
+
+
+def test_the_recover_folder_comes_before_an_export_of_its_step_and_an_export_is_prepared(tmp_path):
+    given = trainer(tmp_path)
+    top, info = make_areal(tmp_path / "out", [4, 9], recover_step=9)
+    adapter = adapter_of(given)
+    found = adapter.checkpoints()
+    own = top / "default" / "recover_checkpoint"
+    assert [(one.step, one.path == own, one.is_whole, one.has_optimizer) for one in found] == [
+        (4, False, True, False),
+        (9, True, True, True),
+        (9, False, True, False),
+    ]
+    assert found[1].with_it == (info,)
+    assert adapter.preparation(own) is None
+    prepared = adapter.preparation(found[0].path).words
+    assert prepared[1:3] == ("-m", "scripts.setup_recovery")
+    assert prepared[-3:] == ("--checkpoint-path", str(found[0].path), "--force")
+    assert adapter.preparation(None).words[-1] == "--undo"
+    assert adapter.command(own).words == adapter.command(None).words
+
+
+def test_a_recover_folder_without_an_optimizer_is_loaded_without_one(tmp_path):
+    given = trainer(tmp_path)
+    make_areal(tmp_path / "out", [], recover_step=9, optimizer=False)
+    (found,) = adapter_of(given).checkpoints()
+    assert not found.has_optimizer
+    assert adapter_of(given).command(found.path).words[-1] == "++recover.no_load_optim=true"
+
+
+def test_what_is_torn_is_not_whole_and_an_export_alone_is_nothing_to_resume_from(tmp_path):
+    given = trainer(tmp_path)
+    top, info = make_areal(tmp_path / "out", [4], recover_step=9)
+    (info / "dataloader_info.pkl").unlink()
+    export, own = adapter_of(given).checkpoints()
+    assert not own.is_whole and "dataloader_info.pkl" in own.problem
+    assert not export.is_whole and "can't resume from an export alone" in export.problem
+    copied(top, tmp_path / "copy")
+    truncate(top / "default" / "recover_checkpoint" / ".metadata")
+    assert not adapter_of(given).checkpoints()[-1].is_whole
+    assert adapter_of(trainer(tmp_path, "recover.mode=disabled")).checkpoints() == []
+
+
+def test_its_rank_is_told_from_its_launcher_and_its_servers(tmp_path):
+    adapter = adapter_of(trainer(tmp_path))
+    assert adapter.is_trainer(["/venv/bin/python", "-u", "train.py", "--config", "their.yaml"])
+    assert not adapter.is_trainer(["python3", "-m", "areal.infra.launcher.local", "train.py"])
+    assert not adapter.is_trainer(["/bin/sh", "-c", "stdbuf -oL torchrun train.py --config their.yaml"])
+    assert not adapter.is_trainer(["python", "/venv/bin/torchrun", "--nnodes", "1", "train.py"])
+
+
+def test_it_is_done_after_its_last_step_whatever_its_exit_code(tmp_path):
+    adapter = adapter_of(trainer(tmp_path))
+    assert adapter.is_done(1, 7, 8)
+    assert not adapter.is_done(1, 6, 8)
+    assert not adapter.is_done(0, None, None)
+    assert adapter_of(trainer(tmp_path, "total_train_steps=5")).is_done(None, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings", "said"),
+    [
+        ([], {"config": None}, "trainer.config=null"),
+        ([], {"config": "other.yaml"}, "is no YAML file"),
+        ([], {"metrics": "m.jsonl"}, "trainer.metrics is set with trainer.adapter=areal"),
+        (["scheduler.type=ray"], {}, "scheduler.type=ray"),
+        (["saver.experiment_name=x"], {}, "saver.experiment_name=x, and the run's is"),
+        (["allocation_mode=null"], {}, "allocation_mode=None"),
+        (["experiment_name=null"], {}, "experiment_name has no value"),
+        (["cluster.fileroot=${oc.env:NOT_THERE_AT_ALL}"], {}, "NOT_THERE_AT_ALL"),
+        (["cluster.n_nodes=2"], {}, "cluster.n_nodes=2"),
+        (["actor.lr=1"], {}, "actor.lr"),
+    ],
+)
+def test_what_can_not_be_used_is_refused_with_its_key(tmp_path, overrides, settings, said):
+    with pytest.raises(ConfigError) as caught:
+        adapter_of(trainer(tmp_path, *overrides, **settings))
+    assert said in str(caught.value)
+
+
+def test_what_is_missing_is_told_with_its_key(tmp_path, monkeypatch):
+    given = trainer(tmp_path)
+    launcher = tmp_path / "venv/lib/python3.11/site-packages/areal/infra/launcher/local.py"
+    (older := launcher.parents[2] / "launcher").mkdir()
+    launcher.rename(older / "local.py")
+    (said,) = missing(given)
+    assert "AReaL 1.0.4 is older than 1.0" in said and "python -m areal.launcher.local" in said
+    (older / "local.py").unlink()
+    (tmp_path / "train.py").unlink()
+    monkeypatch.setenv("AREAL_LLM_SERVER_ADDRS", "127.0.0.1:1")
+    said = missing(given)
+    assert ["no AReaL is installed" in said[0], "train.py is no file" in said[1], "is set" in said[2]] == [True] * 3
+    assert "can't be run here" in missing(trainer(tmp_path, python=str(tmp_path / "none")))[0]
+
+
+def test_looking_makes_nothing(tmp_path):
+    adapter = adapter_of(trainer(tmp_path))
+    assert adapter.checkpoints() == [] and missing(trainer(tmp_path)) == [] and [*adapter.plan()]
+    assert not (tmp_path / "out").exists()
+    assert adapter.source == tmp_path / "out" / "logs" / login_name() / EXPERIMENT / TRIAL / "trainer.log"
