@@ -66,7 +66,7 @@ def process(*arguments: str, cwd, **environment: str) -> subprocess.CompletedPro
 def test_without_a_preset_it_says_which_there_are(command):
     code, out, err = command()
     assert (code, out) == (2, "")
-    assert err.startswith("error: no preset named; presets: arithmetic_cpu, arithmetic_dapo,")
+    assert err.startswith("error: no preset named; presets: areal, arithmetic_cpu, arithmetic_dapo,")
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_without_a_preset_it_says_which_there_are(command):
         ("train_dataset.path=???", "no value for train_dataset.path"),
         ("sglang.mem_fraction_static=1.5", "sglang.mem_fraction_static=1.5: allowed: more than 0 and less than 1"),
         ("rollout.request_timeout=inf", "would never fire"),
-        ("conf=nope", "unknown preset conf=nope; presets: arithmetic_cpu, arithmetic_dapo,"),
+        ("conf=nope", "unknown preset conf=nope; presets: areal, arithmetic_cpu, arithmetic_dapo,"),
         ("hardware=aut", "unknown hardware=aut; allowed: auto\n  → did you mean hardware=auto?"),
     ],
 )
@@ -222,7 +222,7 @@ def test_help_needs_no_preset(command, arguments):
     assert code == 0
     for part in (
         "python -m launcher conf=<preset>",
-        "conf: arithmetic_cpu, arithmetic_dapo",
+        "conf: areal, arithmetic_cpu, arithmetic_dapo",
         "dry_run=true",
         "Exit codes",
     ):
@@ -263,6 +263,7 @@ def test_what_a_trial_is_given_beside_its_overrides():
 def test_completion(command, monkeypatch):
     monkeypatch.setenv("COMP_LINE", "launcher conf=")
     assert command("-sc", "query=bash")[1].split() == [
+        "conf=areal",
         "conf=arithmetic_cpu",
         "conf=arithmetic_dapo",
         "conf=arithmetic_dr_grpo",
@@ -296,6 +297,7 @@ def test_a_preset_of_the_users_own(command, tmp_path):
         (["conf=a", "-m", "~x", "+y=1"], ["-m", "conf=a", "~x", "+y=1"]),
         (["--config-dir=/a", "conf=a"], ["--config-dir=/a", "conf=a"]),
         (["-h", "conf=a"], ["-h", "conf=a"]),
+        (["conf=a", "--", "x=${y}", 'z="1"'], ["conf=a", r'trainer.overrides=["x=\${y}","z=\"1\""]']),
     ],
 )
 def test_options_and_overrides_may_stand_in_any_order(given, read):
