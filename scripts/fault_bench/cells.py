@@ -127,51 +127,51 @@ MANY = "C1x12 C2x5 C7x2 T1x12 M1x5 C5x4"
 CELLS = (
     Cell(
         name="noop", arm=OURS, how="4 faults that do nothing in 40 steps",
-        run=storm_run("X-nonex4", "total_train_steps=40"), expected_s=75,
+        run=storm_run("X-nonex4", "total_train_steps=40"), expected_s=60,
         marks=(Mark(measure="alarms", limit=0, how="sum", of="steps", role=Role.NO_ALARM), *WHOLE),
     ),
     Cell(
         name="detectors_off", arm="ours less three detectors", how="C2 for 15 s, C5 and S1 in 35 steps",
         run=storm_run("C2:seconds=15 C5 S1:seconds=4", "total_train_steps=35", *UNSUPERVISED),
-        marks=UNSEEN, expected_s=95,
+        marks=UNSEEN, expected_s=70,
     ),
     Cell(
         name="storm", arm=OURS, how=f"{KINDS}, one in about {EVERY} steps, server and trainer standing by",
-        run=storm_run(KINDS, *STEPS, *PARKED, *KEPT), marks=IN_A_STORM, expected_s=130,
+        run=storm_run(KINDS, *STEPS, *PARKED, *KEPT), marks=IN_A_STORM, expected_s=100,
     ),
     Cell(
         name="resume", arm=RESUME, how="the same faults; a checkpoint every 5 steps",
-        run=restarted_run(KINDS, EVERY, *STEPS, *DISK_ALONE), expected_s=270,
+        run=restarted_run(KINDS, EVERY, *STEPS, *DISK_ALONE), expected_s=240,
     ),
     Cell(
-        name="no_standby", arm=LESS_STANDBY, how="the same faults",
-        run=storm_run(KINDS, *STEPS, *KEPT), marks=IN_A_STORM, expected_s=115,
+        name="restores", arm=OURS, how="scripts.benchmark restores --each 3",
+        run=benchmark_run(restore_points, "restores", "--each", "3"), expected_s=15,
+        marks=(
+            Mark(measure="ends_contaminated", limit=0, how="sum", of="runs"),
+            Mark(measure="condemned", limit=0, how="sum", of="outside"),
+            Mark(measure="thrown_away_outside", limit=0, how="sum", of="outside"),
+        ),
     ),
     Cell(
-        name="by_hand", arm=BY_HAND, how="the same faults; no checkpoint",
-        run=restarted_run(KINDS, EVERY, *STEPS, *NEVER_SAVED), expected_s=300,
+        name="overhead", arm=f"{OURS}, and none", how="scripts.benchmark supervision --pairs 8 --block 5",
+        run=benchmark_run(overhead_points, "supervision", "--pairs", "8", "--block", "5"),
+        marks=(Mark(measure="overhead", limit=0.01),), expected_s=90,
     ),
     Cell(
         name="traps", arm=OURS, how=f"{TRAPS} in 50 steps, requests through a proxy",
-        run=storm_run(TRAPS, "total_train_steps=50", interposed=True), marks=(FALSE, *WHOLE), expected_s=130,
+        run=storm_run(TRAPS, "total_train_steps=50", interposed=True), marks=(FALSE, *WHOLE), expected_s=95,
+    ),
+    Cell(
+        name="no_standby", arm=LESS_STANDBY, how="the same faults",
+        run=storm_run(KINDS, *STEPS, *KEPT), marks=IN_A_STORM, expected_s=95,
     ),
     Cell(
         name="failover", arm=f"{OURS}, and less standbys", how="scripts.benchmark failover --kills 2",
         run=benchmark_run(failover_points, "failover", "--kills", "2"), marks=STANDBY, expected_s=150,
     ),
     Cell(
-        name="overhead", arm=f"{OURS}, and none", how="scripts.benchmark supervision --pairs 8 --block 5",
-        run=benchmark_run(overhead_points, "supervision", "--pairs", "8", "--block", "5"),
-        marks=(Mark(measure="overhead", limit=0.01),), expected_s=95,
-    ),
-    Cell(
-        name="restores", arm=OURS, how="scripts.benchmark restores --each 3",
-        run=benchmark_run(restore_points, "restores", "--each", "3"), expected_s=20,
-        marks=(
-            Mark(measure="ends_contaminated", limit=0, how="sum", of="runs"),
-            Mark(measure="condemned", limit=0, how="sum", of="outside"),
-            Mark(measure="thrown_away_outside", limit=0, how="sum", of="outside"),
-        ),
+        name="by_hand", arm=BY_HAND, how="the same faults; no checkpoint",
+        run=restarted_run(KINDS, EVERY, *STEPS, *NEVER_SAVED), expected_s=255,
     ),
     Cell(
         name="storm_5", arm=OURS, how="12 faults, one in about 5 steps", is_full=True, expected_s=240,

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.base.durable import replace_file
 from launcher.reporting.png_figure import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR, hide_spines, write_png
-from scripts.fault_bench.verdicts import RUN, CellResult, Role, Verdict, unbelievable
+from scripts.fault_bench.verdicts import RUN, CellResult, Role, Verdict, ahead, unbelievable
 
 
 def write_results(folder: Path, about: Mapping[str, object], results: Sequence[CellResult]) -> None:
@@ -39,6 +39,7 @@ def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     lines += [_arm_row(one) for one in results if one.measures.get("semantic_ettr")]
+    lines += ["", said] if (said := ahead(results, "storm", ("resume", "by_hand", "slow_probes"))) else []
     lines += ["", "| cell | measure | figure | mark | |", "|---|---|---|---|---|"]
     lines += [_mark_row(one, said) for one in results if one.status == RUN for said in one.verdicts]
     lines += ["", *(f"- {one.name}: {one.status}, {one.reason}" for one in results if one.status != RUN)]

@@ -92,3 +92,16 @@ def unbelievable(results: Sequence[CellResult]) -> list[str]:
                     f"({said.figure:g}): the cell can't see this fault"
                 )
     return problems
+
+
+def ahead(results: Sequence[CellResult], cell: str, others: Sequence[str]) -> str:
+    """Whether `cell` has the largest semantic ETTR; empty where there is nothing to compare."""
+    shares = {one.name: next(iter(one.measures.get("semantic_ettr", ())), None) for one in results}
+    known = {name: share for name in others if (share := shares.get(name)) is not None}
+    own = shares.get(cell)
+    if own is None or not known:
+        return ""
+    best = max(known, key=lambda name: known[name])
+    return (
+        f"{cell} is {'ahead of' if own > known[best] else 'NOT ahead of'} {best}: {own:.2f} against {known[best]:.2f}"
+    )

@@ -68,6 +68,15 @@ def test_a_missed_mark_of_ours_is_a_result_and_a_broken_cell_is_none():
     assert unbelievable([result("traps", {}, BROKEN, "no step")]) == ["cell traps broke: no step"]
 
 
+def test_the_table_says_whether_ours_is_ahead_of_the_best_other_arm():
+    shares = {"storm": 0.8, "resume": 0.5, "by_hand": 0.2}
+    arms = [result(name, {"semantic_ettr": [share]}) for name, share in shares.items()]
+    assert "storm is ahead of resume: 0.80 against 0.50" in markdown({}, arms)
+    worse = [result("storm", {"semantic_ettr": [0.4]}), *arms[1:]]
+    assert "storm is NOT ahead of resume: 0.40 against 0.50" in markdown({}, worse)
+    assert "ahead" not in markdown({}, arms[:1])
+
+
 def test_a_zero_has_its_bound():
     table = markdown({}, [result("noop", QUIET)])
     assert "| noop | alarms | 0 of 40 (at most 7.5%) | sum ≤ 0 | met |" in table
