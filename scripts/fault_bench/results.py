@@ -42,7 +42,10 @@ def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
     lines += ["", said] if (said := ahead(results, "storm", ("resume", "by_hand", "slow_probes"))) else []
     lines += ["", "| cell | measure | figure | mark | |", "|---|---|---|---|---|"]
     lines += [_mark_row(one, said) for one in results if one.status == RUN for said in one.verdicts]
-    lines += ["", *(f"- {one.name}: {one.status}, {one.reason}" for one in results if one.status != RUN)]
+    lines += [
+        "",
+        *(f"- {one.name}: {one.status}, {_spent(one) if one.status == RUN else one.reason}" for one in results),
+    ]
     lines += [f"- **not to be believed**: {problem}" for problem in unbelievable(results)]
     return "\n".join(lines) + "\n"
 
@@ -66,6 +69,12 @@ def _mark_row(one: CellResult, said: Verdict) -> str:
     if mark.role is Role.MUST_MISS:
         answer += f", as it must be with {mark.detector} off" if said.is_met is False else ""
     return f"| {one.name} | {mark.measure} | {figure} | {mark} | {answer} |"
+
+
+def _spent(one: CellResult) -> str:
+    if one.status != RUN:
+        return one.reason
+    return f"{one.seconds:.0f} s, load {' to '.join(f'{load:.1f}' for load in one.load)}: {one.how}"
 
 
 def _only(found: Mapping[str, Sequence[float]], name: str) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from launcher.run_files.journal import Record
 
@@ -53,7 +54,8 @@ def _outcome(
     at, role = _began(line), role_of(str(line.get("kind")))
     target = str(line.get("target", ""))
     after = [event for event in events if _monotonic(event) >= at]
-    noticed = next((e for e in after if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
+    in_time = takewhile(lambda event: event.get("event") != "run.halting", after)  # its servers are ended then
+    noticed = next((e for e in in_time if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
     died = next((e for e in after if str(e.get("event")).endswith(".died") and str(e.get("subject")) in target), None)
     ready = next((e for e in after if e.get("event") == "server.ready" and str(e.get("subject")) in target), None)
     later = [(when, step) for when, step in commits if when > at]

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.config.compose import REPOSITORY, compose
 from launcher.config.supervision_checks import find_contradictions
-from scripts.fault_bench.__main__ import main, run_cell
+from scripts.fault_bench import __main__ as command_module
+from scripts.fault_bench.__main__ import main
 from scripts.fault_bench.cells import BY_NAME, CELLS, Cell, failover_points, restore_points, trainer_points
 from scripts.fault_bench.results import markdown, write_results
 from scripts.fault_bench.runs import Workplace
@@ -82,18 +83,41 @@ def test_a_zero_has_its_bound():
     assert "| noop | alarms | 0 of 40 (at most 7.5%) | sum ≤ 0 | met |" in table
 
 
-def test_a_cell_whose_run_takes_no_step_is_broken_and_the_next_is_run(tmp_path):
-    def fails(place):
-        raise RuntimeError("the run took 0 of 1 steps\n see console.log")
+def cell(name, measures, expected_s=1.0, marks=()):
+    def run(place):
+        if measures is None:
+            raise RuntimeError("the run took 0 of 1 steps\n see console.log")
+        return measures
 
-    place = Workplace(folder=tmp_path, seed=1, overrides=(), usual_s=None)
-    made = run_cell(Cell(name="a", arm="ours", how="", run=fails, expected_s=1), place)
-    assert (made.status, made.reason) == (BROKEN, "the run took 0 of 1 steps see console.log")
+    return Cell(name=name, arm="ours", how="made", run=run, expected_s=expected_s, marks=marks)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """The command with made cells in place of the real ones; its exit code, and what it left."""
+
+    def run(*cells):
+        monkeypatch.setattr(command_module, "CELLS", cells)
+        monkeypatch.setattr(command_module, "BY_NAME", {one.name: one for one in cells})
+        code = main(["--minutes", "1", "--output", str(tmp_path / "made")])
+        return code, json.loads((tmp_path / "made" / "results.json").read_text())["cells"]
+
+    return run
+
+
+def test_a_cell_that_breaks_ends_no_other_and_the_command_with_1(command, capsys):
     mark = Mark(measure="x", limit=2, how="worst")
-    good = run_cell(
-        Cell(name="b", arm="", how="", run=lambda place: {"x": [1.0, 3.0]}, expected_s=1, marks=(mark,)), place
-    )
-    assert (good.status, good.verdicts[0].figure, good.verdicts[0].is_met) == (RUN, 3.0, False)
+    code, (broken, whole) = command(cell("a", None), cell("b", {"x": [1.0, 3.0]}, marks=(mark,)))
+    assert code == 1
+    assert (broken["status"], broken["reason"]) == (BROKEN, "RuntimeError: the run took 0 of 1 steps see console.log")
+    assert (whole["status"], whole["verdicts"][0]["figure"], whole["verdicts"][0]["is_met"]) == (RUN, 3.0, False)
+    assert "not to be believed: cell a broke" in capsys.readouterr().err
+
+
+def test_a_cell_that_does_not_fit_is_said_to_be_not_run_and_nothing_is_guessed(command, capsys):
+    code, (_, late) = command(cell("a", {"x": [1.0]}), cell("b", {"x": [1.0]}, expected_s=100.0))
+    assert (code, late["status"], late["measures"]) == (0, "not run", {})
+    assert "- b: not run, it needs about 100 s, 60 s were left" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -55,6 +55,12 @@ def test_one_that_nobody_noticed_says_so():
     assert (outcome.noticed_s, outcome.serves_s, outcome.next_step_s) == (None, None, None)
 
 
+def test_an_end_that_the_run_itself_brings_about_notices_no_fault():
+    events = [event("run.halting", "run", 9.5), event("health.dead", "server-0", 9.6)]
+    (outcome,) = outcomes([fired("C2", "server-0", 5.0)], events, COMMITS)
+    assert (outcome.noticed_s, outcome.noticed_by) == (None, "")
+
+
 def test_what_did_not_fire_has_no_outcome():
     assert outcomes([{"what": "missed", "kind": "C1", "monotonic": 1.0}], [], COMMITS) == []
 
