@@ -88,7 +88,7 @@ class PromptWriter:
         if chat.template not in (None, NO_TEMPLATE):
             self._options["chat_template"] = self._source
         for variable in chat.template_kwargs:
-            if not self._reads(variable):
+            if not self.reads(variable):
                 raise ConfigError(
                     f"chat.template_kwargs.{variable}: the chat template of {self._name!r} has no such variable",
                     "leave it out, or set chat.template to one that reads it",
@@ -125,7 +125,7 @@ class PromptWriter:
             return self._checked(self._tokenizer([record.question for record in records]))
         if not any(record.tools for record in records):
             return self._apply([self._chat(record) for record in records])
-        if not self._reads("tools"):
+        if not self.reads("tools"):
             where = next(record.where for record in records if record.tools)
             raise ModelError(
                 f"{where}: there are tools, and the chat template of {self._name!r} writes none",
@@ -143,6 +143,15 @@ class PromptWriter:
         # transformers 4 and 5 differ in what they return unasked, so the dictionary is asked for
         options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True} | self._options | more
         return self._checked(self._tokenizer.apply_chat_template(chats, **options))
+
+    def text(self, messages: Sequence[Any], tools: Sequence[Any], *, opens: bool) -> str:
+        """One chat as the template writes it; `opens`: up to the beginning of the model's answer. Raises TemplateError
+        and TypeError where it can't, ConfigError where there is no template."""
+        if self._is_plain:
+            raise ConfigError(f"chat.template={NO_TEMPLATE}: there is no template for a chat", "leave chat.template out")
+        options = {"add_generation_prompt": opens, "tokenize": False} | self._options
+        text: str = self._tokenizer.apply_chat_template([*messages], tools=[*tools] or None, **options)
+        return text
 
     def _checked(self, encoded: Any) -> list[tuple[int, ...]]:
         ids = [tuple(map(int, token_ids)) for token_ids in encoded["input_ids"]]
@@ -173,8 +182,8 @@ class PromptWriter:
             )
         return str(known)
 
-    def _reads(self, variable: str) -> bool:
-        return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
+    def reads(self, variable: str) -> bool:
+        return re.search(rf"(?<!\w){re.escape(variable)}(?!\w)", self._source) is not None
 
 
 def _check_room(record: DataRecord, length: int, limit: int | None, key: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from launcher.base.errors import ConfigError, TrainerError
-from launcher.base.rollouts import RolloutGroup
+from launcher.base.rollouts import RolloutGroup, Segment
 
 TENSORS = (
     "input_ids",
@@ -33,19 +33,30 @@ PADDING = 0  # any token id does: nothing reads what the model says there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSequence:
-    """One prompt with one of its completions; `logprobs[t]` is the server's for `completion[t]`."""
+    """One prompt with one of its completions, or a segment of an episode; `logprobs[t]` is the server's for
+    `completion[t]`. `own`: the places of the completion that the model made and learns from; None: all.
+
+    `rollout` is the place of its rollout in the batch, `server` who made it.
+    """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     logprobs: tuple[float, ...]
+    own: tuple[int, ...] | None = None
+    rollout: int = 0
+    server: str = ""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
 
+    @property
+    def places(self) -> Sequence[int]:
+        return range(len(self.completion)) if self.own is None else self.own
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Tensors of one forward pass. All but the first have an entry for each completion token.
+    """Tensors of one forward pass. All but the first have an entry for each token that the model made.
 
     `input_ids` [rows, width]; `positions` index the flattened hidden states [rows * width] that predict the tokens
     `targets`; `sequences` say which sequence of the batch each token is of. `learns`: it has a backward pass. The last
@@ -73,22 +84,31 @@ class MicroBatch:
 
 
 def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
-    """All completions in order, group by group. Raises TrainerError for one that can't be trained on."""
-    sequences = []
-    for group in groups:
-        for sample, rollout in enumerate(group.rollouts):
-            completion = rollout.completion
+    """All completions in order, group by group; of an episode its segments. Raises TrainerError for one that can't be
+    trained on."""
+    sequences: list[SampledSequence] = []
+    rollouts = [(group, sample, rollout) for group in groups for sample, rollout in enumerate(group.rollouts)]
+    for place, (group, sample, rollout) in enumerate(rollouts):
+        whole = Segment(prompt=group.prompt.token_ids, completion=rollout.completion, own=())
+        for segment in rollout.segments or (whole,):
+            completion = segment.completion
             where = f"completion {sample} of prompt {group.prompt.id} from server {completion.server or '?'}"
             if len(completion.token_ids) != len(completion.logprobs):
                 raise TrainerError(
                     f"{where} has {len(completion.token_ids)} tokens and {len(completion.logprobs)} log-probs",
                     "the server must return a log-prob for each token it generated",
                 )
-            if not group.prompt.token_ids:
+            if not segment.prompt:
                 raise TrainerError(f"{where} has a prompt without tokens", "nothing predicts its first token")
+            own = tuple(at for at, is_own in enumerate(segment.own) if is_own) if rollout.segments else None
             sequences.append(
                 SampledSequence(
-                    prompt=group.prompt.token_ids, completion=completion.token_ids, logprobs=completion.logprobs
+                    prompt=segment.prompt,
+                    completion=completion.token_ids,
+                    logprobs=completion.logprobs,
+                    own=own,
+                    rollout=place,
+                    server=completion.server,
                 )
             )
     return sequences
@@ -158,14 +178,12 @@ def _tensors_of(sequences: Sequence[SampledSequence], rows: Sequence[int], *, le
     starts = [row * width + len(one.prompt) - 1 for row, one in enumerate(chosen)]  # predicts the first token
     return MicroBatch(
         input_ids=torch.tensor(padded, dtype=torch.int64),
-        positions=_integers(
-            position
-            for start, one in zip(starts, chosen, strict=True)
-            for position in range(start, start + len(one.completion))
+        positions=_integers(start + place for start, one in zip(starts, chosen, strict=True) for place in one.places),
+        targets=_integers(one.completion[place] for one in chosen for place in one.places),
+        sequences=_integers(row for row, one in zip(rows, chosen, strict=True) for _ in one.places),
+        server_logprobs=torch.tensor(
+            [one.logprobs[place] for one in chosen for place in one.places], dtype=torch.float32
         ),
-        targets=_integers(token for one in chosen for token in one.completion),
-        sequences=_integers(row for row, one in zip(rows, chosen, strict=True) for _ in one.completion),
-        server_logprobs=torch.tensor([value for one in chosen for value in one.logprobs], dtype=torch.float32),
         learns=learns,
     )
 

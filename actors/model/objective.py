@@ -93,24 +93,32 @@ class Objective:
         advantages = self._advantages(groups)
         sequences = sequences_of(groups)
         kept = torch.tensor([self._is_kept(rollout.completion) for group in groups for rollout in group.rollouts])
-        size = len(sequences) // len(groups)
+        size = len(advantages) // len(groups)
         parts = torch.arange(len(groups)).tensor_split(min(self._actor.ppo_n_minibatches, len(groups)))
         ends = [size * (int(part[-1]) + 1) for part in parts]
         return [
-            self._minibatch(sequences[start:end], advantages[start:end], kept[start:end], ranks)
+            self._minibatch(
+                [replace(one, rollout=one.rollout - start) for one in sequences if start <= one.rollout < end],
+                advantages[start:end],
+                kept[start:end],
+                ranks,
+            )
             for start, end in zip([0, *ends], ends, strict=False)
         ]
 
     def _minibatch(
-        self, sequences: Sequence[SampledSequence], advantages: Tensor, kept: Tensor, ranks: int
+        self, sequences: Sequence[SampledSequence], of_rollouts: Tensor, kept: Tensor, ranks: int
     ) -> list[Batch]:
         """A sequence whose advantage is 0 has no gradient, unless there is a KL, an entropy or a mean over the batch,
-        so it is spared its backward pass."""
+        so it is spared its backward pass. Rollouts are weighed, by what the model made in all their sequences."""
         actor = self._actor
         all_learn = actor.needs_reference or actor.entropy_coeff > 0 or actor.adv_norm.mean_level is not None
-        learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
-        lengths = torch.tensor([len(one.completion) for one in sequences])
+        of = torch.tensor([one.rollout for one in sequences])
+        own = torch.tensor([len(one.places) for one in sequences])
+        lengths = torch.zeros_like(kept, dtype=torch.int64).index_add(0, of, own)
         weights = token_weights(lengths * kept, actor.loss_aggregation, constant=actor.max_new_tokens)
+        advantages, weights, kept = of_rollouts[of], weights[of], kept[of]
+        learning = (((advantages != 0) | all_learn) & kept).tolist()  # NaN learns: it shows
         shares = share_out(sequences, learning, max_tokens=actor.mb_spec.max_tokens_per_mb, ranks=ranks)
         return [
             Batch(
@@ -228,15 +236,15 @@ class Objective:
 
     def distances(self, groups: Sequence[RolloutGroup], sums: Sums) -> dict[str, float]:
         """By server, the mean |server's - trainer's log-prob| over the tokens that it made; {} where one made all."""
-        completions = [rollout.completion for group in groups for rollout in group.rollouts]
-        if len({completion.server for completion in completions}) < 2:
+        sequences = sequences_of(groups)
+        if len({one.server for one in sequences}) < 2:
             return {}
         by_sequence = sums.distances.tolist()
         totals: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
-        for completion, total in zip(completions, by_sequence, strict=True):
-            totals[completion.server] += total
-            tokens[completion.server] += len(completion.token_ids)
+        for one, total in zip(sequences, by_sequence, strict=True):
+            totals[one.server] += total
+            tokens[one.server] += len(one.places)
         return {server: totals[server] / count for server, count in tokens.items() if count}
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:

@@ -39,16 +39,32 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One sequence of an episode: `completion` follows `prompt`, and the model is trained on its tokens that are `own`.
+
+    The others are a template's, a tool's, or of a shared beginning that another segment trains on; their log-probs
+    are 0 and mean nothing.
+    """
+
+    prompt: tuple[int, ...]
+    completion: Completion
+    own: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """A completion with its text and reward; `reward` is None only where scoring failed, never 0 for a failure.
 
-    `parts` of the reward, where it has several.
+    `parts` of the reward, where it has several. Of an episode `completion` has all tokens that the model made, in order
+    and without those between them, `segments` the sequences that are trained on, and `turns` counts its answers.
     """
 
     completion: Completion
     text: str
     reward: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+    turns: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
