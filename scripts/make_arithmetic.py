@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 SEED = 20
 FIRST = range(2, 82)  # the first operand; with the others every sum stays below 100
@@ -155,28 +155,29 @@ def prompt_ids(problem: MathProblem, tokenizer: PreTrainedTokenizerFast) -> list
     return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
 
 
-def learning_rate(step: int) -> float:
+def learning_rate(step: int, steps: int) -> float:
     """Linear warm-up, then a half cosine to zero."""
     if step < WARMUP_STEPS:
         return PEAK_LR * (step + 1) / WARMUP_STEPS
-    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)))
+    return PEAK_LR * 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (steps - WARMUP_STEPS)))
 
 
-def warm_start(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[MathProblem]) -> None:
-    """Trains in place on the teacher's solutions, new ones in each batch."""
+def warm_start(
+    model: PreTrainedModel, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], *, steps: int = STEPS
+) -> None:
+    """Trains in place on the teacher's solutions, new ones in each batch (input ids, labels)."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, weight_decay=0.01)
-    batches = lessons(problems, tokenizer, random.Random(SEED))
-    for step in range(STEPS):
+    for step in range(steps):
         ids, labels = next(batches)
         loss = model(input_ids=ids, labels=labels).loss
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step)
+            group["lr"] = learning_rate(step, steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 50 == 0 or step == STEPS - 1:
-            print(f"warm start: step {step} of {STEPS}, loss {loss.item():.4f}", flush=True)
+        if step % 50 == 0 or step == steps - 1:
+            print(f"warm start: step {step} of {steps}, loss {loss.item():.4f}", flush=True)
 
 
 def write_records(path: Path, problems: Sequence[MathProblem]) -> None:
@@ -196,7 +197,7 @@ def main() -> None:
     write_records(out / "test.jsonl", test)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    warm_start(model, tokenizer, train)
+    warm_start(model, lessons(train, tokenizer, random.Random(SEED)))
     model.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     print(f"wrote {out}: {len(train)} training and {len(test)} held-out problems, {model.num_parameters()} parameters")

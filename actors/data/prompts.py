@@ -148,7 +148,9 @@ class PromptWriter:
         """One chat as the template writes it; `opens`: up to the beginning of the model's answer. Raises TemplateError
         and TypeError where it can't, ConfigError where there is no template."""
         if self._is_plain:
-            raise ConfigError(f"chat.template={NO_TEMPLATE}: there is no template for a chat", "leave chat.template out")
+            raise ConfigError(
+                f"chat.template={NO_TEMPLATE}: there is no template for a chat", "leave chat.template out"
+            )
         options = {"add_generation_prompt": opens, "tokenize": False} | self._options
         text: str = self._tokenizer.apply_chat_template([*messages], tools=[*tools] or None, **options)
         return text

@@ -104,8 +104,19 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "grpo_actor/no_eos_ratios/avg": fmean(cut),
         "grpo_actor/flat_groups/avg": fmean(flat),
         **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
+        **_of_episodes(batch),
         **{f"reward_parts/{name}/avg": value for name, value in _mean_parts(batch).items()},
         **stats.metrics(),
+    }
+
+
+def _of_episodes(batch: RolloutBatch) -> dict[str, float]:
+    episodes = [rollout for rollout in batch.rollouts if rollout.segments]
+    if not episodes:
+        return {}
+    return {
+        "rollout/turns/avg": fmean(episode.turns for episode in episodes),
+        "rollout/segments/avg": fmean(len(episode.segments) for episode in episodes),
     }
 
 

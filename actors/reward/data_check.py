@@ -1,9 +1,13 @@
-"""Reads the data and scores one answer before anything is started."""
+"""Reads the data and scores one answer, or imports the agent, before anything is started."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from actors.data.dataset import BadRecords, DataRecord, load_records
 from actors.reward.reward_pool import RewardPool
+from actors.reward.reward_process import RewardProcess
 from launcher.base.errors import DataError
 from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
@@ -12,19 +16,35 @@ from launcher.config.schema import RunConfig
 def check_data(config: RunConfig) -> list[str]:
     """Read every record, and score one answer: whatever is wrong with them costs seconds now and a cluster later.
 
-    Answers a line for each data set of which records are skipped. Raises DataError and RewardImportError.
+    An episode's function is imported and its signature is looked at. Answers a line for each data set of which records
+    are skipped. Raises DataError and RewardImportError.
     """
     notes = []
-    with RewardPool(config.reward) as pool:
+    with _user_code(config) as pool:
         for key, dataset in datasets_of(config):
             if dataset is None:
                 continue
             records, bad = records_of(dataset, pool, key=key)
-            if key == "train_dataset":
+            if key == "train_dataset" and pool is not None:
                 pool.check(records[0])
             if bad.count:
                 notes.append(f"{key}: {bad.count} records are skipped, such as {'; '.join(bad.examples)}")
     return notes
+
+
+@contextmanager
+def _user_code(config: RunConfig) -> Iterator[RewardPool | None]:
+    """None where the samples are episodes."""
+    if config.rollout.episode is None:
+        with RewardPool(config.reward) as pool:
+            yield pool
+        return
+    process = RewardProcess(config.reward, episode=config.rollout.episode)
+    try:
+        yield None
+        process.wait_ready()
+    finally:
+        process.bury()
 
 
 def datasets_of(config: RunConfig) -> tuple[tuple[str, DatasetConfig | None], ...]:

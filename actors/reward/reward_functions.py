@@ -107,7 +107,7 @@ class RewardFunctions:
         parts: dict[str, float] = {}
         total = 0.0
         for one, answer in zip(self._functions, answers, strict=True):
-            for part, value in _parts(one.name, answer).items():
+            for part, value in parts_of(one.name, answer).items():
                 total += one.weight * value
                 several = len(self._functions) > 1
                 parts["/".join(name for name in (one.name if several else "", part) if name)] = value
@@ -121,7 +121,7 @@ async def _awaited(one: NamedFunction, item: Item) -> object:
     return await answer if isinstance(answer, Awaitable) else answer
 
 
-def _parts(name: str, answer: object) -> dict[str, float]:
+def parts_of(name: str, answer: object) -> dict[str, float]:
     """A dict's parts by their names; a number is one part without a name."""
     if answer is None:
         raise NoAnswer(f"{name} gave no answer (None)")

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from launcher.base.errors import RewardImportError
 
 RewardFn = Callable[..., object]
 Fn = TypeVar("Fn", bound=RewardFn)
 
+KEY = "reward.fn"
 ALWAYS = ("completion", "answer", "prompt_id", "record")
 ARGUMENTS = (*ALWAYS, "token_ids", "finish_reason", "group")
 
@@ -48,45 +49,49 @@ def function_names(setting: str) -> list[str]:
 
 def load_reward_fn(path: str) -> RewardFn:
     """One of the functions that `reward.fn` names. Raises RewardImportError, which says what is wrong with it."""
-    module_name, _, name = path.partition(":")
-    if not module_name or not name.isidentifier():
-        raise RewardImportError(
-            f"reward.fn={path!r} does not name a function",
-            "write reward.fn=module:function, e.g. actors.reward:gsm8k_reward",
-        )
-    module = _import(path, module_name)
-    fn = getattr(module, name, None)
-    if fn is None:
-        raise RewardImportError(
-            f"reward.fn={path!r}: module {module_name!r} has no {name!r}", f"define {name} there, or change reward.fn"
-        )
-    _check_signature(path, fn)
+    fn = import_named(path, KEY)
+    check_signature(path, fn, KEY, ARGUMENTS)
     return fn  # type: ignore[no-any-return]
 
 
-def _import(path: str, module_name: str) -> object:
+def import_named(path: str, key: str) -> Any:
+    """What the setting `key` names as module:name. Raises RewardImportError."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name.isidentifier():
+        raise RewardImportError(
+            f"{key}={path!r} does not name a function", f"write {key}=module:function, e.g. actors.reward:gsm8k_reward"
+        )
+    named = getattr(_import(path, module_name, key), name, None)
+    if named is None:
+        raise RewardImportError(
+            f"{key}={path!r}: module {module_name!r} has no {name!r}", f"define {name} there, or change {key}"
+        )
+    return named
+
+
+def _import(path: str, module_name: str, key: str) -> object:
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything while imported
         hint = f"python -c 'import {module_name}' must work in the folder that the run is started from"
         if isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name):
-            raise RewardImportError(f"reward.fn={path!r}: there is no module {error.name!r}", hint) from error
+            raise RewardImportError(f"{key}={path!r}: there is no module {error.name!r}", hint) from error
         raise RewardImportError(
-            f"reward.fn={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}", hint
+            f"{key}={path!r}: importing {module_name!r} raised {type(error).__name__}: {error}", hint
         ) from error
 
 
-def _check_signature(path: str, fn: object) -> None:
-    wanted = f"a function of any of {', '.join(ARGUMENTS)}"
+def check_signature(path: str, fn: object, key: str, arguments: Sequence[str]) -> None:
+    """Raises RewardImportError where it can't be called with some of `arguments` by their names."""
+    wanted = f"a function of any of {', '.join(arguments)}"
     if not callable(fn):
-        raise RewardImportError(f"reward.fn={path!r} is a {type(fn).__name__}, not a function", wanted)
+        raise RewardImportError(f"{key}={path!r} is a {type(fn).__name__}, not a function", wanted)
     try:
         signature = inspect.signature(fn)
     except ValueError:  # written in C without a signature: the first call will show it
         return
     try:
         takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
-        signature.bind(**{name: None for name in ARGUMENTS if takes_all or name in signature.parameters})
+        signature.bind(**{name: None for name in arguments if takes_all or name in signature.parameters})
     except TypeError as error:
-        message = f"reward.fn={path!r} can't be called: {error}"
-        raise RewardImportError(message, f"it must be {wanted}") from error
+        raise RewardImportError(f"{key}={path!r} can't be called: {error}", f"it must be {wanted}") from error

@@ -1,4 +1,4 @@
-"""The parent's side of one scoring process: start, send, receive with a deadline, kill.
+"""The parent's side of one process of the user's code: start, send, receive with a deadline, kill.
 
 A plain subprocess and a socket pair rather than multiprocessing: the child imports nothing of the parent's main module
 (in a Ray worker that is Ray itself), and a child that was killed while idle is noticed too.
@@ -32,8 +32,9 @@ class ProcessGone(Exception):
 class RewardProcess:
     """Starts without waiting. Used by one thread, whose end ends the process too; any thread may call `kill`."""
 
-    def __init__(self, config: RewardConfig) -> None:
-        self._fn = config.fn
+    def __init__(self, config: RewardConfig, *, episode: str | None = None) -> None:
+        """Of the reward functions, or of the function that plays episodes."""
+        self._setting = f"reward.fn={config.fn!r}" if episode is None else f"rollout.episode={episode!r}"
         self._ready_by = time.monotonic() + config.setup_timeout
         self._setup_timeout = config.setup_timeout
         self._ready = self.is_async = False
@@ -49,6 +50,7 @@ class RewardProcess:
             )
         hello = {
             "fn": config.fn,
+            "episode": episode,
             "weights": list(config.weights),
             "timeout": config.timeout,
             "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
@@ -64,14 +66,14 @@ class RewardProcess:
         """Until the function is imported. Raises RewardImportError where it can't be, or not in time."""
         if self._ready:
             return
-        hint = "reward.fn is imported in a separate process; its output is in the log"
+        hint = "it is imported in a separate process; its output is in the log"
         try:
             message = self.receive(self._ready_by)
         except TimeoutError as error:
-            what = f"reward.fn={self._fn!r} was not imported within reward.setup_timeout={self._setup_timeout:g} s"
+            what = f"{self._setting} was not imported within reward.setup_timeout={self._setup_timeout:g} s"
             raise RewardImportError(what, hint) from error
         except ProcessGone as error:
-            raise RewardImportError(f"importing reward.fn={self._fn!r} ended the process: {error}", hint) from error
+            raise RewardImportError(f"importing {self._setting} ended the process: {error}", hint) from error
         if "refused" in message:
             raise RewardImportError(*message["refused"])
         self._ready, self.is_async = True, bool(message["is_async"])

@@ -1,5 +1,5 @@
-"""The process in which reward functions run. Started as a script by `actors/reward/reward_process.py`, never
-imported.
+"""The process in which reward functions and episodes run. Started as a script by `actors/reward/reward_process.py`,
+never imported.
 
 A separate process, since only a process can be killed when a completion takes too long: math may hang in C, where
 neither a thread nor a signal helps. Up to the first message it needs the standard library alone, so that nothing of
@@ -11,18 +11,24 @@ the parent's main module (Ray, torch) is imported here.
     worker ─► {"ready": true, "is_async": …}             once, or {"refused": [message, hint]}
     worker ─► {"value": 1.0, "parts": {…}} or {"error": "…", "unanswered": …}   one line for each item
     worker ─► {"problems": [[place, "…"], …]}
+
+With `episode` in the Hello it plays episodes (`actors/reward/episode_functions.py`), many at a time:
+
+    parent ─► pickled {"id": n, "record": …, …}, {"id": n, "cancel": m} or {"id": n, "ping": …}
+    worker ─► {"id": n, "value": 1.0, "parts": {…}} or {"id": n, "error": "…"}
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import pickle
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +45,9 @@ def main(fd: int, parent: int) -> None:
     requests = line.makefile("rb")
     hello = pickle.load(requests)
     sys.path[:] = hello["sys_path"]
+    if hello["episode"]:
+        play(hello["episode"], line, lambda: pickle.load(requests))
+        return
     rewards = load(hello, line)
     while True:
         try:
@@ -70,6 +79,19 @@ def load(hello: Mapping[str, Any], line: socket.socket) -> RewardFunctions:
         sys.exit(0)
     say(line, {"ready": True, "is_async": rewards.is_async})
     return rewards
+
+
+def play(episode: str, line: socket.socket, receive: Callable[[], dict[str, Any]]) -> None:
+    from actors.reward.episode_functions import EpisodeFunction, serve
+    from launcher.base.errors import RewardImportError
+
+    try:
+        function = EpisodeFunction(episode)
+    except RewardImportError as error:
+        say(line, {"refused": [error.message, error.hint]})
+        return
+    say(line, {"ready": True, "is_async": True})
+    serve(function, receive, functools.partial(say, line))
 
 
 def say(line: socket.socket, message: Mapping[str, object]) -> None:

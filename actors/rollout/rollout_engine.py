@@ -14,10 +14,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from actors.data.prompt_queue import PromptQueue
+from actors.episodes.episode import EpisodeFailed
+from actors.episodes.episode_runner import EpisodeRunner
 from actors.reward.reward_pool import Score
 from actors.rollout.group_progress import GroupProgress
 from actors.rollout.request_retry import request_attempts
@@ -70,7 +72,8 @@ class Tally:
 
 
 class RolloutEngine:
-    """Used on one asyncio loop. `decode` turns token ids into text; `eos` tokens end a completion."""
+    """Used on one asyncio loop. `decode` turns token ids into text. `episodes`: who plays each sample, where it is more
+    than one answer."""
 
     def __init__(
         self,
@@ -80,12 +83,15 @@ class RolloutEngine:
         scorer: RolloutScorer,
         config: RolloutConfig,
         decode: Callable[[Sequence[Sequence[int]]], list[str]],
+        episodes: EpisodeRunner | None = None,
     ) -> None:
         self._client = client
         self._pool = pool
         self._scorer = scorer
         self._config = config
         self._decode = decode
+        self._episodes = episodes
+        self._scored_by = "rollout.episode and its log, trainer.log" if episodes else "reward.fn and reward.timeout"
 
     async def collect(
         self,
@@ -152,24 +158,46 @@ class RolloutEngine:
         if tally.unscored_in_a_row >= self._config.prompt_attempts:  # else each prompt of the epoch would be tried
             raise RewardError(
                 f"{tally.unscored_in_a_row} prompts in a row could not be scored, last {prompt_id}: {failure}",
-                "reward.fn and reward.timeout",
+                self._scored_by,
             )
         if tally.attempts[prompt_id] < self._config.prompt_attempts:
             return
         kind = RewardError if failure.scoring else RolloutError
         raise kind(
             f"prompt {prompt_id} failed {self._config.prompt_attempts} times in one step, last: {failure}",
-            "reward.fn and reward.timeout" if failure.scoring else "see llm_server-<i>.log; rollout.prompt_attempts",
+            self._scored_by if failure.scoring else "see llm_server-<i>.log; rollout.prompt_attempts",
         )
 
     async def _group(
         self, prompt: Prompt, n_samples: int, sampling: Sampling, weight_version: int, tally: Tally
     ) -> RolloutGroup:
         try:
+            if self._episodes is not None:
+                return await self._played(
+                    self._episodes, prompt, sampling.for_samples(n_samples), weight_version, tally
+                )
             completions = await self._completions(prompt, n_samples, sampling, weight_version, tally)
             return await self._scored(prompt, completions, sampling, weight_version, tally)
         except RequestFailed as failure:
             raise GroupFailed(str(failure)) from failure
+
+    async def _played(
+        self,
+        episodes: EpisodeRunner,
+        prompt: Prompt,
+        samplings: Sequence[Sampling],
+        weight_version: int,
+        tally: Tally,
+    ) -> RolloutGroup:
+        async def complete(token_ids: tuple[int, ...], sampling: Sampling) -> Completion:
+            turn = replace(prompt, token_ids=token_ids)  # its id is the prompt's: the server with the prefix has it
+            (completion,) = await self._completions(turn, 1, sampling, weight_version, tally)
+            return completion
+
+        try:
+            return RolloutGroup(prompt=prompt, rollouts=tuple(await episodes.rollouts(prompt, samplings, complete)))
+        except EpisodeFailed as failure:
+            raise GroupFailed(str(failure), scoring=True) from failure
 
     async def _scored(
         self, prompt: Prompt, completions: list[Completion], sampling: Sampling, weight_version: int, tally: Tally

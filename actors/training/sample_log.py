@@ -37,7 +37,8 @@ class SampleLog:
         """Some of a committed step, drawn by its number, so that they are neither the best nor the worst."""
         every = [(group.prompt, rollout) for group in batch.groups for rollout in group.rollouts]
         chosen = random.Random(report.global_step).sample(every, min(self._count, len(every)))
-        prompts = self._decode([prompt.token_ids for prompt, _ in chosen]) if chosen else []
+        begun = [one.segments[0].prompt if one.segments else prompt.token_ids for prompt, one in chosen]
+        prompts = self._decode(begun) if chosen else []
         lines = [
             {
                 "global_step": report.global_step,

@@ -91,7 +91,8 @@ class Training:
             reward=self._reward,
             weights_lock=weights_lock,
         )
-        scored = list(self._data.prompts.values())
+        plays = config.rollout.episode is not None  # it alone can tell what its samples earn
+        scored = [] if plays else list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
         canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
         self._canaries = CanaryRounds(
@@ -104,7 +105,7 @@ class Training:
         self._recorded = RecordedAnswers(
             self._data.prompts,
             self._reward,
-            count=config.gate.recorded,
+            count=0 if plays else config.gate.recorded,
             keep_in=paths.logs / RECORDED_FILE,
             submit=self._thread.submit,
             replay=self._replay,

@@ -29,7 +29,8 @@ class TrainingParts:
         """`reward`: for data whose bad records are skipped. Raises the UsageErrors of each, and TrainerError where the
         ranks of `crew` don't meet.
         """
-        records, held_out = (_read(dataset, key, reward, journal) for key, dataset in datasets_of(config))
+        scorer = None if config.rollout.episode else reward
+        records, held_out = (_read(dataset, key, scorer, journal) for key, dataset in datasets_of(config))
         model = PolicyModel(
             config.actor,
             config.ref,

@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 
 from actors.data.training_data import TrainingData
+from actors.episodes.episode_runner import EpisodeRunner
+from actors.episodes.turn_tokens import TurnTokens
 from actors.model.policy_model import PolicyModel, torch_dtype
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LiveRollouts, LoopThread
@@ -75,12 +77,14 @@ class TrainingServers:
         config, tokenizer = self._config, self._model.tokenizer
         self._client = SGLangClient(self._keys)
         self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
+        self._episodes = None if config.rollout.episode is None else await self._begin_episodes()
         engine = RolloutEngine(
             client=self._client,
             pool=self.pool,
             scorer=reward,
             config=config.rollout,
             decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
+            episodes=self._episodes,
         )
         self.rollouts = LiveRollouts(
             self._thread,
@@ -98,6 +102,16 @@ class TrainingServers:
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
         )
+
+    async def _begin_episodes(self) -> EpisodeRunner:
+        config = self._config
+        turns = TurnTokens(self._model.tokenizer, config.chat)
+        turns.check_template()
+        room = (config.sglang.context_length or self._model.context_length, config.sglang.max_total_tokens)
+        longest = min(config.actor.mb_spec.max_tokens_per_mb, *(tokens for tokens in room if tokens is not None))
+        runner = EpisodeRunner(config, turns, longest=longest)
+        await runner.start()
+        return runner
 
     def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore."""
@@ -234,6 +248,8 @@ class TrainingServers:
             self._folders.remove()
 
     async def _disconnect(self) -> None:
+        if self._episodes is not None:
+            await self._episodes.close()
         await self.publisher.close()
         await self.pool.close()
         await self._client.close()

@@ -78,5 +78,5 @@ class RewardConfig:
     )
     weights: list[float] = setting([], "of the functions in the order of fn; empty: 1 each")
     timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
-    setup_timeout: float = setting(120.0, "until a scoring process has imported the function", DEADLINE)
+    setup_timeout: float = setting(120.0, "until a process has imported the function, or the episode's", DEADLINE)
     workers: int = setting(1, "processes that score", COUNT)

@@ -113,6 +113,16 @@ class RolloutConfig:
     retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
     retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)
     prompt_attempts: int = setting(3, "failed tries of one prompt in one step after which the run halts", COUNT)
+    episode: str | None = setting(
+        None,
+        "who plays a sample of several turns, by import path (docs/episodes.md); null: one answer, scored by reward.fn",
+        Matching(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "module:function, e.g. my_agents:solve"),
+    )
+    episode_timeout: float = setting(
+        600.0, "of an episode's own code and tools; the time that the model takes is not counted", DEADLINE
+    )
+    episode_workers: int = setting(1, "processes that play episodes, each many at a time", COUNT)
+    max_turns: int = setting(16, "answers of the model in one episode; further ones are empty", COUNT)
     setup_timeout: float = setting(
         300.0,
         "a starting server must have answered a generation by then; rollouts wait this long for one",

@@ -157,6 +157,8 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
         for key in ("train_dataset.messages_key", "train_dataset.tools_key", "chat.system_prompt"):
             if value_of(config, key) is not None:
                 yield key, f"null with chat.template={NO_TEMPLATE}: plain text has no messages"
+    if rollout.episode is not None:
+        yield from _with_episodes(config)
     for name in config.chat.template_kwargs:
         if name in WRITTEN_BY_US:
             yield "chat.template_kwargs", f"variables of the template; {name} is the launcher's own"
@@ -181,6 +183,15 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name in FREQUENCIES:
         if config.valid_dataset is None and getattr(config.evaluator, name) is not None:
             yield f"evaluator.{name}", "null without held-out data; else set valid_dataset.path"
+
+
+def _with_episodes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if config.chat.template == NO_TEMPLATE:
+        yield "chat.template", f"not {NO_TEMPLATE} with rollout.episode: its turns are written by a template"
+    if config.chat.system_prompt is not None:
+        yield "chat.system_prompt", "null with rollout.episode, which writes its own messages"
+    if config.actor.overlong_reward_penalty:
+        yield "actor.overlong_reward_penalty", "false with rollout.episode: it is of a single answer's length"
 
 
 def token_pool_on_cpu(config: RunConfig, device: str) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,12 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
         f"each step: {config.train_dataset.batch_size} prompts of {config.train_dataset.path} "
         f"× {generation.n_samples} samples of at most {generation.max_new_tokens} tokens"
     )
+    if config.rollout.episode is not None:
+        rollout = config.rollout
+        yield (
+            f"each sample is an episode of {rollout.episode}: at most {rollout.max_turns} answers of the model, "
+            f"{rollout.episode_timeout:g} s of its own code; no known answers check its rewards"
+        )
     if config.keep_alive:
         tries = config.restart.driver
         yield f"a driver that is killed is begun again, {tries} times without a further step (keep_alive)"

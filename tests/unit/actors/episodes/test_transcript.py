@@ -17,9 +17,7 @@ TOOLS = ({"type": "function", "function": {"name": "add"}},)
 
 def made(*tokens, version=4, server="http://a", finish="stop"):
     logprobs = tuple(-token / 100 for token in tokens)
-    return Completion(
-        token_ids=tokens, logprobs=logprobs, weight_version=version, finish_reason=finish, server=server
-    )
+    return Completion(token_ids=tokens, logprobs=logprobs, weight_version=version, finish_reason=finish, server=server)
 
 
 def turn(before, given, completion, *, said="x", asked=USER, tools=(), calls=None):

@@ -58,9 +58,7 @@ def rollout(reward, *segments):
         for token, value, is_own in zip(one.completion.token_ids, one.completion.logprobs, one.own, strict=True)
         if is_own
     ]
-    whole = replace(
-        segments[0].completion, token_ids=tuple(t for t, _ in own), logprobs=tuple(v for _, v in own)
-    )
+    whole = replace(segments[0].completion, token_ids=tuple(t for t, _ in own), logprobs=tuple(v for _, v in own))
     return Rollout(completion=whole, text="", reward=reward, segments=segments, turns=2)
 
 
@@ -130,9 +128,7 @@ def test_what_is_not_own_has_no_gradient_and_its_log_prob_says_nothing(folder):
     one = EPISODES[0].segments[0]
     spoiled = replace(
         one,
-        completion=replace(
-            one.completion, logprobs=tuple(map(sum, zip(one.completion.logprobs, lies, strict=True)))
-        ),
+        completion=replace(one.completion, logprobs=tuple(map(sum, zip(one.completion.logprobs, lies, strict=True)))),
     )
     assert model.compute_gradients([group_of(replace(EPISODES[0], segments=(spoiled,)), EPISODES[1])]) == first
     assert all(torch.equal(value, before[name]) for name, value in gradients(model).items())

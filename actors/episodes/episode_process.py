@@ -1,0 +1,124 @@
+"""The trainer's side of a process that plays episodes: many at a time, each answered by a line.
+
+    play ─► RewardProcess.send ─► the process (actors/reward/episode_functions.py) ─► a reading thread ─► play returns
+
+Waits for: the process's lines. Unblocked by: a line, or the process's end, which fails all that it was playing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from typing import Any
+
+from actors.reward.reward_process import ProcessGone, RewardProcess
+from launcher.base.errors import RewardImportError
+from launcher.config.schema import RunConfig
+
+SEND_S = 30.0
+READ_S = 3600.0
+
+
+class EpisodeProcess:
+    """Made on the thread of its asyncio loop, whose end ends the process."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = RewardProcess(config.reward, episode=config.rollout.episode)
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._forgetting: set[asyncio.Future[None]] = set()
+        self._numbers = itertools.count()
+        self._sending = asyncio.Lock()
+        self.is_gone = self.is_killed = False
+        self._reader = threading.Thread(target=self._read, name="episodes", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def playing(self) -> int:
+        return len(self._answers)
+
+    async def ready(self) -> None:
+        """Until the user's code is imported. Raises RewardImportError and ProcessGone."""
+        await asyncio.shield(self._ready)
+
+    async def is_awake(self, within_s: float) -> bool:
+        """Whether its loop answers: code that never awaits keeps all of its episodes waiting."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self.play({"ping": True})
+        except (TimeoutError, ProcessGone):
+            return False
+        return True
+
+    async def play(self, order: dict[str, object]) -> dict[str, Any]:
+        """What the process says of an episode. Raises ProcessGone."""
+        number = next(self._numbers)
+        answer = self._answers[number] = self._loop.create_future()
+        try:
+            await self._send({"id": number, **order})
+            said: dict[str, Any] = await answer
+            return said
+        except asyncio.CancelledError:
+            if not self.is_gone:
+                forgetting = asyncio.ensure_future(self._forget(number))
+                self._forgetting.add(forgetting)
+                forgetting.add_done_callback(self._forgetting.discard)
+            raise
+        finally:
+            del self._answers[number]
+
+    def kill(self) -> None:
+        self.is_killed = True
+        self._process.kill()
+
+    async def close(self) -> None:
+        self.kill()
+        await asyncio.to_thread(self._reader.join)
+        self._process.bury()
+
+    async def _forget(self, number: int) -> None:
+        try:
+            await self._send({"cancel": number})
+        except (ProcessGone, TimeoutError):
+            self.kill()  # it reads nothing any more
+
+    async def _send(self, message: dict[str, object]) -> None:
+        async with self._sending:
+            await asyncio.to_thread(self._process.send, message, time.monotonic() + SEND_S)
+
+    def _read(self) -> None:
+        try:
+            self._process.wait_ready()
+            self._loop.call_soon_threadsafe(self._begin)
+            while True:
+                try:
+                    said = self._process.receive(time.monotonic() + READ_S)
+                except TimeoutError:
+                    continue
+                self._loop.call_soon_threadsafe(self._take, said)
+        except (ProcessGone, RewardImportError) as error:
+            self._loop.call_soon_threadsafe(self._end, error)
+
+    def _begin(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _take(self, said: dict[str, Any]) -> None:
+        answer = self._answers.get(said["id"])
+        if answer is not None and not answer.done():
+            answer.set_result(said)
+
+    def _end(self, error: Exception) -> None:
+        self.is_gone = True
+        unanswered: list[asyncio.Future[Any]] = [self._ready, *self._answers.values()]
+        for waiting in unanswered:
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # nobody may be waiting

@@ -1,0 +1,131 @@
+"""Plays episodes with the user's function, in a process that is theirs: many at a time, on one asyncio loop.
+
+    async def solve(record, client) -> float | dict          client: openai.AsyncOpenAI, to the trainer's door
+    async def run(data, base_url, api_key, http_client)      for agents with a client of their own (AReaL's form)
+
+A function gets what its signature names. A class is made once, without arguments, and its `run` is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actors.reward.reward_functions import MAX_ERROR_CHARS, NoReward, parts_of
+from actors.reward.reward_import import check_signature, import_named
+from launcher.base.errors import RewardImportError
+
+KEY = "rollout.episode"
+ARGUMENTS = ("record", "client", "data", "answer", "prompt_id", "base_url", "api_key", "http_client")
+
+Say = Callable[[Mapping[str, object]], None]
+
+
+class EpisodeFunction:
+    """What `rollout.episode` names. Raises RewardImportError."""
+
+    def __init__(self, path: str) -> None:
+        named = import_named(path, KEY)
+        self._fn: Any = getattr(_made(path, named), "run", None) if inspect.isclass(named) else named
+        check_signature(path, self._fn, KEY, ARGUMENTS)
+        if not inspect.iscoroutinefunction(self._fn):
+            raise RewardImportError(
+                f"{KEY}={path!r} is not async",
+                "write `async def`, and `await asyncio.to_thread(…)` for what blocks",
+            )
+        parameters = inspect.signature(self._fn).parameters.values()
+        takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+        self._arguments = [name for name in ARGUMENTS if takes_all or name in {one.name for one in parameters}]
+        self._name = path.partition(":")[2]
+        self._http: Any = None
+        self._openai: Any = None
+        if "client" in self._arguments:
+            try:
+                import openai
+            except ImportError as error:
+                hint = "install it, or take base_url and api_key in place of client"
+                raise RewardImportError(
+                    f"{KEY}={path!r} takes a client, and there is no package openai", hint
+                ) from error
+            self._openai = openai
+
+    async def play(self, order: Mapping[str, Any]) -> dict[str, object]:
+        """The message for one episode. Never raises for what the function does, but where it is cancelled."""
+        try:
+            parts = parts_of(self._name, await self._fn(**self._given(order)))
+            total = math.fsum(parts.values())
+            return {"value": total} | ({"parts": parts} if list(parts) != [""] else {})
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a function raises is that episode's alone
+            text = str(error) if isinstance(error, NoReward) else f"{type(error).__name__}: {error}"
+            return {"error": text[:MAX_ERROR_CHARS]}
+
+    def _given(self, order: Mapping[str, Any]) -> dict[str, object]:
+        known = {**order, "data": dict(order["record"]), "http_client": self._shared_http()}
+        if self._openai is not None:
+            known["client"] = self._openai.AsyncOpenAI(
+                base_url=order["base_url"],
+                api_key=order["api_key"],
+                http_client=self._shared_http(),
+                max_retries=0,  # the door has tried already
+                timeout=None,  # a server's repair takes as long as it takes
+            )
+        return {name: known[name] for name in self._arguments}
+
+    def _shared_http(self) -> object:
+        """One for all episodes: each of its own would read the certificates again, which takes longer than a turn."""
+        if self._http is None and {"client", "http_client"} & set(self._arguments):
+            import httpx
+
+            limits = httpx.Limits(max_connections=None)
+            self._http = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits)
+        return self._http
+
+
+def _made(path: str, cls: Callable[[], object]) -> object:
+    try:
+        return cls()
+    except Exception as error:  # the user's own class
+        what = f"{KEY}={path!r} can't be made without arguments: {type(error).__name__}: {error}"
+        raise RewardImportError(what, "it must be a function, or a class with an async method run") from error
+
+
+def serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]], say: Say) -> None:
+    """Play what `receive` brings until it raises EOFError."""
+    asyncio.run(_serve(function, receive, say))
+
+
+async def _serve(function: EpisodeFunction, receive: Callable[[], dict[str, Any]], say: Say) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def play(order: dict[str, Any]) -> None:
+        try:
+            say({"id": order["id"], **await function.play(order)})
+        finally:
+            del tasks[order["id"]]
+
+    def take(order: dict[str, Any]) -> None:
+        if "cancel" in order:
+            if order["cancel"] in tasks:
+                tasks[order["cancel"]].cancel()
+        elif "ping" in order:
+            say({"id": order["id"]})
+        else:
+            tasks[order["id"]] = loop.create_task(play(order))
+
+    def read() -> None:
+        while True:
+            try:
+                order = receive()
+            except EOFError:
+                loop.call_soon_threadsafe(ended.set)
+                return
+            loop.call_soon_threadsafe(take, order)
+
+    threading.Thread(target=read, name="orders", daemon=True).start()
+    await ended.wait()

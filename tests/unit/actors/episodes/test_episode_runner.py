@@ -1,0 +1,225 @@
+"""Agents in processes of their own on real HTTP servers: recorded to the token, no reward where they fail."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+
+from actors.data.prompt_queue import PromptQueue
+from actors.episodes.episode_runner import EpisodeRunner
+from actors.episodes.turn_tokens import TurnTokens
+from actors.model.micro_batches import sequences_of
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import Sampling, SGLangClient
+from launcher.base.errors import RewardError, RewardImportError
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.rollouts import Prompt
+from launcher.config.data import ChatConfig
+from launcher.config.schema import GenerationConfig, RewardConfig, RolloutConfig, RunConfig
+from scripts.faults.fault_proxy import FaultProxy
+from tests.programs import stand_in_server
+from tests.support import chat_templates
+
+SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with stand_in_server.running("--weight-version", "0", "--model-path", str(chat_templates.MODEL)) as url:
+        yield url
+
+
+def config_of(agent, **settings):
+    rollout = RolloutConfig(
+        episode=f"tests.support.agents:{agent}",
+        retry_wait_initial=0.001,
+        retry_wait_max=0.01,
+        request_retries=5,
+        **{"episode_timeout": 60.0, "max_turns": 4, **settings},
+    )
+    return RunConfig(experiment_name="episodes", rollout=rollout, reward=RewardConfig())
+
+
+@contextlib.asynccontextmanager
+async def engine(url, config, *, longest=200):
+    """The engine, and the runner."""
+    async with SGLangClient() as client:
+
+        async def probe(where):
+            return (await client.model_info(where, timeout_s=5)).weight_version
+
+        pool = ServerPool(probe, hold_timeout_s=30)
+        ready = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=url, weight_version=0)
+        await pool.update([ready])
+        tokens = TurnTokens(chat_templates.tokenizer(), ChatConfig())
+        runner = EpisodeRunner(config, tokens, longest=longest)
+        await runner.start()
+        try:
+            yield (
+                RolloutEngine(
+                    client=client,
+                    pool=pool,
+                    scorer=None,
+                    config=config.rollout,
+                    decode=lambda ids: [str(i) for i in ids],
+                    episodes=runner,
+                ),
+                runner,
+            )
+        finally:
+            await runner.close()
+            await pool.close()
+
+
+def prompts(n, **more):
+    return {
+        f"p{i}": Prompt(id=f"p{i}", token_ids=(1, 2, 3), record={"question": f"{i}+1=?", "answer": "1", **more})
+        for i in range(n)
+    }
+
+
+async def collect(rollouts, items, *, n_samples=2):
+    queue = PromptQueue([*items], seed=1, shuffle=False)
+    batch = await rollouts.collect(
+        queue,
+        items,
+        want=len(items),
+        n_samples=n_samples,
+        sampling=SAMPLING,
+        weight_version=0,
+        concurrent_prompts=4,
+    )
+    return batch, queue
+
+
+def play(url, agent, *, n=1, n_samples=2, longest=200, more=None, **settings):
+    async def scenario():
+        async with engine(url, config_of(agent, **settings), longest=longest) as (rollouts, _):
+            return await collect(rollouts, prompts(n, **(more or {})), n_samples=n_samples)
+
+    return asyncio.run(scenario())[0]
+
+
+def test_two_turns_are_one_sequence_of_what_the_server_made_and_what_the_template_wrote_between(server):
+    batch = play(server, "two_turns", n=2)
+    tokenizer = chat_templates.tokenizer()
+    assert len(batch.rollouts) == 4
+    for group in batch.groups:
+        for rollout in group.rollouts:
+            assert rollout.turns == 2
+            assert set(rollout.parts) == {"first", "second"}
+            assert rollout.reward == sum(rollout.parts.values())
+            (segment,) = rollout.segments
+            tokens, own = segment.completion.token_ids, segment.own
+            made = tuple(token for token, is_own in zip(tokens, own, strict=True) if is_own)
+            assert made == rollout.completion.token_ids
+            between = tokenizer.decode([t for t, is_own in zip(tokens, own, strict=True) if not is_own])
+            assert between.endswith("<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n")
+            asked = f"<|im_start|>user\n{group.prompt.record['question']}<|im_end|>\n<|im_start|>assistant\n"
+            assert tokenizer.decode(list(segment.prompt)) == asked
+    assert sum(len(one.places) for one in sequences_of(batch.groups)) == batch.generated_tokens
+
+
+def test_branches_and_an_edited_history_are_sequences_of_their_own(server):
+    (rollout,) = play(server, "branches", n_samples=1).rollouts
+    assert (rollout.turns, len(rollout.segments)) == (4, 4)
+    assert len({segment.prompt for segment in rollout.segments[:3]}) == 1
+    assert all(all(segment.own) for segment in rollout.segments)
+
+
+def test_an_agent_with_a_client_of_its_own_needs_no_change(server):
+    (rollout,) = play(server, "Agent", n_samples=1).rollouts
+    assert len(rollout.completion.token_ids) <= 2  # its own limit
+    assert rollout.reward in {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ("raises", "KeyError: 'spoon'"),
+        ("silent", "silent gave no answer (None)"),
+        ("not_a_number", "not_a_number answered nan, which is not finite"),
+        ("asks_nothing", "without an answer of the model"),
+        ("out_of_order", "after the system message the user speaks first"),
+        ("endless_turns", "asked for 17 answers, rollout.max_turns=4"),
+    ],
+)
+def test_an_episode_without_a_reward_is_no_zero_and_ends_the_run_by_name(server, agent, said):
+    with pytest.raises(RewardError) as failed:
+        play(server, agent, n_samples=1)
+    assert said in failed.value.message
+    assert "rollout.episode" in failed.value.hint
+
+
+@pytest.mark.parametrize("agent", ["sleeps", "hangs"])
+def test_an_episode_that_never_ends_costs_its_time_limit(server, agent):
+    with pytest.raises(RewardError, match=r"took longer than rollout.episode_timeout=0.2 s"):
+        play(server, agent, n_samples=1, episode_timeout=0.2, prompt_attempts=1)
+
+
+def test_a_process_that_ends_is_replaced_and_its_episodes_are_run_anew(server, tmp_path):
+    batch = play(server, "dies_once", n=2, more={"flag": str(tmp_path / "died")})
+    assert (tmp_path / "died").exists()
+    assert (len(batch.rollouts), batch.failed) == (4, 0)
+
+
+def test_a_killed_process_costs_no_prompt(server):
+    async def scenario():
+        async with engine(server, config_of("two_turns")) as (rollouts, runner):
+            collecting = asyncio.create_task(collect(rollouts, prompts(6)))
+            (process,) = runner._processes
+            await process.ready()
+            process._process.kill()
+            return await collecting
+
+    batch, queue = asyncio.run(scenario())
+    queue.commit(batch.prompt_ids)
+    assert len(batch.groups) == 6
+    assert queue.epoch == 1
+
+
+@pytest.mark.slow
+def test_a_fifth_of_all_requests_spoiled_costs_no_episode(server):
+    async def scenario():
+        async with FaultProxy(server, share=0.2, seed=5) as proxy, engine(proxy.url, config_of("two_turns")) as made:
+            return proxy, (await collect(made[0], prompts(12)))[0]
+
+    proxy, batch = asyncio.run(scenario())
+    assert sum(proxy.fired.values()) > 0
+    assert len(batch.rollouts) == 24
+    assert all(rollout.turns == 2 and rollout.reward is not None for rollout in batch.rollouts)
+
+
+def test_a_chat_that_fills_the_context_is_answered_empty_and_not_cut_by_a_failure(server):
+    (rollout,) = play(server, "two_turns", n_samples=1, longest=24).rollouts
+    assert rollout.turns == 1
+    assert all(len(segment.prompt) + len(segment.completion.token_ids) <= 24 for segment in rollout.segments)
+
+
+def test_a_key_opens_one_episode_while_it_lasts(server):
+    async def scenario():
+        async with engine(server, config_of("two_turns")) as (_, runner), aiohttp.ClientSession() as session:
+            answers = []
+            for headers in ({}, {"Authorization": "Bearer guessed"}):
+                async with session.post(runner._door.url + "/chat/completions", json={}, headers=headers) as answer:
+                    answers.append((answer.status, answer.headers["x-should-retry"]))
+            return answers, runner._door.url
+
+    answers, url = asyncio.run(scenario())
+    assert answers == [(401, "false")] * 2
+    assert url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ("nobody", "has no 'nobody'"),
+        ("not_async", "is not async"),
+        ("too_many", "can't be called: missing a required argument: 'surprise'"),
+    ],
+)
+def test_a_function_that_can_t_play_is_refused(server, agent, said):
+    with pytest.raises(RewardImportError, match=said):
+        play(server, agent)
