@@ -51,7 +51,8 @@ def _run(given: argparse.Namespace, words: Sequence[str]) -> int:
         for cell in cells:
             print(f"{cell.name:16}{cell.expected_s:6.0f} s  {cell.arm}: {cell.how}")
         return 0
-    budget_s = 60 * (given.minutes or (FULL_MINUTES if given.full else MINUTES))
+    usual = FULL_MINUTES if given.full else MINUTES
+    budget_s = 60 * (usual if given.minutes is None else given.minutes)
     least = min(cell.expected_s for cell in cells)
     if budget_s < least:
         raise UsageError(f"--minutes {budget_s / 60:g}: no cell fits", f"give it {least / 60:.1f} or more")

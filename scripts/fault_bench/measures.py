@@ -15,7 +15,7 @@ from launcher.config.supervision import GateConfig
 from launcher.reporting.ledger_audit import Audit
 from launcher.reporting.run_reader import StepLine
 from launcher.run_files.journal import Record
-from scripts.faults.outcome import FaultOutcome
+from scripts.faults.outcome import FaultOutcome, while_it_runs
 
 Measures = Mapping[str, Sequence[float]]
 """Raw points by the name of the measure. What was not seen has no point."""
@@ -46,7 +46,7 @@ def run_measures(
         "faults_missed": [float(asked - len(faults))],
         "steps": [float(len(standing))],
         "steps_undone": [float(len(undone))],
-        "alarms": [float(sum(event.get("event") in ALARMS for event in events))],
+        "alarms": [float(sum(event.get("event") in ALARMS for event in while_it_runs(events)))],
         "ledger_violations": [float(len(audit.problems))],
         "stale_steps": [float(len(old))],
         "zero_reward_steps": [float(len(zero))],

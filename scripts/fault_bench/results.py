@@ -33,19 +33,13 @@ def write_results(folder: Path, about: Mapping[str, object], results: Sequence[C
 
 def markdown(about: Mapping[str, object], results: Sequence[CellResult]) -> str:
     lines = [f"{key}: {value}  " for key, value in about.items()]
-    lines += [
-        "",
-        "| cell | arm | faults | ETTR | semantic | pace | lost steps a fault | detected | next step | undone |",
-    ]
-    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
+    head = ("cell", "arm", "faults", "ETTR", "semantic", "pace", "lost a fault", "detected", "next step", "undone")
+    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     lines += [_arm_row(one) for one in results if one.measures.get("semantic_ettr")]
     lines += ["", said] if (said := ahead(results, "storm", ("resume", "by_hand", "slow_probes"))) else []
     lines += ["", "| cell | measure | figure | mark | |", "|---|---|---|---|---|"]
     lines += [_mark_row(one, said) for one in results if one.status == RUN for said in one.verdicts]
-    lines += [
-        "",
-        *(f"- {one.name}: {one.status}, {_spent(one) if one.status == RUN else one.reason}" for one in results),
-    ]
+    lines += ["", *(f"- {one.name}: {one.status}, {_spent(one)}" for one in results)]
     lines += [f"- **not to be believed**: {problem}" for problem in unbelievable(results)]
     return "\n".join(lines) + "\n"
 
@@ -103,10 +97,8 @@ def _draw(figure: Any, *, results: Sequence[CellResult]) -> None:
         axes.set_yticks(rows, names if axes is shares else [""] * len(names), color=INK)
         axes.set_axisbelow(True)
     shares.set_xlim(0, 1)
-    shares.barh(rows, [_only(one.measures, "ettr") or 0.0 for one in results], height=0.6, color=GRID)
-    shares.barh(
-        rows, [_only(one.measures, "semantic_ettr") or 0.0 for one in results], height=0.32, color=REWARD_COLOUR
-    )
+    for name, height, colour in (("ettr", 0.6, GRID), ("semantic_ettr", 0.32, REWARD_COLOUR)):
+        shares.barh(rows, [_only(one.measures, name) or 0.0 for one in results], height=height, color=colour)
     seconds.set_xscale("log")
     for row, one in zip(rows, results, strict=True):
         points = one.measures.get("next_step_s", ())

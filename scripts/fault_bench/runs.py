@@ -102,7 +102,7 @@ def restarted_run(faults: str, every: int, *settings: str) -> Way:
         asked, began, exit_code = len(to_come), time.monotonic(), None
         while exit_code is None:
             with started(words, paths) as process:
-                while to_come and exit_code is None:
+                while to_come:
                     until_committed(process, paths, committed(paths) + every)
                     fault = replace(to_come.popleft(), at_step=None)
                     rules = Rules(seed=place.seed + len(to_come), within_s=120.0, even_the_last=True)

@@ -60,7 +60,12 @@ class CellResult:
 
 
 RUN, BROKEN, NOT_RUN = "run", "broken", "not run"
-FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "worst": max, "sum": sum}
+FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "median": median,
+    "worst": max,
+    "least": min,
+    "sum": sum,
+}
 
 
 def verdict(mark: Mark, measures: Measures) -> Verdict:
@@ -75,9 +80,8 @@ def unbelievable(results: Sequence[CellResult]) -> list[str]:
     """Why the benchmark itself fails; empty where it doesn't."""
     problems = [f"cell {one.name} broke: {one.reason}" for one in results if one.status == BROKEN]
     for one in results:
-        if missed := sum(one.measures.get("faults_missed", ())) * any(
-            v.mark.role is Role.MUST_MISS for v in one.verdicts
-        ):
+        missed = sum(one.measures.get("faults_missed", ()))
+        if missed and any(said.mark.role is Role.MUST_MISS for said in one.verdicts):
             problems.append(f"cell {one.name}: {missed:.0f} of its faults did not come about")
             continue
         for said in one.verdicts if one.status == RUN else ():
@@ -102,6 +106,5 @@ def ahead(results: Sequence[CellResult], cell: str, others: Sequence[str]) -> st
     if own is None or not known:
         return ""
     best = max(known, key=lambda name: known[name])
-    return (
-        f"{cell} is {'ahead of' if own > known[best] else 'NOT ahead of'} {best}: {own:.2f} against {known[best]:.2f}"
-    )
+    word = "ahead" if own > known[best] else "NOT ahead"
+    return f"{cell} is {word} of {best}: {own:.2f} against {known[best]:.2f}"

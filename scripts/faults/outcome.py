@@ -5,9 +5,8 @@ Pure: the injector's record and the run's events and ledger in, one record for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from launcher.run_files.journal import Record
 
@@ -45,7 +44,17 @@ def outcomes(
     """`commits`: of each committed step the monotonic time and its number, in the order in which they came."""
     fired = [line for line in record if line.get("what") == "fired"]
     ends = [*map(_began, fired[1:]), float("inf")]
-    return [_outcome(line, until, events, commits) for line, until in zip(fired, ends, strict=False)]
+    known = list(while_it_runs(events))
+    return [_outcome(line, until, known, commits) for line, until in zip(fired, ends, strict=False)]
+
+
+def while_it_runs(events: Sequence[Record]) -> Iterator[Record]:
+    """Without those of a run's own end, in which its servers are ended too."""
+    ends = False
+    for event in events:
+        ends = event.get("event") == "run.halting" or (ends and event.get("event") != "run.started")
+        if not ends:
+            yield event
 
 
 def _outcome(
@@ -54,8 +63,7 @@ def _outcome(
     at, role = _began(line), role_of(str(line.get("kind")))
     target = str(line.get("target", ""))
     after = [event for event in events if _monotonic(event) >= at]
-    in_time = takewhile(lambda event: event.get("event") != "run.halting", after)  # its servers are ended then
-    noticed = next((e for e in in_time if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
+    noticed = next((e for e in after if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
     died = next((e for e in after if str(e.get("event")).endswith(".died") and str(e.get("subject")) in target), None)
     ready = next((e for e in after if e.get("event") == "server.ready" and str(e.get("subject")) in target), None)
     later = [(when, step) for when, step in commits if when > at]

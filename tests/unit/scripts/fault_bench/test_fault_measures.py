@@ -103,6 +103,10 @@ def test_whatever_reports_trouble_is_an_alarm(event):
     standing = lines(*(metrics(step, 10.0 + step) for step in range(3)))
     quiet = {"event": "checkpoint.committed", "monotonic": 11.0}
     assert measured(standing, events=[quiet, {"event": event, "monotonic": 11.0}])["alarms"] == [1.0]
+    at_its_end = [{"event": "run.halting", "monotonic": 12.5}, {"event": event, "monotonic": 12.6}]
+    assert measured(standing, events=at_its_end)["alarms"] == [0.0], "a server that the run ends is no alarm"
+    again = [*at_its_end, {"event": "run.started", "monotonic": 13.0}, {"event": event, "monotonic": 14.0}]
+    assert measured(standing, events=again)["alarms"] == [1.0]
 
 
 def test_of_a_run_without_two_steps_no_share_is_claimed():
