@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from actors.cluster.fencing import raylet_pid
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
-from actors.processes.process_tree import command_line, descendants, process_state
+from actors.processes.process_tree import Process, command_line, descendants, process_state, stat_fields
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.policy.observation_history import STOPPED
 from launcher.run_files.run_paths import RunPaths
@@ -102,7 +102,7 @@ class TreeWatch:
         if time.monotonic() - self._seen_at >= TREE_EVERY_S:
             tree = descendants(self._process.guard_pid)
             looks = [process_state(one.pid) for one in tree]
-            if any(self._is_trainer(command_line(one)) for one in tree):
+            if self._has_trainer(tree):
                 self._trainer_at = time.monotonic()
             self.has_lost_trainer = time.monotonic() - self._trainer_at > GONE_S
             state = STOPPED if any(letter == STOPPED for letter, _ in looks) else process_state(self._process.pid)[0]
@@ -110,3 +110,9 @@ class TreeWatch:
             cpu_s = max(self._seen.cpu_s, sum(seconds for _, seconds in looks))
             self._seen, self._seen_at = TreeLook(state=state, cpu_s=cpu_s), time.monotonic()
         return self._seen
+
+    def _has_trainer(self, tree: Sequence[Process]) -> bool:
+        """Workers that it forked have its command line. They are its children, and the guard's once it is gone."""
+        alike = {one.pid for one in tree if self._is_trainer(command_line(one))}
+        parents = [int(fields[1]) for pid in alike if (fields := stat_fields(pid)) is not None]
+        return any(parent not in {*alike, self._process.guard_pid} for parent in parents)

@@ -4,6 +4,8 @@ AREAL_RIG names a folder with its environment (venv/), a model, a YAML for a CPU
 what AReaL lacks on a CPU (shim/); without it the test is skipped.
 """
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -16,9 +18,11 @@ import pytest
 
 from launcher.run_files.journal import read_lines
 from scripts import check_health
+from scripts.adapter_storm import cost_of
 from tests.support.foreign_run import ForeignRun
 
 RIG = os.environ.get("AREAL_RIG", "")
+SERVER = "areal.experimental.inference_service.sglang.launch_server"
 STEPS, EPOCHS, BATCH = 44, 2, 8
 REWARD = '''"""The share of digits in a completion; 0 as long as `broken` is there."""
 from pathlib import Path
@@ -41,30 +45,16 @@ OF_A_CPU = {
 class ArealRun(ForeignRun):
     deadline_s = 1200
 
-    def process(self, *words: str) -> int | None:
-        """Of the run's tree, the one whose command line has these words after its interpreter."""
+    def server(self) -> int | None:
         for pid in self.tree():
-            try:
-                line = psutil.Process(pid).cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            if tuple(line[1 : 1 + len(words)]) == words:
-                return pid
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).cmdline()[1:3] == ["-m", SERVER]:
+                    return pid
         return None
 
-    def kill(self, *words: str) -> float:
-        pid = self.wait_until(lambda: self.process(*words), " ".join(words))
-        os.kill(pid, signal.SIGKILL)
+    def kill(self, find) -> float:
+        os.kill(self.wait_until(find, find.__name__), signal.SIGKILL)
         return time.time()
-
-    def cost(self, at: float) -> dict[str, float]:
-        """Of a fault: seconds to the first step that was new, and steps that were taken again."""
-        lines = list(read_lines(self.paths.metrics))
-        last = max(line["global_step"] for line in lines if line["time"] < at)
-        after = [line for line in lines if line["time"] >= at]
-        new = next(line for line in after if line["global_step"] > last)
-        again = [line for line in after if line["global_step"] <= last and line["time"] < new["time"]]
-        return {"seconds": round(new["time"] - at, 1), "steps_again": len(again), "after_step": last}
 
 
 @pytest.mark.long
@@ -97,14 +87,14 @@ def test_areal_is_killed_loses_its_server_and_its_rewards_and_takes_every_step(t
     costs = {}
     with ArealRun(folder, "train.py", *settings, name="areal", conf="areal") as run:
         run.wait_steps(7)
-        killed_at = run.kill("-u", "train.py")
+        killed_at = run.kill(run.rank)
         run.wait_until(lambda: ("trainer_crash", True) in run.incidents(), "its trainer steps again")
         run.wait_steps(13)
-        costs["trainer SIGKILLed"] = run.cost(killed_at)
-        killed_at = run.kill("-m", "areal.experimental.inference_service.sglang.launch_server")
+        costs["trainer SIGKILLed"] = dataclasses.asdict(cost_of(list(read_lines(run.paths.metrics)), killed_at))
+        killed_at = run.kill(run.server)
         run.wait_until(lambda: len(run.incidents()) == 2, "it has a server again")
         run.wait_steps(26)
-        costs["server SIGKILLed"] = run.cost(killed_at)
+        costs["server SIGKILLed"] = dataclasses.asdict(cost_of(list(read_lines(run.paths.metrics)), killed_at))
         (folder / "broken").touch()
         run.wait_until(lambda: len(run.events("incident.began")) == 3, "its rewards are known to be 0")
         (folder / "broken").unlink()

@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from scripts import check_health
+from scripts import adapter_storm, check_health
 from tests.support.foreign_run import ROOT, ForeignRun
 
 pytestmark = pytest.mark.timeout(900)
@@ -36,16 +36,21 @@ def process(run, word):
     return None
 
 
-def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_step_and_leave_no_orphan(tmp_path):
-    launcher = tmp_path / "areal" / "infra" / "launcher" / "local.py"
+def project(folder):
+    """A folder with their script, YAML and environment; settings of a run of it."""
+    launcher = folder / "areal" / "infra" / "launcher" / "local.py"
     launcher.parent.mkdir(parents=True)
     shutil.copy(STAND_IN, launcher)
-    shutil.copy(STAND_IN, tmp_path / "train.py")
-    (tmp_path / "their.yaml").write_text(YAML.format(root=tmp_path / "out"))
-    settings = (
+    shutil.copy(STAND_IN, folder / "train.py")
+    (folder / "their.yaml").write_text(YAML.format(root=folder / "out"))
+    return (
         *("trainer.config=their.yaml", f"trainer.python={sys.executable}"),
-        *(f"+trainer.env.PYTHONPATH='{tmp_path}'", "reward_health.zero_breaker_steps=null"),
+        *(f"+trainer.env.PYTHONPATH='{folder}'", "reward_health.zero_breaker_steps=null"),
     )
+
+
+def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_step_and_leave_no_orphan(tmp_path):
+    settings = project(tmp_path)
     with ForeignRun(tmp_path, "train.py", *settings, name="areal", conf="areal") as run:
         run.wait_steps(8)
         killed = run.wait_until(run.rank, "its trainer runs")
@@ -63,6 +68,18 @@ def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_ste
     assert "ended with exit code 1; its last step was 39" in run.events("run.finished")[-1]["reason"]
     assert learned(tmp_path) == undisturbed()
     assert check_health.main([str(run.paths.logs)]) == 0
+
+
+def test_a_storm_on_it_is_survived(tmp_path, capsys):
+    settings = (
+        *project(tmp_path),
+        f"trainer.cwd={tmp_path}",
+        "restart.wait_initial_s=0.1",
+        "health.trainer_silence_s=3",
+    )
+    storm = ("areal", "--seed", "3", "--faults", "kill", "any", "stop", "--steps", "3", "25", "--", *settings)
+    assert adapter_storm.main(storm) == 0, capsys.readouterr().out
+    assert "exit code 0, 40 steps, each once" in capsys.readouterr().out
 
 
 def learned(folder):

@@ -1,5 +1,6 @@
 """The test's side of a run whose trainer is a command: start it, look at its events, kill what belongs to it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -80,10 +81,13 @@ class ForeignRun:
         return None
 
     def rank(self) -> int | None:
-        """The process that trains, where the command has started it."""
+        """The process that trains, where the command has started it; its workers have the same command line."""
         for pid in self.tree():
-            if psutil.pid_exists(pid) and psutil.Process(pid).cmdline()[1:3] == ["-u", "train.py"]:
-                return pid
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                lines = [one.cmdline()[1:3] for one in (process, process.parent())]
+                if lines[0] == ["-u", "train.py"] != lines[1]:
+                    return pid
         return None
 
     def wait_until(self, holds, what: str):

@@ -1,0 +1,76 @@
+"""A trainer that has ended is told from the workers that it forked, which have its command line; real processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from actors.foreign import foreign_process
+from actors.foreign.foreign_process import TreeWatch, run_to_end
+from actors.processes.process_tree import command_line, descendants, stat_fields
+from launcher.adapters.trainer_adapter import TrainerCommand
+
+GUARD = """
+import ctypes, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+subprocess.Popen(["sh", "-c", f"{sys.executable} -u train.py; sleep 600"])
+time.sleep(600)
+"""
+TRAIN = "import os, time\nos.fork()\ntime.sleep(600)\n"
+
+
+def is_trainer(words):
+    return words[1:3] == ["-u", "train.py"]
+
+
+@pytest.fixture
+def guard(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    process = subprocess.Popen([sys.executable, "-c", GUARD], cwd=tmp_path)
+    yield process
+    for one in descendants(process.pid):
+        os.kill(one.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def alike(guard):
+    return [one for one in descendants(guard.pid) if is_trainer(command_line(one))]
+
+
+def wait_until(holds):
+    give_up_at = time.monotonic() + 60
+    while not (found := holds()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    return found
+
+
+def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(guard, monkeypatch):
+    monkeypatch.setattr(foreign_process, "TREE_EVERY_S", 0.0)
+    monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
+    watch = TreeWatch(SimpleNamespace(guard_pid=guard.pid, pid=guard.pid), is_trainer)
+    watch.look()
+    assert not watch.has_lost_trainer, "one that has not begun is not lost"
+    pair = wait_until(lambda: found if len(found := alike(guard)) == 2 else None)
+    watch.look()
+    monkeypatch.setattr(foreign_process, "GONE_S", 60.0)
+    watch.look()
+    assert not watch.has_lost_trainer
+    (rank,) = [one for one in pair if int(stat_fields(one.pid)[1]) not in {other.pid for other in pair}]
+    os.kill(rank.pid, signal.SIGKILL)
+    wait_until(lambda: len(alike(guard)) == 1)
+    monkeypatch.setattr(foreign_process, "GONE_S", 0.0)
+    watch.look()
+    assert watch.has_lost_trainer
+
+
+def test_a_short_command_says_how_it_ended_and_its_last_lines(tmp_path):
+    words = (sys.executable, "-c", "import os; print(os.environ['X'], os.getcwd()); raise SystemExit(3)")
+    command = TrainerCommand(words=words, cwd=tmp_path, variables={"X": "given"})
+    assert asyncio.run(run_to_end(command)) == (3, f"given {tmp_path}")

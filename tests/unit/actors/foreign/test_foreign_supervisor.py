@@ -1,0 +1,93 @@
+"""The supervisor with a stand-in for AReaL's launcher and trainer (tests/programs/areal_stand_in.py): real processes,
+the guard, no Ray. With the driver and Ray: tests/ray/test_foreign_areal.py."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.foreign.foreign_process import mark_of
+from actors.foreign.foreign_supervisor import ForeignSupervisor
+from actors.processes.process_tree import bearing, command_line, stat_fields
+from actors.supervision.run_history import RunHistory
+from launcher.base.messages import TerminalStatus
+from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.schema import RunConfig
+from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
+from tests.unit.launcher.adapters.test_areal_adapter import YAML
+
+STAND_IN = Path(__file__).parents[3] / "programs" / "areal_stand_in.py"
+
+
+@pytest.fixture
+def config(tmp_path):
+    launcher = tmp_path / "areal" / "infra" / "launcher" / "local.py"
+    launcher.parent.mkdir(parents=True)
+    for target in (launcher, tmp_path / "train.py"):
+        shutil.copy(STAND_IN, target)
+    (tmp_path / "their.yaml").write_text(YAML.format(experiment="e", trial="t", root=tmp_path / "out"))
+    made = RunConfig(experiment_name="e", trial_name="t")
+    made.restart.wait_initial_s = 0.1
+    made.trainer = ForeignTrainerConfig(
+        adapter="areal",
+        command="train.py",
+        config="their.yaml",
+        python=sys.executable,
+        cwd=str(tmp_path),
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    return made
+
+
+def rank(paths):
+    """The trainer; its worker has the same command line, and the trainer for a parent, or the guard."""
+    alike = {one.pid for one in bearing(mark_of(paths)) if command_line(one)[1:3] == ["-u", "train.py"]}
+    shells = {one.pid for one in bearing(mark_of(paths)) if command_line(one)[1:2] == ["-c"]}
+    return next((pid for pid in alike if (fields := stat_fields(pid)) and int(fields[1]) in shells), None)
+
+
+def server(paths):
+    return next((one.pid for one in bearing(mark_of(paths)) if command_line(one)[-1:] == ["server"]), None)
+
+
+def deaths(paths):
+    return [event for event in read_lines(paths.events) if event["event"] == "trainer.died"]
+
+
+async def until(find, running):
+    give_up_at = time.monotonic() + 120
+    while not (found := find()):
+        assert time.monotonic() < give_up_at and not running.done()
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def disturbed(config, paths):
+    paths.prepare()
+    journal = Journal(paths.events, 1, time.time)
+    history = RunHistory.read(journal, paths.events, 1, clock=time.monotonic, node="n")
+    supervisor = ForeignSupervisor(config, paths, journal, history, {})
+    running = asyncio.create_task(supervisor.run())
+    for number, (step, find) in enumerate(((8, rank), (18, server)), 1):
+        await until(lambda step=step: (supervisor.steps.last_step or 0) >= step, running)
+        os.kill(await until(lambda find=find: find(paths), running), signal.SIGKILL)
+        await until(lambda number=number: len(deaths(paths)) == number, running)
+    return await running
+
+
+def test_a_lost_trainer_and_a_lost_server_cost_no_step_and_leave_no_orphan(config, tmp_path):
+    paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
+    outcome = asyncio.run(disturbed(config, paths))
+    assert (outcome.status, outcome.last_step) == (TerminalStatus.FINISHED, 39)
+    assert bearing(mark_of(paths)) == []
+    died = deaths(paths)
+    assert "the command lives on" in died[0]["reason"] and died[0]["exit_code"] is None
+    assert died[1]["exit_code"] == 1
+    ended = [event for event in read_lines(paths.events) if event["event"] == "incident.ended"]
+    assert [(event["cause"], event["is_mended"]) for event in ended] == [("trainer_crash", True)] * 2
