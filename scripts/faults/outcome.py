@@ -45,7 +45,11 @@ def outcomes(
     fired = [line for line in record if line.get("what") == "fired"]
     ends = [*map(_began, fired[1:]), float("inf")]
     known = list(while_it_runs(events))
-    return [_outcome(line, until, known, commits) for line, until in zip(fired, ends, strict=False)]
+    found = []
+    for number, (line, until) in enumerate(zip(fired, ends, strict=False)):
+        alike = [later for later in fired[number + 1 :] if _role(later) == _role(line)]
+        found.append(_outcome(line, until, min(map(_began, alike), default=float("inf")), known, commits))
+    return found
 
 
 def while_it_runs(events: Sequence[Record]) -> Iterator[Record]:
@@ -58,12 +62,14 @@ def while_it_runs(events: Sequence[Record]) -> Iterator[Record]:
 
 
 def _outcome(
-    line: Record, until: float, events: Sequence[Record], commits: Sequence[tuple[float, int]]
+    line: Record, until: float, alike_at: float, events: Sequence[Record], commits: Sequence[tuple[float, int]]
 ) -> FaultOutcome:
-    at, role = _began(line), role_of(str(line.get("kind")))
+    """`until`: the next fault; `alike_at`: the next of the same role, which is noticed by the same events."""
+    at, role = _began(line), _role(line)
     target = str(line.get("target", ""))
     after = [event for event in events if _monotonic(event) >= at]
-    noticed = next((e for e in after if e.get("event") in NOTICED[role] and _concerns(e, role, target)), None)
+    in_time = (e for e in after if e.get("event") in NOTICED[role] and _monotonic(e) < alike_at)
+    noticed = next((e for e in in_time if _concerns(e, role, target)), None)
     died = next((e for e in after if str(e.get("event")).endswith(".died") and str(e.get("subject")) in target), None)
     ready = next((e for e in after if e.get("event") == "server.ready" and str(e.get("subject")) in target), None)
     later = [(when, step) for when, step in commits if when > at]
@@ -81,6 +87,10 @@ def _outcome(
         next_step_s=later[0][0] - at if later else None,
         taken_back=again if role == "trainer" else 0,
     )
+
+
+def _role(line: Record) -> str:
+    return role_of(str(line.get("kind")))
 
 
 def role_of(kind: str) -> str:

@@ -55,6 +55,14 @@ def test_one_that_nobody_noticed_says_so():
     assert (outcome.noticed_s, outcome.serves_s, outcome.next_step_s) == (None, None, None)
 
 
+def test_what_the_next_fault_of_a_server_did_is_no_notice_of_the_one_before():
+    record = [fired("C5", "server-0", 2.0), fired("T1", "trainer", 4.0), fired("C1", "server-0", 6.0)]
+    first, _, last = outcomes(record, [event("server.died", "server-0", 6.1)], COMMITS)
+    assert (first.noticed_s, last.noticed_s) == (None, pytest.approx(0.1))
+    late, _, _ = outcomes(record, [event("health.dead", "server-0", 5.0)], COMMITS)
+    assert late.noticed_s == pytest.approx(3.0), "a fault of the trainer ends nothing of a server"
+
+
 def test_an_end_that_the_run_itself_brings_about_notices_no_fault():
     events = [event("run.halting", "run", 9.5), event("health.dead", "server-0", 9.6)]
     (outcome,) = outcomes([fired("C2", "server-0", 5.0)], events, COMMITS)
