@@ -1,12 +1,13 @@
 """samples.jsonl: a few of each step, within its size, harmless to a terminal, and no step's concern."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from actors.training.sample_log import SampleLog
 from launcher.base.messages import StepReport
-from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
+from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup, Segment
 from launcher.config.schema import StatsLoggerConfig
 from launcher.run_files.run_paths import RunPaths
 from tests.support.hostile_text import HOSTILE, obeyed
@@ -107,3 +108,14 @@ def test_a_disk_that_refuses_costs_no_step_and_is_told_once(paths, caplog):
     paths.samples.rmdir()
     samples.keep(*step(2))
     assert {json.loads(line)["global_step"] for line in paths.samples.read_text().splitlines()} == {2}
+
+
+def test_of_an_episode_its_own_beginning_is_kept(paths):
+    report, batch = step(3, n=1)
+    (group,) = batch.groups
+    whole = group.rollouts[0].completion
+    segment = Segment(prompt=(8, 9), completion=whole, own=(True, True))
+    episode = replace(group.rollouts[0], segments=(segment,), turns=2)
+    played = replace(batch, groups=(replace(group, rollouts=(episode,)),))
+    SampleLog(paths, StatsLoggerConfig(), lambda ids: [" ".join(map(str, one)) for one in ids]).keep(report, played)
+    assert json.loads(paths.samples.read_text())["prompt"] == "8 9"
