@@ -50,6 +50,10 @@ class Episode:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
+    def is_asking(self) -> bool:
+        return self._in_flight > 0
+
+    @property
     def own_s(self) -> float:
         """Seconds in which the model was asked nothing."""
         return self._own_s if self._in_flight else self._own_s + time.monotonic() - self._since

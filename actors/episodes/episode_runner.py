@@ -24,6 +24,7 @@ from launcher.base.rollouts import Prompt, Rollout
 from launcher.config.schema import RunConfig
 
 TRIES = 2
+TICK_S = 1.0
 LET_GO_S = 2.0
 """A process whose loop doesn't answer by then is killed: code that never awaits can't be cancelled."""
 
@@ -40,6 +41,8 @@ class EpisodeRunner:
         self._door = EpisodeDoor()
         self._processes: list[EpisodeProcess] = []
         self._burials: set[asyncio.Task[None]] = set()
+        self.progress = 0
+        """Changes while an agent's own code or tool is within its time: no server answers meanwhile, and none hangs."""
 
     async def start(self) -> None:
         """Its processes begin to import the user's code."""
@@ -92,7 +95,8 @@ class EpisodeRunner:
         try:
             while not playing.done() and (left := rollout.episode_timeout - episode.own_s) > 0:
                 ends: set[asyncio.Future[Any]] = {playing, episode.broken}
-                await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, timeout=min(left, TICK_S), return_when=asyncio.FIRST_COMPLETED)
+                self.progress += not episode.is_asking
                 if episode.broken.done():
                     episode.broken.result()  # raises
             if not playing.done():

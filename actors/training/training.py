@@ -227,7 +227,7 @@ class Training:
                 is_finished=self._is_finished,
                 is_at_gate=self._gate.is_waiting,
                 phase=loop.phase.name,
-                progress=loop.phase.entered + self.servers.pool.released,
+                progress=loop.phase.entered + self.servers.progress,
                 lineage=self.servers.publisher.lineage,
                 policy_version=loop.policy_version,
                 next_step=loop.next_step,

@@ -113,6 +113,11 @@ class TrainingServers:
         await runner.start()
         return runner
 
+    @property
+    def progress(self) -> int:
+        """Changes while requests are answered, or agents are at work."""
+        return self.pool.released + (0 if self._episodes is None else self._episodes.progress)
+
     def begin(self, lineage: int) -> None:
         """From now on the weights are those after the `lineage`-th restore."""
         self._thread.call(self.publisher.begin(lineage))

@@ -198,6 +198,18 @@ def test_a_chat_that_fills_the_context_is_answered_empty_and_not_cut_by_a_failur
     assert all(len(segment.prompt) + len(segment.completion.token_ids) <= 24 for segment in rollout.segments)
 
 
+def test_an_agent_at_work_is_progress(server):
+    async def scenario():
+        async with engine(server, config_of("sleeps")) as (rollouts, runner):
+            collecting = asyncio.create_task(collect(rollouts, prompts(1)))
+            while runner.progress < 2:
+                await asyncio.sleep(0.05)
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_a_key_opens_one_episode_while_it_lasts(server):
     async def scenario():
         async with engine(server, config_of("two_turns")) as (_, runner), aiohttp.ClientSession() as session:
