@@ -103,6 +103,8 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "grpo_actor/seq_len/max": float(max(lengths)),
         "grpo_actor/no_eos_ratios/avg": fmean(cut),
         "grpo_actor/flat_groups/avg": fmean(flat),
+        "rollout/hedged": float(batch.hedged),
+        "rollout/hedges_lost": float(batch.hedges_lost),
         **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
         **_of_episodes(batch),
         **{f"reward_parts/{name}/avg": value for name, value in _mean_parts(batch).items()},

@@ -22,16 +22,15 @@ from actors.episodes.episode import EpisodeFailed
 from actors.episodes.episode_runner import EpisodeRunner
 from actors.reward.reward_pool import Score
 from actors.rollout.group_progress import GroupProgress
+from actors.rollout.hedged_requests import MIGRATED, HedgedRequests, Told
 from actors.rollout.request_retry import request_attempts
-from actors.rollout.server_pool import RequestMigrated, ServerPool
-from actors.serving.completions import CompletionStream, Samples
+from actors.rollout.server_pool import ServerPool
+from actors.serving.completions import Samples
 from actors.serving.sglang_client import RequestFailed, Sampling, SGLangClient
 from launcher.base.errors import RewardError, RolloutError
-from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
 from launcher.config.schema import RolloutConfig
 
-MIGRATED = "migrated"
 NOBODY_THERE = frozenset({"refused", "reset", "truncated"})
 """Failures of the server, not of the request."""
 
@@ -67,6 +66,8 @@ class Tally:
     tokens: int = 0
     kept: int = 0
     unanswered: int = 0
+    hedged: int = 0
+    hedges_lost: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
     unscored_in_a_row: int = 0
 
@@ -84,8 +85,10 @@ class RolloutEngine:
         config: RolloutConfig,
         decode: Callable[[Sequence[Sequence[int]]], list[str]],
         episodes: EpisodeRunner | None = None,
+        told: Told = lambda event, server, reason: None,
     ) -> None:
-        self._client = client
+        """`told`: of requests that were sent to a second server."""
+        self._requests = HedgedRequests(client, pool, config, told)
         self._pool = pool
         self._scorer = scorer
         self._config = config
@@ -147,6 +150,8 @@ class RolloutEngine:
             generated_tokens=tally.tokens,
             kept_tokens=tally.kept,
             unanswered=tally.unanswered,
+            hedged=tally.hedged,
+            hedges_lost=tally.hedges_lost,
             seconds=time.monotonic() - started,
         )
 
@@ -239,38 +244,22 @@ class RolloutEngine:
         async for attempt in request_attempts(self._config):
             with attempt:
                 tally.retried += attempt.num > 1
-                server, samples = await self._ask_one(prompt, progress, weight_version, avoid)
-                while samples.failure is not None and samples.failure.kind == MIGRATED:  # which is no attempt
-                    server, samples = await self._ask_one(prompt, progress, weight_version, avoid)
-                avoid = "" if samples.completions else server.name
-                await self._judge(server.name, samples, weight_version)
+                while True:
+                    answer = await self._requests.ask(
+                        progress, prompt=prompt.id, weight_version=weight_version, avoid=avoid
+                    )
+                    server, samples, progress = answer.server.name, answer.samples, answer.progress
+                    self._pool.throughput.made(server, progress.take(samples))
+                    tally.hedged += answer.hedged
+                    tally.hedges_lost += answer.lost
+                    if samples.failure is None or samples.failure.kind != MIGRATED:  # which is no attempt
+                        break
+                avoid = "" if samples.completions else server
+                await self._judge(server, samples, weight_version)
         completions = progress.completions()
         tally.tokens += sum(len(completion.token_ids) for completion in completions)
         tally.kept += progress.kept_tokens
         return completions
-
-    async def _ask_one(
-        self, prompt: Prompt, progress: GroupProgress, weight_version: int, avoid: str
-    ) -> tuple[ServerInfo, Samples]:
-        """One server's answer to what is missing, taken by `progress`; MIGRATED is the failure of one that leaves."""
-        inputs, samplings = progress.request()
-        async with self._pool.acquire(weight_version, avoid=avoid, samples=len(samplings), prompt=prompt.id) as server:
-            stream = CompletionStream(len(samplings), server=server.url)
-            asked = self._client.generate_samples(
-                server.url,
-                stream,
-                inputs=inputs,
-                samplings=samplings,
-                timeout_s=self._config.request_timeout,
-                stream_interval=self._config.stream_interval,
-            )
-            try:
-                samples = await self._pool.unless_migrated(server, asked)
-            except RequestMigrated:
-                left = RequestFailed(f"{server.name} left before it had answered", kind=MIGRATED)
-                samples = stream.samples(broken_off=left)
-        self._pool.throughput.made(server.name, progress.take(samples))
-        return server, samples
 
     async def _judge(self, name: str, samples: Samples, weight_version: int) -> None:
         """Report to the pool what an answer shows of its server. Raises RequestFailed where a sample is missing."""

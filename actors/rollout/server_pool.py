@@ -2,7 +2,7 @@
 
 A request acquires one of the servers that are READY at the weight version it asks for (P3: weights before traffic);
 launcher/policy/routing.py chooses. Where there is none it waits: an outage costs time, never a rollout. A server that
-refused or reset a connection is SUSPECT and gets no traffic until it has reported its weight version again. One that is
+refused or reset a connection, or is silent, is SUSPECT and gets no traffic until it has generated again. One that is
 PARKED gets every version and no traffic. A server that leaves gets no new requests; those in flight finish or are
 migrated (`RequestMigrated`).
 
@@ -28,7 +28,7 @@ from launcher.base.messages import ServerInfo, ServerState
 from launcher.policy.routing import RoutingCandidate, route
 
 Probe = Callable[[str], Awaitable[int | None]]
-"""Asks the server at a url for its weight version; None where it does not answer."""
+"""Has the server at a url generate a token, and returns of which weight version; None where it does not answer."""
 
 PROBE_INTERVAL_S = 0.5
 LET_GO_S = 5.0
@@ -132,6 +132,9 @@ class ServerPool:
     def in_flight(self) -> dict[str, int]:
         """Requests that each server is answering, including an earlier incarnation's until they have ended."""
         requests = dict.fromkeys(self._servers, 0)
+        for name, probing in self._probing.items():  # which is a request too, perhaps the only one that was not moved
+            if name in requests:
+                requests[name] = int(not probing.done())
         for (name, _), load in self._loads.items():
             requests[name] = requests.get(name, 0) + load.requests
         return requests
@@ -157,8 +160,17 @@ class ServerPool:
         if known is not None and known.state not in OVER:
             await self._put(name, state=ServerState.STALE, reason=reason)
 
+    def has_other(self, name: str) -> bool:
+        """Whether another server may answer what this one is asked."""
+        known = self._servers.get(name)
+        return known is not None and any(
+            other.state is ServerState.READY and other.weight_version == known.weight_version
+            for other in self._servers.values()
+            if other.name != name
+        )
+
     async def suspect(self, name: str, reason: str) -> None:
-        """A connection failed. No traffic until the server answers a probe."""
+        """A connection failed, or it is silent. No traffic until the server answers a probe."""
         server = self._servers.get(name)
         if server is None or server.state is not ServerState.READY:
             return

@@ -13,7 +13,7 @@ whatever becomes of the others: a server that dies costs only what it had not se
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,10 +97,11 @@ class Samples:
 
 
 class CompletionStream:
-    """Call `feed` with what arrives, then `samples` once."""
+    """Call `feed` with what arrives, then `samples`. `heard` is called whenever tokens have arrived."""
 
-    def __init__(self, n: int, *, server: str) -> None:
+    def __init__(self, n: int, *, server: str, heard: Callable[[], None] = lambda: None) -> None:
         self._n = n
+        self._heard = heard
         self._server = server
         self._rest = b""
         self._done = False
@@ -110,6 +111,8 @@ class CompletionStream:
 
     def feed(self, data: bytes) -> None:
         *events, self._rest = (self._rest + data).split(END)
+        if events:
+            self._heard()
         for event in events:
             try:
                 self._take(event)

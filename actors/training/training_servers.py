@@ -33,7 +33,6 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.run_paths import RunPaths
 
-PROBE_TIMEOUT_S = 5.0
 PROMOTE_WITHIN_S = 2.0
 SOON_S = 0.02
 ONE_TOKEN = dataclasses.replace(GREEDY, max_new_tokens=1)
@@ -85,6 +84,7 @@ class TrainingServers:
             config=config.rollout,
             decode=lambda ids: tokenizer.batch_decode([list(i) for i in ids], skip_special_tokens=True),
             episodes=self._episodes,
+            told=lambda event, server, reason: self._journal.record(event, subject=server, reason=reason),
         )
         self.rollouts = LiveRollouts(
             self._thread,
@@ -241,7 +241,11 @@ class TrainingServers:
 
     async def _weight_version_at(self, url: str) -> int | None:
         try:
-            return (await self._client.model_info(url, timeout_s=PROBE_TIMEOUT_S)).weight_version
+            within_s = self._config.health.silence_max_s
+            prompt = self._data.golden_prompt
+            return (
+                await self._client.generate(url, token_ids=prompt, sampling=ONE_TOKEN, timeout_s=within_s)
+            ).weight_version
         except RequestFailed:
             return None
 

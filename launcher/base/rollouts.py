@@ -82,7 +82,8 @@ class RolloutBatch:
     `failed` counts requests that ended without a completion (their prompts went back to the queue),
     `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
     completion before it failed, and from which another request continued; `unanswered` completions that were
-    generated anew because the reward function had no answer for them.
+    generated anew because the reward function had no answer for them; `hedged` requests that were sent to a second
+    server too, as the first was silent, and `hedges_lost` those that the first lost.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -92,6 +93,8 @@ class RolloutBatch:
     seconds: float
     kept_tokens: int = 0
     unanswered: int = 0
+    hedged: int = 0
+    hedges_lost: int = 0
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:

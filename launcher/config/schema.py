@@ -109,6 +109,12 @@ class RolloutConfig:
     stream_interval: int = setting(
         64, "tokens after which a server sends what it has of a completion: another one continues from there", COUNT
     )
+    hedge_after_s: float | None = setting(
+        0.5,
+        "without tokens for any of its requests a server is silent: another one is asked too; null: never",
+        POSITIVE,
+    )
+    hedge_factor: float = setting(3.0, "and for so many times the wait that is usual with it", Between(1))
     request_retries: int = setting(3, "attempts after the first, each for the samples still missing", NATURAL)
     retry_wait_initial: float = setting(0.2, "first wait of the exponential backoff; also its jitter", POSITIVE)
     retry_wait_max: float = setting(10.0, "longest wait of the backoff", POSITIVE)

@@ -1,4 +1,5 @@
-"""Which of the servers that may answer gets a request: the least loaded, unless one has the prompt's prefix cached.
+"""Which of the servers that may answer gets a request: the least loaded, unless one has the prompt's prefix cached. And
+when another one gets it too: where the first is silent.
 
 Samples of one prompt travel in one request, so affinity matters for what comes after it: the samples still missing, a
 prompt that was given back. Those find their prefix in the cache of the server that was asked before, as long as it is
@@ -11,8 +12,14 @@ loaded of the others, and then no more than its turn: never ahead of them by mor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from launcher.config.schema import RolloutConfig
+
+Server = TypeVar("Server", bound=Hashable)
 
 WARM_IS_WORTH = 1.0
 """So many requests of the same size may be in flight on the warm server beyond the least loaded one's, before the
@@ -52,3 +59,34 @@ def route(candidates: Sequence[RoutingCandidate], *, samples: int) -> Route | No
     return Route(
         name=least.name, reason="it had the prompt before, and is as free" if least.is_home else "least loaded"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLook:
+    """The requests of one server at one moment.
+
+    `silent_s`: for how long none of them has got tokens; `lately_s`: the longest that one of them waited for its last
+    tokens, or waits now. `usual_s`: the longest wait for tokens within a request, the median of the last ones; of that
+    for the first tokens, where none of these has got any. None: not known yet.
+    """
+
+    silent_s: float
+    lately_s: float
+    usual_s: float | None
+
+
+def silent_servers(looks: Mapping[Server, StreamLook], settings: RolloutConfig) -> dict[Server, str]:
+    """With the reason. `looks`: of all servers that have requests; as much as the others are slower than usual it is
+    the machine, or whoever looks."""
+    if settings.hedge_after_s is None:
+        return {}
+    least_s = settings.hedge_after_s / settings.hedge_factor
+    usual = {server: max(look.usual_s, least_s) for server, look in looks.items() if look.usual_s is not None}
+    slower = {server: looks[server].lately_s / usual_s for server, usual_s in usual.items()}
+    found = {}
+    for server, usual_s in usual.items():
+        silent_s = looks[server].silent_s
+        others = [times for other, times in slower.items() if other != server]
+        if silent_s >= settings.hedge_factor * usual_s * max(1.0, median(others) if others else 1.0):
+            found[server] = f"no tokens for {silent_s:.1f} s, usually within {looks[server].usual_s:.1f} s"
+    return found

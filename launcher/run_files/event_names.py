@@ -71,6 +71,8 @@ EVENT_NAMES: Mapping[str, str] = {
     "trainer.rank_lost": "a trainer rank ended, failed or hangs",
     "trainer.unwatched": "of another project's trainer: what can't be seen, and the setting to check",
     "trainer.snapshot_failed": "the display is out of date, as the trainer's snapshot failed: a defect",
+    "hedge.began": "a server is silent: its requests are sent to another one too, and the first that is heard answers",
+    "hedge.ended": "it is heard again, or has no requests left",
     "batch.rejected": "a batch was not trained on, with the reason",
     "gate.waiting": "the HealthMonitor does not answer, and the trainer waits",
     "gate.answered": "it answers again, and the trainer continues",

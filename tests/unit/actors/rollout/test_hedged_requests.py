@@ -1,0 +1,213 @@
+"""Requests of a silent server are sent to another one too: the first that is heard answers, each prompt once."""
+
+import asyncio
+import contextlib
+import dataclasses
+
+import aiohttp
+import pytest
+
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import RequestFailed, SGLangClient
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.config.schema import RolloutConfig
+from tests.programs import stand_in_server
+from tests.support.machine import scaled
+from tests.support.replay import prompts
+from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, fault, queue_of
+
+DEADLINE_S = scaled(60.0)
+PACED = ("--weight-version", "0", "--seconds-per-token", "0.01")
+QUICK = RolloutConfig(hedge_after_s=0.3, stream_interval=4, retry_wait_initial=0.01, retry_wait_max=0.05)
+LONG = dataclasses.replace(SAMPLING, max_new_tokens=60, min_new_tokens=60, seed=5)
+
+
+@pytest.fixture
+def urls():
+    with stand_in_server.running(*PACED) as one, stand_in_server.running(*PACED) as two:
+        yield [one, two]
+
+
+async def order(url, path):
+    async with aiohttp.ClientSession() as session, session.post(f"{url}{path}", json={"mode": "retract"}) as answer:
+        answer.raise_for_status()
+
+
+def silence(url):
+    """It answers no more: what is asked of it waits, and what it has begun stands still."""
+    return order(url, "/pause_generation")
+
+
+def end_of_silence(url):
+    return order(url, "/continue_generation")
+
+
+class Rollouts:
+    """An engine on these servers, with the events that it told."""
+
+    def __init__(self, client, urls, config):
+        async def probe(url):
+            with contextlib.suppress(RequestFailed):
+                made = await client.generate(
+                    url, token_ids=(1,), sampling=dataclasses.replace(LONG, max_new_tokens=1), timeout_s=DEADLINE_S
+                )
+                return made.weight_version
+
+        self.told = []
+        self.urls = urls
+        self.pool = ServerPool(probe, hold_timeout_s=DEADLINE_S)
+        self.engine = RolloutEngine(
+            client=client,
+            pool=self.pool,
+            scorer=EveryoneIsRight(),
+            config=config,
+            decode=lambda ids: [str(i) for i in ids],
+            told=lambda *event: self.told.append(event),
+        )
+
+    async def collect(self, names):
+        items = {name: prompt for name, prompt in prompts(40).items() if name in names}
+        wanted = {"want": len(items), "n_samples": 2, "sampling": LONG, "weight_version": 0, "concurrent_prompts": 4}
+        return await self.engine.collect(queue_of(items), items, **wanted)
+
+    async def until(self, holds):
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    async def until_in_the_midst(self):
+        """Each server has sent some of what it was asked."""
+        names = {f"server-{i}" for i in range(len(self.urls))}
+        await self.until(lambda: {key[0] for request, key in self.live() if request.heard.is_set()} == names)
+
+    def live(self):
+        return self.engine._requests._live.items()
+
+    def state(self, name):
+        return next(server.state for server in self.pool.servers() if server.name == name)
+
+
+NAMES = [f"p{n:03d}" for n in range(40)]
+EARLIER, NOW = NAMES[:16], NAMES[16:24]
+
+
+def run(urls, work, config=QUICK):
+    """`work(rollouts)` after some prompts from which the pace of each server is known."""
+
+    async def inside():
+        async with asyncio.timeout(2 * DEADLINE_S), SGLangClient() as client:
+            rollouts = Rollouts(client, urls, config)
+            await rollouts.pool.update(
+                ServerInfo(
+                    name=f"server-{i}", index=i, generation=0, state=ServerState.READY, url=url, weight_version=0
+                )
+                for i, url in enumerate(urls)
+            )
+            await rollouts.collect(EARLIER)
+            try:
+                return await work(rollouts)
+            finally:
+                for url in urls:
+                    await end_of_silence(url)
+                await rollouts.pool.close()
+
+    return asyncio.run(inside())
+
+
+def assert_each_once(batch):
+    assert sorted(batch.prompt_ids) == NOW
+    assert [len(group.rollouts) for group in batch.groups] == [2] * len(NOW)
+    assert {len(rollout.completion.token_ids) for rollout in batch.rollouts} == {60}
+    assert {len(rollout.completion.logprobs) for rollout in batch.rollouts} == {60}
+    assert batch.generated_tokens == 2 * 60 * len(NOW)
+    assert (batch.failed, batch.retried) == (0, 0)
+
+
+@pytest.mark.slow
+def test_what_a_silent_server_was_asked_is_answered_by_another_from_the_tokens_that_had_arrived(urls):
+    async def work(rollouts):
+        running = asyncio.create_task(rollouts.collect(NOW))
+        await rollouts.until_in_the_midst()
+        await silence(urls[0])
+        batch = await running
+        state, owes = rollouts.state("server-0"), rollouts.pool.in_flight()["server-0"]
+        await end_of_silence(urls[0])
+        await rollouts.until(lambda: rollouts.state("server-0") is ServerState.READY)
+        return batch, state, owes, rollouts.told
+
+    batch, state, owes, told = run(urls, work)
+    assert_each_once(batch)
+    assert batch.hedged >= batch.hedges_lost >= 1
+    assert f"{urls[0]} {urls[1]}" in {rollout.completion.server for rollout in batch.rollouts}
+    assert batch.kept_tokens > 0
+    assert (state, owes) == (ServerState.SUSPECT, 1), "it gets no requests, and still owes the token of a probe"
+    first, second = (event for event in told if event[1] == "server-0")
+    assert first[0] == "hedge.began" and "no tokens for" in first[2]
+    assert second[0] == "hedge.ended" and "were answered there" in second[2]
+
+
+@pytest.mark.slow
+def test_one_that_is_heard_again_before_the_other_answers_itself(urls):
+    """The loser is aborted, and none of its tokens is taken."""
+
+    async def work(rollouts):
+        running = asyncio.create_task(rollouts.collect(NOW))
+        await rollouts.until_in_the_midst()
+        asked = {request for request, key in rollouts.live() if key[0] == "server-0"}
+        await silence(urls[0])
+        await fault(urls[1], {"kind": "slow", "seconds": 600, "times": None})
+        await rollouts.until(lambda: {request for request, _ in rollouts.live()} - asked and rollouts.told)
+        await end_of_silence(urls[0])
+        await rollouts.until(lambda: not asked & {request for request, _ in rollouts.live()})
+        await fault(urls[1], {"kind": "none"})
+        return await running
+
+    async def without(rollouts):
+        return await rollouts.collect(NOW)
+
+    batch, unbroken = run(urls, work), run(urls, without)
+    assert_each_once(batch)
+    assert batch.hedged >= 1
+    by_itself = {r.completion.token_ids for r in batch.rollouts if r.completion.server == urls[0]}
+    assert by_itself and by_itself <= {r.completion.token_ids for r in unbroken.rollouts}
+
+
+@pytest.mark.slow
+def test_where_another_one_refuses_the_silent_one_is_waited_for(urls):
+    async def work(rollouts):
+        running = asyncio.create_task(rollouts.collect(NOW))
+        await rollouts.until_in_the_midst()
+        await silence(urls[0])
+        dead = dataclasses.replace(rollouts.pool.servers()[1], generation=1, url="http://127.0.0.1:9")
+        await rollouts.pool.update([dead])
+        await rollouts.until(lambda: rollouts.told)
+        await end_of_silence(urls[0])
+        return await running
+
+    batch = run(urls, work)
+    assert sorted(batch.prompt_ids) == NOW
+    assert batch.failed == 0
+    assert batch.hedges_lost == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["the only one", "all of them", "switched off"])
+def test_no_server_is_suspected_where_it_would_not_help(urls, which):
+    served = urls[:1] if which == "the only one" else urls
+
+    async def work(rollouts):
+        running = asyncio.create_task(rollouts.collect(NOW))
+        await rollouts.until_in_the_midst()
+        for url in served if which != "switched off" else served[:1]:
+            await silence(url)
+        await asyncio.wait({running}, timeout=10 * QUICK.hedge_after_s)
+        states = {server.state for server in rollouts.pool.servers()}
+        for url in served:
+            await end_of_silence(url)
+        return await running, states, rollouts.told
+
+    config = dataclasses.replace(QUICK, hedge_after_s=None) if which == "switched off" else QUICK
+    batch, states, told = run(served, work, config)
+    assert_each_once(batch)
+    assert (batch.hedged, told, states) == (0, [], {ServerState.READY})
