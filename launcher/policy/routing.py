@@ -76,17 +76,19 @@ class StreamLook:
 
 
 def silent_servers(looks: Mapping[Server, StreamLook], settings: RolloutConfig) -> dict[Server, str]:
-    """With the reason. `looks`: of all servers that have requests; as much as the others are slower than usual it is
-    the machine, or whoever looks."""
+    """With the reason. `looks`: of all servers that have requests. Where the others are silent too, or slower than
+    usual, it is the machine, or whoever looks."""
     if settings.hedge_after_s is None:
         return {}
     least_s = settings.hedge_after_s / settings.hedge_factor
     usual = {server: max(look.usual_s, least_s) for server, look in looks.items() if look.usual_s is not None}
-    slower = {server: looks[server].lately_s / usual_s for server, usual_s in usual.items()}
     found = {}
     for server, usual_s in usual.items():
-        silent_s = looks[server].silent_s
-        others = [times for other, times in slower.items() if other != server]
-        if silent_s >= settings.hedge_factor * usual_s * max(1.0, median(others) if others else 1.0):
+        patience_s, silent_s = settings.hedge_factor * usual_s, looks[server].silent_s
+        others = [other for other in looks if other != server]
+        if others and median(looks[other].silent_s for other in others) >= patience_s:
+            continue
+        slower = [looks[other].lately_s / usual[other] for other in others if other in usual]
+        if silent_s >= patience_s * max(1.0, median(slower) if slower else 1.0):
             found[server] = f"no tokens for {silent_s:.1f} s, usually within {looks[server].usual_s:.1f} s"
     return found

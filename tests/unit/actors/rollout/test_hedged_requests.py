@@ -20,6 +20,7 @@ from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, fa
 DEADLINE_S = scaled(60.0)
 PACED = ("--weight-version", "0", "--seconds-per-token", "0.01")
 QUICK = RolloutConfig(hedge_after_s=0.3, stream_interval=4, retry_wait_initial=0.01, retry_wait_max=0.05)
+PATIENT = dataclasses.replace(QUICK, hedge_after_s=scaled(1.0))
 LONG = dataclasses.replace(SAMPLING, max_new_tokens=60, min_new_tokens=60, seed=5)
 
 
@@ -199,15 +200,14 @@ def test_no_server_is_suspected_where_it_would_not_help(urls, which):
     async def work(rollouts):
         running = asyncio.create_task(rollouts.collect(NOW))
         await rollouts.until_in_the_midst()
-        for url in served if which != "switched off" else served[:1]:
-            await silence(url)
-        await asyncio.wait({running}, timeout=10 * QUICK.hedge_after_s)
+        await asyncio.gather(*map(silence, served if which != "switched off" else served[:1]))
+        await asyncio.wait({running}, timeout=3 * PATIENT.hedge_after_s)
         states = {server.state for server in rollouts.pool.servers()}
         for url in served:
             await end_of_silence(url)
         return await running, states, rollouts.told
 
-    config = dataclasses.replace(QUICK, hedge_after_s=None) if which == "switched off" else QUICK
+    config = dataclasses.replace(QUICK, hedge_after_s=None) if which == "switched off" else PATIENT
     batch, states, told = run(served, work, config)
     assert_each_once(batch)
     assert (batch.hedged, told, states) == (0, [], {ServerState.READY})
