@@ -183,7 +183,7 @@ CELLS = (
         run=storm_run(MANY, "total_train_steps=47", *OFTEN_SAVED, *PARKED, *KEPT), marks=IN_A_STORM,
     ),
     Cell(
-        name="slow_probes", arm="cold restart of a server, probes 30 s apart", how="the faults of storm",
+        name="slow_probes", arm="cold restarts, probes 30 s apart", how="the faults of storm",
         run=storm_run(KINDS, *STEPS, *SLOW),
         is_full=True, expected_s=160,
     ),
