@@ -20,6 +20,7 @@ from launcher.checkpoints.tensor_files import read_entries
 from launcher.config.schema import RunConfig
 from launcher.policy.restore import FIRST_WEIGHTS, RestoreChoice, choose
 from launcher.run_files.journal import Record
+from launcher.run_files.run_paths import RunPaths
 
 ASIDE = "set_aside"
 Moved = list[tuple[Path, Path]]
@@ -33,6 +34,7 @@ class ForeignCheckpoints:
         """`are_ours`: the run has started the command before, so what is not whole is what it left."""
         self.are_ours = are_ours
         self._config = config
+        self._paths = RunPaths.of(config)
         self._adapter = adapter
         self._history = history
         self._found: Sequence[FoundCheckpoint] = ()
@@ -91,7 +93,7 @@ class ForeignCheckpoints:
         self._was_prepared = False
         if chosen is None or (command := self._adapter.preparation(chosen.path)) is None:
             return
-        exit_code, said = await run_to_end(command)
+        exit_code, said = await run_to_end(command, self._paths)
         if exit_code != 0:
             raise RunError(f"{chosen.path} could not be prepared for a resume: {said}", "its words say what to do")
         self._was_prepared = True
@@ -122,7 +124,7 @@ class ForeignCheckpoints:
         back = []
         if self._was_prepared and (command := self._adapter.preparation(None)) is not None:
             self._was_prepared = False
-            exit_code, said = await run_to_end(command)
+            exit_code, said = await run_to_end(command, self._paths)
             if exit_code != 0:
                 self._history.event("checkpoint.prepared", subject="checkpoints", reason=f"not taken back: {said}")
         for path, target in self._moved:

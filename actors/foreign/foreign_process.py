@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from actors.cluster.fencing import raylet_pid
 from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import Process, command_line, descendants, process_state, stat_fields
+from actors.serving.server_log_tail import size_of, tail
 from launcher.adapters.trainer_adapter import TrainerCommand
 from launcher.policy.observation_history import STOPPED
 from launcher.run_files.run_paths import RunPaths
@@ -61,21 +62,16 @@ async def start(
     )
 
 
-async def run_to_end(command: TrainerCommand) -> tuple[int, str]:
-    """A short command that is ended with whoever waits for it; its exit code, and its last lines."""
-    process = await asyncio.create_subprocess_exec(
-        *command.words,
-        cwd=command.cwd,
-        env={**os.environ, **command.variables},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+async def run_to_end(command: TrainerCommand, paths: RunPaths) -> tuple[int | None, str]:
+    """A short command, which ends with this process too; its exit code, and its last lines. Raises ServerError."""
+    at = size_of(paths.trainer_log)
+    process = await start(command, paths, {}, stop_s=1.0)
     try:
-        said, _ = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        raise
-    return process.returncode or 0, " ".join(said.decode(errors="replace").split())[-MOST_SAID:]
+        ended = await process.wait_ended()
+    finally:
+        await process.end()
+    said = await asyncio.to_thread(tail, paths.trainer_log, at)
+    return ended.exit_code, " ".join(said.split())[-MOST_SAID:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,12 +25,13 @@ from actors.foreign.foreign_process import TreeWatch, start
 from actors.foreign.foreign_progress import ProgressWatch
 from actors.foreign.foreign_steps import ForeignSteps
 from actors.processes.guarded_process import Ended, GuardedProcess
+from actors.serving.server_log_tail import size_of
 from actors.supervision.artifact_collector import EVIDENCE_S, ArtifactCollector
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.progress_tracker import ProgressTracker, furthest_step
 from actors.supervision.run_history import RunHistory
 from launcher.adapters.foreign_health import was_started
-from launcher.adapters.text_tail import TextTail, size_of
+from launcher.adapters.text_tail import TextTail
 from launcher.adapters.trainer_adapter import StepSeen, adapter_of
 from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Cause, Health, RunOutcome, TerminalStatus

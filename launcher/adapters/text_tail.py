@@ -28,11 +28,3 @@ class TextTail:
             return ""
         self.offset += len(data)
         return self._decoder.decode(data)
-
-
-def size_of(path: Path) -> int:
-    """0 where there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -10,7 +10,8 @@ from actors.foreign.foreign_checkpoints import ForeignCheckpoints
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.messages import Cause, Incident
 from launcher.config.schema import RunConfig
-from tests.support.checkpoint_makers import make_areal
+from launcher.run_files.run_paths import RunPaths
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, make_areal
 from tests.unit.launcher.adapters.test_areal_adapter import trainer
 
 
@@ -20,7 +21,9 @@ class Recorded(SimpleNamespace):
 
 
 def checkpoints(tmp_path, history):
-    config = RunConfig()
+    config = RunConfig(experiment_name=EXPERIMENT, trial_name=TRIAL)
+    config.cluster.fileroot = str(tmp_path / "runs")
+    RunPaths.of(config).prepare()
     config.trainer = trainer(tmp_path)
     return ForeignCheckpoints(config, adapter_of(config.trainer), history, are_ours=True)
 

@@ -14,6 +14,7 @@ from actors.foreign import foreign_process
 from actors.foreign.foreign_process import TreeWatch, run_to_end
 from actors.processes.process_tree import command_line, descendants, stat_fields
 from launcher.adapters.trainer_adapter import TrainerCommand
+from launcher.run_files.run_paths import RunPaths
 
 GUARD = """
 import ctypes, subprocess, sys, time
@@ -73,4 +74,6 @@ def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(guar
 def test_a_short_command_says_how_it_ended_and_its_last_lines(tmp_path):
     words = (sys.executable, "-c", "import os; print(os.environ['X'], os.getcwd()); raise SystemExit(3)")
     command = TrainerCommand(words=words, cwd=tmp_path, variables={"X": "given"})
-    assert asyncio.run(run_to_end(command)) == (3, f"given {tmp_path}")
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    assert asyncio.run(run_to_end(command, paths)) == (3, f"given {tmp_path}")
