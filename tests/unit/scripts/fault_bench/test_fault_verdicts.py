@@ -140,8 +140,9 @@ def test_points_are_those_of_the_benchmarks():
              for arm, s in (("standby", 0.5), ("cold", 20.0))]  # fmt: skip
     found = failover_points({"kills": kills, "problems": [], "median_tokens_s": {"standby": 0.5, "cold": 20.0}})
     assert (found["standby_tokens_s"], found["cold_by_standby"], found["older_versions"]) == ([0.5], [40.0], [0.0, 0.0])
-    killed = trainer_points({"standby_trainers=0": [{"after_s": 9.0, "step_s": 1.0}], "standby_trainers=1": []})
-    assert (killed["cold_beyond_a_step_s"], killed["kills"], killed["steps_lost"]) == ([8.0], [1.0], [0.0])
+    made = {"standby_trainers=0": [{"after_s": 9.0, "step_s": 1.0}], "standby_trainers=1": [], "violations": ["x"]}
+    killed = trainer_points(made)
+    assert (killed["cold_beyond_a_step_s"], killed["kills"], killed["lost"]) == ([8.0], [1.0], [1.0])
     one = {"is_right": True, "ends_contaminated": False, "condemned": 0, "thrown_away": 2}
     restored = restore_points({"runs": [{"cause": "policy collapses", **one}, {"cause": "data", **one}]})
     assert (restored["thrown_away"], restored["thrown_away_outside"]) == ([2.0], [2.0])
