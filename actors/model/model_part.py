@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from actors.model import model_folder
 from actors.model.advantages import batch_normalised
+from actors.model.lora import add_adapters, merged_weights
 from actors.model.micro_batches import MicroBatch
 from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import build_optimizer
@@ -40,6 +41,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def own_dtype(actor: ActorConfig) -> torch.dtype:
+    """Of the policy's own weights: what learns is float32, and so is what is sliced together with it."""
+    return torch_dtype(actor.dtype) if actor.use_lora and actor.dp_size == 1 else torch.float32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empty:
     """A model to be filled: its folder, and the setting that names it."""
@@ -47,6 +53,7 @@ class Empty:
     path: str
     key: str
     dtype: torch.dtype
+    has_adapters: bool = False
 
 
 class Sources:
@@ -65,9 +72,12 @@ class Sources:
     @staticmethod
     def read_policy(actor: ActorConfig) -> PreTrainedModel:
         folder = model_folder.local_folder(actor.path, key="actor.path")
-        return model_folder.load_model(
-            folder, dtype=torch.float32, attn_implementation=actor.attn_implementation, key="actor.path"
+        model = model_folder.load_model(
+            folder, dtype=own_dtype(actor), attn_implementation=actor.attn_implementation, key="actor.path"
         )
+        if actor.use_lora:
+            add_adapters(model, actor)
+        return model
 
 
 class ModelPart:
@@ -90,7 +100,7 @@ class ModelPart:
         self._group = group
         self.policy = self._hold(
             None if sources is None else sources.policy,
-            Empty(path=actor.path, key="actor.path", dtype=torch.float32),
+            Empty(path=actor.path, key="actor.path", dtype=own_dtype(actor), has_adapters=actor.use_lora),
             checkpoints=actor.gradient_checkpointing,
         )
         reference = None
@@ -111,7 +121,8 @@ class ModelPart:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters())
+        """What learns: all of the model, or with actor.use_lora its adapters."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     # ── a step ──
 
@@ -176,7 +187,7 @@ class ModelPart:
         states = self.optimizer.state
         self._kept = [
             (parameter, _copied(parameter), {name: _copied(value) for name, value in states.get(parameter, {}).items()})
-            for parameter in self.model.parameters()
+            for parameter in self.parameters.values()
         ]
 
     @torch.no_grad()
@@ -227,8 +238,15 @@ class ModelPart:
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """By Hugging Face name; in one process they share memory with the model, of several ranks they are copies."""
+        if self._actor.use_lora:
+            yield from ((name, weight.to(dtype)) for name, weight in self._merged())
+            return
         for name, weight in model_folder.named_weights(self.model):
             yield name, self._whole(weight.to(dtype))
+
+    @torch.no_grad()
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
+        yield from merged_weights(self.model, self._actor, self._whole)
 
     def gather_weights(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         """All at once: a generator that stopped half-way would leave the other ranks waiting."""
@@ -279,6 +297,8 @@ class ModelPart:
             folder = model_folder.local_folder(empty.path, key=empty.key)
             attention = self._actor.attn_implementation
             model = model_folder.empty_model(folder, dtype=empty.dtype, attn_implementation=attention)
+            if empty.has_adapters:
+                add_adapters(model, self._actor)
         model = model.eval()
         if checkpoints:
             _checkpoint_layers(model)

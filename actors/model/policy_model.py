@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from actors.model import model_folder, training_state
+from actors.model import lora, model_folder, training_state
 from actors.model.model_part import ModelPart, Sources, torch_dtype, training_device
 from actors.model.objective import Batch, Sums
 from actors.model.optimizer import learning_rate
@@ -229,13 +229,16 @@ class PolicyModel:
 
         Raises CheckpointError. Not atomic and not synced: that is the checkpoint store's.
         """
-        exact = self._dtype == torch.float32
+        exact = self._dtype == torch.float32 and not self._actor.use_lora
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.export(folder, self._dtype)
+            learned = self._do("learned")
+            if self._actor.use_lora:
+                lora.write_adapter(folder, self._actor, learned.weights)
             training_state.save_training_state(
                 folder,
-                self._do("learned"),
+                learned,
                 policy_version=self.policy_version,
                 master_weights=model_folder.WEIGHTS_FILE if exact else TENSORS_FILE,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -36,9 +37,24 @@ TENSORS_FILE = "training_state.tensors"
 """safetensors under another ending: SGLang loads every `*.safetensors` of a folder as weights of the model."""
 POSITION_FILE = "position.json"
 WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter/adapter_model.safetensors"
+"""With actor.use_lora: the adapters, as PEFT stores them. In a folder of their own, since SGLang takes each
+`*.safetensors` beside a model for weights of it."""
+ADAPTER = "default"
+"""PEFT's name of the adapters in a model, which its files leave out."""
 MASTER = "master."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 RANDOM_STATE = "random.torch"
+
+
+def learned_name(stored: str) -> str:
+    """The parameter that a tensor of ADAPTER_FILE is."""
+    return re.sub(r"\.(lora_[AB])\.", rf".\1.{ADAPTER}.", stored.removeprefix("base_model.model."))
+
+
+def stored_name(learned: str) -> str:
+    """The inverse."""
+    return f"base_model.model.{learned.replace(f'.{ADAPTER}.', '.')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

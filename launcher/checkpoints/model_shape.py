@@ -8,7 +8,7 @@ biases by request (Llama's `attention_bias`, `mlp_bias`). Names and shapes as in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +115,10 @@ class ModelShape:
         """Of one token on each of `tp_size` GPUs: heads are divided, but none is split."""
         return self.kv_bytes_per_token(dtype) // min(tp_size, self.kv_heads)
 
-    def checkpoint_bytes(self, dtype: str) -> int:
-        """Weights to serve (in `dtype`) + float32 masters (4) + AdamW's two moments (8), for each parameter."""
-        return self.parameters * (BYTES[dtype] + 4 + 8)
+    def adapter_parameters(self, names: Collection[str], rank: int) -> int:
+        """Of LoRA on the matrices of each layer whose names end so: `rank` rows and as many columns beside each."""
+        shapes = [s for name, s in self._layer_tensors().items() if name.split(".")[-2] in names and len(s) == 2]
+        return self.layers * rank * sum(map(sum, shapes))
 
 
 def _count(tensors: Mapping[str, tuple[int, ...]]) -> int:

@@ -22,6 +22,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.wording import some_of
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.manifest import (
+    ADAPTER_FILE,
     FACTS_FILE,
     MANIFEST_NAME,
     MASTER,
@@ -33,6 +34,7 @@ from launcher.checkpoints.manifest import (
     WEIGHTS_FILE,
     Manifest,
     find_faults,
+    learned_name,
     list_files,
 )
 from launcher.checkpoints.model_files import INDEX, find_shards, read_json, read_shape
@@ -253,11 +255,19 @@ def _check_state(report: Verification, manifest: Manifest, parameters: Mapping[s
     facts = read_json(report.folder / FACTS_FILE)
     entries = _check_tensor_file(report, report.folder / TENSORS_FILE)
     report.problems += [f"{report.folder / FACTS_FILE}: {what}" for what in _facts_problems(facts, manifest)]
-    report.problems += [
-        f"{report.folder / TENSORS_FILE}: {what}" for what in _state_problems(facts, entries, parameters)
-    ]
+    learning = _what_learns(report, parameters)
+    report.problems += [f"{report.folder / TENSORS_FILE}: {what}" for what in _state_problems(facts, entries, learning)]
     position = read_json(report.folder / POSITION_FILE)
     report.problems += [f"{report.folder / POSITION_FILE}: {what}" for what in _position_problems(position, manifest)]
+
+
+def _what_learns(report: Verification, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
+    """By name, with shapes: the adapters where there are some (actor.use_lora), else all of the model."""
+    path = report.folder / ADAPTER_FILE
+    if not path.is_file():
+        return parameters
+    stored = _check_tensor_file(report, path)
+    return {learned_name(name): entry.shape for name, entry in stored.items()}
 
 
 def _facts_problems(facts: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:

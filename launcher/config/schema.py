@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.lora import LoraConfig
 from launcher.config.recipe import RecipeConfig
 from launcher.config.settings import (
     COUNT,
@@ -193,7 +194,7 @@ class MicroBatchConfig:
 
 
 @dataclass
-class ActorConfig(RecipeConfig):
+class ActorConfig(LoraConfig, RecipeConfig):
     path: str = setting(MISSING, "the model that learns: Hugging Face name or folder")
     dtype: str = setting("bfloat16", "of forward and backward; master weights are always float32", DTYPE)
     device: str = setting("auto", "auto: a GPU where one is found, else the CPU", DEVICE)

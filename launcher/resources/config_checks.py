@@ -14,6 +14,7 @@ from launcher.base.addresses import is_every_interface, url_problem
 from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
 from launcher.config.foreign import OWN
+from launcher.config.lora import find_lora_problems
 from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
@@ -67,6 +68,7 @@ def find_problems(config: RunConfig) -> list[ConfigProblem]:
         else (
             *_lengths(config),
             *_other_settings(config),
+            *find_lora_problems(config.actor),
             *find_recipe_problems(config.actor, batch_size=config.train_dataset.batch_size),
             *token_pool_on_cpu(config, config.sglang.device),
             *_unplaceable(config),

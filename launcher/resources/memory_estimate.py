@@ -89,18 +89,20 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     copy is not: autocast makes it of each layer that is gathered, and may keep it until the pass is over.
     """
     actor, parameters = config.actor, shape.parameters
-    ranks = actor.dp_size
+    trained, ranks = learning(actor, shape), actor.dp_size
+    own = BYTES[actor.dtype] if actor.use_lora and ranks == 1 else 4
     over = f" over {ranks} ranks" if ranks > 1 else ""
     items = [
-        Item("weights", 4 * parameters // ranks, _each(parameters, 4) + over),
-        Item("gradients", 4 * parameters // ranks, _each(parameters, 4) + over),
-        Item("optimizer", 8 * parameters // ranks, _each(parameters, 8) + f"{over}, AdamW's moments"),
+        Item("weights", own * parameters // ranks, _each(parameters, own) + over),
+        *([Item("adapters", 4 * trained // ranks, _each(trained, 4) + over)] if actor.use_lora else []),
+        Item("gradients", 4 * trained // ranks, _each(trained, 4) + over),
+        Item("optimizer", 8 * trained // ranks, _each(trained, 8) + f"{over}, AdamW's moments"),
     ]
     if ranks > 1:
         items.append(_gathered(shape))
     if not on_gpu and (kept := kept_state_bytes(config, shape)):
         items.append(Item("state before the batch", kept, "for actor.ppo_n_minibatches, to go back to"))
-    if actor.dtype != "float32":
+    if actor.dtype != "float32" and own == 4:
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.needs_reference:
         reference = BYTES[config.ref.dtype]
@@ -116,7 +118,18 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
 
 def kept_state_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Of a rank, in the host's memory: weights and moments before a batch with several optimizer steps."""
-    return 12 * shape.parameters // config.actor.dp_size if config.actor.ppo_n_minibatches > 1 else 0
+    actor = config.actor
+    return 12 * learning(actor, shape) // actor.dp_size if actor.ppo_n_minibatches > 1 else 0
+
+
+def checkpoint_bytes(actor: ActorConfig, shape: ModelShape) -> int:
+    """Weights to serve, and for each parameter that learns its float32 master (4) and AdamW's two moments (8)."""
+    return shape.parameters * BYTES[actor.dtype] + learning(actor, shape) * (4 + 8)
+
+
+def learning(actor: ActorConfig, shape: ModelShape) -> int:
+    """Parameters that learn: all, or with actor.use_lora those of the adapters."""
+    return shape.adapter_parameters(actor.adapted, actor.lora_rank) if actor.use_lora else shape.parameters
 
 
 def standby_trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item, ...]:

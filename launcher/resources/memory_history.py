@@ -90,7 +90,7 @@ SETTINGS = (
     *("sglang.max_running_requests", "rollout.max_concurrent_rollouts", "gconfig.n_samples", "gconfig.max_new_tokens"),
     *("actor.device", "actor.dp_size", "actor.dtype", "actor.mb_spec.max_tokens_per_mb"),
     *("actor.gradient_checkpointing", "actor.kl_ctl", "actor.kl_loss_coef", "actor.entropy_coeff"),
-    *("actor.ppo_n_minibatches", "train_dataset.max_length"),
+    *("actor.ppo_n_minibatches", "actor.use_lora", "actor.lora_rank", "train_dataset.max_length"),
 )
 """What memory depends on."""
 

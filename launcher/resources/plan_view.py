@@ -12,7 +12,7 @@ from launcher.base.wording import ranges
 from launcher.config.recipe import describe_recipe
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import RANK, node_name
-from launcher.resources.memory_estimate import GIB, MIB
+from launcher.resources.memory_estimate import GIB, MIB, learning
 from launcher.resources.run_plan import PlannedProcess, RunPlan, group_places, lacks
 
 WIDTH = 100
@@ -53,6 +53,12 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
         tries = config.restart.driver
         yield f"a driver that is killed is begun again, {tries} times without a further step (keep_alive)"
     yield describe_recipe(config.actor)
+    if config.actor.use_lora and plan.shape is not None:
+        adapters, actor = learning(config.actor, plan.shape), config.actor
+        yield (
+            f"LoRA: adapters of rank {actor.lora_rank} on {', '.join(actor.adapted)} learn, {adapters / 1e6:,.2f} M "
+            "parameters; servers get them added to the model's own weights (actor.use_lora)"
+        )
     if config.watch.port is not None:
         yield f"a page in the browser follows it, on port {config.watch.port} of its driver's loopback (watch.port)"
     if plan.kv_tokens is not None:

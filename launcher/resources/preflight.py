@@ -7,6 +7,7 @@ The records of a data set, and the checkpoint to resume from, are checked by the
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,8 +15,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.base.errors import RewardImportError, UsageError
+from launcher.base.errors import ConfigError, RewardImportError, UsageError
 from launcher.checkpoints.uploads import remote_of
+from launcher.config.lora import INSTALL_PEFT
 from launcher.config.schema import RunConfig
 from launcher.resources.gpu_checks import NodeCheck
 from launcher.resources.hardware import Hardware
@@ -86,6 +88,7 @@ def find_missing(
         *missing_login(config),
         *missing_webhook(config),
         *_missing_protocol(config),
+        *(_missing_peft(config) if here else ()),
     ]
 
 
@@ -117,6 +120,11 @@ def _missing_reward(config: RunConfig) -> Iterator[UsageError]:
         return
     if answer is not None:
         yield RewardImportError(*answer)
+
+
+def _missing_peft(config: RunConfig) -> Iterator[UsageError]:
+    if config.actor.use_lora and importlib.util.find_spec("peft") is None:
+        yield ConfigError("actor.use_lora=true needs PEFT, which is not installed", INSTALL_PEFT)
 
 
 def _missing_protocol(config: RunConfig) -> Iterator[UsageError]:

@@ -18,7 +18,7 @@ from launcher.resources import memory_estimate
 from launcher.resources.capacity import RANK, ProcessPlacement, node_name
 from launcher.resources.gpus import Gpu
 from launcher.resources.hardware import Hardware, device_for
-from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item
+from launcher.resources.memory_estimate import GIB, RAY_HOST_BYTES, Item, checkpoint_bytes
 from launcher.resources.placement import Bundle, bundles, gpus_needed, gpus_of, place
 
 WEIGHT_FOLDERS = 3
@@ -152,7 +152,7 @@ def plan_of(config: RunConfig, hardware: Hardware, shape: ModelShape | None) -> 
         n_nodes=hardware.n_nodes,
         kv_tokens=_kv_tokens(config, hardware, shape, devices[0]),
         weight_files_bytes=files,
-        checkpoint_bytes=shape.checkpoint_bytes(config.actor.dtype) if shape is not None else 0,
+        checkpoint_bytes=0 if shape is None else checkpoint_bytes(config.actor, shape),
         shortage=shortage,
         is_described=hardware.is_described,
         notes=tuple(_notes(config, hardware, shape)),

@@ -23,10 +23,12 @@ from tests.support.trial_names import EXPERIMENT, STEPS_PER_EPOCH, TRIAL, USER, 
 __all__ = ["EXPERIMENT", "TRIAL", "USER", "name_of", "trial_paths"]  # others take them from here
 
 
-def learned(folder, kind="qwen2", *, dtype="float32", seed=0, **settings):
-    """A model after one optimizer step."""
+def learned(folder, kind="qwen2", *, dtype="float32", seed=0, recipe=None, **settings):
+    """A model after one optimizer step. `recipe`: settings of its training; the others are of its shape."""
     make_model(folder, kind, seed=seed, **settings)
-    model = PolicyModel(actor(folder, dtype=dtype), reference(folder, dtype), temperature=1.0, total_steps=10)
+    model = PolicyModel(
+        actor(folder, dtype=dtype, **(recipe or {})), reference(folder, dtype), temperature=1.0, total_steps=10
+    )
     model.compute_gradients(make_groups(seed=seed))
     model.commit()
     return model

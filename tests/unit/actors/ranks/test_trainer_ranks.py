@@ -70,6 +70,12 @@ VARIANTS = {
         "c_clip": 1.5,
         "mb_spec": CUT_SMALL,
     },
+    "adapters alone, layers computed twice": {
+        "use_lora": True,
+        "lora_rank": 4,
+        "lora_alpha": 8.0,
+        "gradient_checkpointing": True,
+    },
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, layers computed twice": {"dtype": "bfloat16", "gradient_checkpointing": True, "mb_spec": CUT_SMALL},
 }

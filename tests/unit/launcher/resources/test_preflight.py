@@ -30,6 +30,12 @@ def test_nothing_is_missing_and_nothing_was_made(config, tmp_path):
     assert tree(tmp_path) == before
 
 
+def test_adapters_without_peft(config, monkeypatch):
+    config.actor.use_lora = True
+    monkeypatch.setattr("launcher.resources.preflight.importlib.util.find_spec", lambda name: None)
+    assert "actor.use_lora=true needs PEFT, which is not installed" in the_one(config, ConfigError)
+
+
 # ── data and reward ──
 
 
