@@ -112,7 +112,7 @@ def overhead_points(made: Mapping[str, Any]) -> Points:
     return {"overhead": [made["ratio"]["value"] - 1], "overhead_by_pair": pairs}
 
 
-TRAPS = "X-gc X-long:seconds=8 X-reward:seconds=5 X-busy:seconds=8 X-load:load_s=3,seconds=8"
+TRAPS = "X-gc X-long:seconds=4 X-reward:seconds=3 X-busy:seconds=4 X-load:load_s=3,seconds=4"
 FALSE = Mark(measure="alarms", limit=0, how="sum", of="steps")
 STANDBY = (
     Mark(measure="standby_died_s", limit=0.1, how="worst"),
@@ -157,8 +157,8 @@ CELLS = (
         marks=(Mark(measure="overhead", limit=0.01),), expected_s=90,
     ),
     Cell(
-        name="traps", arm=OURS, how=f"{TRAPS} in 50 steps, requests through a proxy",
-        run=storm_run(TRAPS, "total_train_steps=50", interposed=True), marks=(FALSE, *WHOLE), expected_s=95,
+        name="traps", arm=OURS, how=f"{TRAPS} in 80 steps, requests through a proxy",
+        run=storm_run(TRAPS, "total_train_steps=80", interposed=True), marks=(FALSE, *WHOLE), expected_s=95,
     ),
     Cell(
         name="no_standby", arm=LESS_STANDBY, how="the same faults",
