@@ -35,7 +35,7 @@ from launcher.config.schema import RunConfig
 from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, speak_anywhere
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
-from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, with_their_names
+from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import check_node
@@ -195,7 +195,7 @@ def _launch_foreign(config: RunConfig) -> int:
         for one in missing:
             print(f"missing here: {one}", file=sys.stderr)
         return 0
-    return _start(config)
+    return _start(served(config))
 
 
 def _start(config: RunConfig, plan: RunPlan | None = None) -> int:

@@ -27,7 +27,7 @@ from actors.cluster.heartbeat import CrashLoop, Heartbeat
 from actors.cluster.joined_cluster import HeadWatch, make_ready
 from actors.cluster.placement_group import RunPlacement
 from actors.cluster.ray_cluster import VitalProcesses, ray_cluster
-from actors.foreign.foreign_actors import ForeignActors
+from actors.foreign.foreign_actors import ForeignActors, ServedActors
 from actors.reward.data_check import check_data
 from actors.supervision.incident_artifacts import collect
 from actors.supervision.run_actors import RunActors
@@ -44,7 +44,7 @@ from launcher.cli.interrupts import Interrupts, NoInterrupts
 from launcher.cli.run_follower import RunFollower
 from launcher.cli.run_screen import Screen
 from launcher.cli.unattended import DRIVER_ACTOR, Unattended, hide_webhook, same_command, typed_command
-from launcher.config.foreign import OWN
+from launcher.config.foreign import OWN, SERVERS
 from launcher.config.schema import RunConfig
 from launcher.reporting.current_status import CurrentStatusFile
 from launcher.resources.hardware import find_hardware
@@ -224,14 +224,15 @@ class RunLaunch:
 
     def _create(self, vital: VitalProcesses | HeadWatch) -> Any:
         """All actors, each trivial until the Coordinator starts what it holds. Returns the Coordinator."""
-        if self._config.trainer.adapter != OWN:
+        if self._config.trainer.adapter != OWN and self._config.trainer.rung != SERVERS:
             foreign = ForeignActors(self._config, self._paths, self._journal.attempt)
             self._actors = self._shown.actors = foreign
             return foreign.create()
         placed = self._place(vital)
         self._screen.milestone(f"starting {self._config.sglang.n_servers} SGLang server(s) and the trainer")
         history = MemoryHistory.of(self._config, self._paths.fileroot, find_hardware())
-        actors = RunActors(self._config, self._paths, self._journal.attempt, placed, self._server_entry)
+        kind = RunActors if self._config.trainer.adapter == OWN else ServedActors
+        actors = kind(self._config, self._paths, self._journal.attempt, placed, self._server_entry)
         self._actors = self._shown.actors = actors
         return actors.create(history)
 

@@ -14,17 +14,25 @@ from typing import Any
 
 import ray
 
+from actors.cluster.actor_calls import answer
 from actors.cluster.fencing import bind_to_cluster
 from actors.cluster.node_identity import alive_nodes, this_node
+from actors.foreign.door_actor import DOOR, DoorActor
+from actors.foreign.fleet import DOOR_S, Fleet, ServedSupervisor
 from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
+from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.coordinator_actor import RunActor, follow_requests, take_place
+from actors.supervision.fleet_record import server_names
+from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory
+from actors.training.trainer import MONITOR
 from launcher.base.errors import ResourceError, StateError
 from launcher.base.messages import RunOutcome, Snapshot, TrainerStatus
 from launcher.config.schema import RunConfig
+from launcher.resources.memory_history import MemoryHistory
 from launcher.run_files.control_requests import wanted
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
@@ -36,9 +44,22 @@ NAME = "foreign_trainer"
 class ForeignTrainerActor(RunActor):
     """`run` once in each incarnation; the others at any time."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, attempt: int, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        attempt: int,
+        variables: Mapping[str, str],
+        *,
+        door: Any = None,
+        book: MemoryHistory | None = None,
+        on_gpu: bool = False,
+    ) -> None:
+        """`door`: where the servers are the launcher's. `book`, `on_gpu`: of their memory."""
         super().__init__()
         bind_to_cluster(config)
+        self._door, self._book, self._on_gpu = door, book, on_gpu
+        self._fleet: Fleet | None = None
         self._config = config
         self._paths = paths
         self._attempt = attempt
@@ -64,7 +85,8 @@ class ForeignTrainerActor(RunActor):
             seconds_in_phase=time.monotonic() - made.since,
         )
         reports = tuple(made.steps.reports_since(since))
-        return Snapshot(status=status, servers=(), reports=reports, evals=(), committed=made.steps.committed)
+        servers = () if self._fleet is None else tuple(self._fleet.servers)
+        return Snapshot(status=status, servers=servers, reports=reports, evals=(), committed=made.steps.committed)
 
     async def _begin(self) -> RunOutcome:
         journal = self._journal = Journal(self._paths.events, self._attempt, time.time, in_background=True)
@@ -74,16 +96,54 @@ class ForeignTrainerActor(RunActor):
         history = await asyncio.to_thread(
             RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node
         )
-        supervisor = self._supervisor = ForeignSupervisor(self._config, self._paths, journal, history, self._variables)
+        made = (self._config, self._paths, journal, history)
+        if self._door is not None:
+            return await self._with_servers(history, journal, made)
+        self._supervisor = ForeignSupervisor(*made, self._variables)
         alerts = IncidentAlerts.begun(self._config.alerts, self._paths, self._attempt)
+        try:
+            return await self._following(self._supervisor, journal)
+        finally:
+            if alerts is not None:
+                await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
+
+    async def _following(self, supervisor: ForeignSupervisor, journal: Journal) -> RunOutcome:
         requests = BackgroundTasks()
         requests.start(follow_requests(supervisor, lambda: wanted(self._paths), journal))
         try:
             return await supervisor.run()
         finally:
             await requests.close()
-            if alerts is not None:
-                await asyncio.to_thread(alerts.finish, self._config.alerts.timeout)
+
+    async def _with_servers(self, history: RunHistory, journal: Journal, made: tuple[Any, ...]) -> RunOutcome:
+        """The command and the servers side by side; the end of one is that of the other."""
+        addresses = await answer(self._door.addresses.remote(), within_s=DOOR_S, of="the door")
+        name = self._config.trainer.addresses_env
+        supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=self._door)
+        steps, self._supervisor = supervisor.steps, supervisor
+        self._fleet = fleet = await asyncio.to_thread(
+            Fleet,
+            *(self._config, self._paths, history),
+            next_step=lambda: 0 if steps.last_step is None else steps.last_step + 1,
+            door=self._door,
+            book=self._book,
+            on_gpu=self._on_gpu,
+        )
+        supervisor.resizes = fleet.coordinator.resize
+        running = asyncio.create_task(self._following(supervisor, journal))
+        await asyncio.sleep(0)  # the run has begun
+        serving = asyncio.create_task(fleet.coordinator.supervise())
+        try:
+            await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                supervisor.abort("no server can be had")  # which the run's own reason precedes
+            outcome = await running
+            await serving
+            return outcome
+        finally:
+            for task in (running, serving):
+                task.cancel()
+            await asyncio.gather(running, serving, return_exceptions=True)
 
 
 class ForeignActors:
@@ -117,3 +177,21 @@ class ForeignActors:
     def end(self) -> None:
         if self.trainer is not None:
             ray.kill(self.trainer)
+
+
+class ServedActors(RunActors):
+    """In the driver, where the command's servers are the launcher's: these, their monitor, the door and the command."""
+
+    def create(self, book: MemoryHistory) -> Any:
+        config, paths, attempt = self._config, self._paths, self._attempt
+        for name in server_names(config):
+            self._servers[name] = self._new_server(name)
+        watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
+        self._monitor = self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, paths, attempt)
+        door = self._new(DoorActor, {"name": DOOR, **watchers}, config, paths, attempt)
+        options = {**self._placed.options(RANK_0), "name": NAME}
+        if config.trainer.num_gpus:  # beside the reserved bundles, where Ray finds them
+            options = {"name": NAME, "num_cpus": config.trainer.num_cpus, "num_gpus": config.trainer.num_gpus}
+        parts = {"door": door, "book": book, "on_gpu": self._placed.servers_on_gpu}
+        self.trainer = self._new(ForeignTrainerActor, options, config, paths, attempt, inherited(), **parts)
+        return self.trainer

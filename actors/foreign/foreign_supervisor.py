@@ -37,7 +37,7 @@ from launcher.base.errors import RunError, ServerError
 from launcher.base.messages import Cause, Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Halt
-from launcher.policy.incident_policy import Ending, Trouble
+from launcher.policy.incident_policy import OF_LEARNING, Ending, Trouble
 from launcher.policy.restart_budget import RepairAttempt, Rung, next_repair
 from launcher.policy.restore import FIRST_WEIGHTS
 from launcher.policy.run_state import RunState
@@ -104,7 +104,7 @@ class ForeignSupervisor:
             raise RunError("another project's trainer can't be paused", "stop the run; it resumes from its checkpoint")
 
     def resize(self, servers: int, *, without: Collection[str], reason: str) -> None:
-        raise RunError("this run has no servers of the launcher's", "trainer.adapter=own has")
+        raise RunError("this run has no servers of the launcher's", "trainer.rung=servers has")
 
     # ── the loop ──
 
@@ -322,7 +322,7 @@ class ForeignSupervisor:
     # ── endings ──
 
     def _close_incidents(self, reason: str) -> None:
-        open_ = list(self._history.incidents.open.values())
+        open_ = [one for one in self._history.incidents.open.values() if one.subject in OF_LEARNING]
         self._incidents.ended([Ending(incident=one, reason=reason) for one in open_], self._clock())
 
     def _tell(self, what: str) -> None:
@@ -333,8 +333,9 @@ class ForeignSupervisor:
             self._history.event("trainer.unwatched", subject=TRAINER, reason=what)
 
     def _end(self, status: TerminalStatus, reason: str) -> RunOutcome:
-        if status is not TerminalStatus.FINISHED:
-            self._history.begun(Halt(reason=reason, word=status))
+        if self._history.ending is not None:  # the Coordinator of the servers was first
+            return self._outcome(self._history.ending, self._history.ending_reason)
+        self._history.begun(Halt(reason=reason, word=status))
         self._history.enter(RunState.SHUTTING_DOWN, reason)
         return self._outcome(status, reason)
 

@@ -37,6 +37,7 @@ what has arrived counts. A machine that is gone breaks none: its requests would 
 OVER = frozenset({ServerState.DEAD, ServerState.STOPPED, ServerState.FAILED})
 
 Answer = TypeVar("Answer")
+Version = int | Callable[[], int]
 ServerKey = tuple[str, int]
 """A server's name and generation: an earlier incarnation's requests are no load of the next one."""
 
@@ -218,9 +219,10 @@ class ServerPool:
 
     @asynccontextmanager
     async def acquire(
-        self, weight_version: int, *, avoid: str = "", samples: int = 1, prompt: str = ""
+        self, weight_version: Version, *, avoid: str = "", samples: int = 1, prompt: str = ""
     ) -> AsyncIterator[ServerInfo]:
         """A READY server at `weight_version`, not `avoid` where there is another, for so many samples of `prompt`.
+        A function: of whatever version it names when there is one.
 
         Raises RolloutError after `hold_timeout_s` without one.
         """
@@ -259,7 +261,7 @@ class ServerPool:
                 task.cancel()
             await asyncio.gather(asking, moved, return_exceptions=True)
 
-    async def _wait_for_server(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo:
+    async def _wait_for_server(self, weight_version: Version, avoid: str, samples: int, prompt: str) -> ServerInfo:
         try:
             async with asyncio.timeout(self._hold_timeout_s), self._changed:
                 while (server := self._route(weight_version, avoid, samples, prompt)) is None or not self._has_room(
@@ -283,12 +285,13 @@ class ServerPool:
         """A request larger than the limit goes alone."""
         return self._most_samples is None or self._samples == 0 or self._samples + samples <= self._most_samples
 
-    def _route(self, weight_version: int, avoid: str, samples: int, prompt: str) -> ServerInfo | None:
+    def _route(self, weight_version: Version, avoid: str, samples: int, prompt: str) -> ServerInfo | None:
         """Of all servers only two can be chosen: the least loaded, and the one that has had the prompt."""
+        wanted = weight_version if isinstance(weight_version, int) else weight_version()
         home = self._affinity.home(prompt)
         least, fewest, special = None, 0, []
         for server in self._servers.values():
-            if server.state is not ServerState.READY or server.weight_version != weight_version:
+            if server.state is not ServerState.READY or server.weight_version != wanted:
                 continue
             if server.name == home or server.name == avoid:
                 special.append(server)

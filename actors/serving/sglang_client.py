@@ -294,18 +294,34 @@ class SGLangClient:
         admin: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 2xx answer, to be read inside the block; what goes wrong there is a RequestFailed too."""
+        content = None if body is None else orjson.dumps(body)
+        async with self.exchange(method, url, path, timeout_s, content, admin=admin) as response:
+            if response.status >= 400:
+                said = (await response.read())[:300].decode(errors="replace").strip()
+                raise refusal(f"{method} {url}{path}", response.status, said)
+            yield response
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        timeout_s: float,
+        content: bytes | None = None,
+        *,
+        admin: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer of whatever status, as it comes; what goes wrong inside the block is a RequestFailed."""
         where = f"{method} {url}{path}"
         try:
             async with self._session.request(
                 method,
                 url + path,
-                data=None if body is None else orjson.dumps(body),
+                data=content,
                 headers=self._admin_headers if admin else self._headers,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:
-                if response.status >= 400:
-                    said = (await response.read())[:300].decode(errors="replace").strip()
-                    raise refusal(where, response.status, said)
                 yield response
         except TimeoutError as error:
             raise RequestFailed(f"{where}: no answer within {timeout_s:g} s", kind="timeout") from error

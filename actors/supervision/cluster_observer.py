@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from actors.cluster.fencing import lease_of
@@ -92,15 +93,7 @@ class ClusterObserver:
                 hung_after_s=config.health.supervisor_silence_s,
             )
         )
-        self.trainer = TrainerHandle(
-            trainer,
-            ended=self._trainer_ended,
-            changed=self.changed,
-            health=config.health,
-            log=paths.trainer_log,
-            lease_s=lease_of(config),
-            standby=self.standby,
-        )
+        self.trainer = self._handle_of(trainer, paths.trainer_log)
         self.nodes = NodeWatch(self.actors, lost=self._node_lost, joined=self._node_joined, known=history.nodes)
         self._has_nodes = config.cluster.address != "local"
         self._unschedulable: set[str] = set()
@@ -122,6 +115,17 @@ class ClusterObserver:
         self._known_dead: set[str] | None = None
         self.catalog = CheckpointCatalog.of_run(config, paths)
         self.checkpoints = CheckpointScan(self._read_checkpoints, unreadable=self._checkpoints_unreadable)
+
+    def _handle_of(self, trainer: Any, log: Path) -> TrainerHandle:
+        return TrainerHandle(
+            trainer,
+            ended=self._trainer_ended,
+            changed=self.changed,
+            health=self._config.health,
+            log=log,
+            lease_s=lease_of(self._config),
+            standby=self.standby,
+        )
 
     def the_standby(self) -> StandbyHandle:
         """Where the run has one: only then is it ordered anything."""

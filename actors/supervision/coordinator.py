@@ -24,7 +24,7 @@ from launcher.base.errors import LauncherError, UsageError
 from launcher.base.messages import RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action, Halt, PauseTrainer
-from launcher.policy.observed import Observed
+from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import wait_s
@@ -63,8 +63,12 @@ class Coordinator:
             self._history.adopt(f"a run that is {self._history.state}")
         else:
             self._history.begin()
-        await self._cluster.begin()
         self._incidents.begin()
+        return await self.supervise()
+
+    async def supervise(self) -> RunOutcome:
+        """Of a run that has begun."""
+        await self._cluster.begin()
         try:
             while self._history.state not in ENDS:
                 await self._wait(await self.turn())
@@ -133,13 +137,16 @@ class Coordinator:
         seen = self._observe(look)
         made = plan(seen, self._history.attempts, self._config, now)
         self._incidents.turn(seen, made, look.rejections, now)
-        self._history.enter(made.state, made.reason)
+        self._enter(made)
         for attempt in made.attempts:
             self._history.attempted(attempt)
         for action in made.actions:
             self._history.begun(action)
             self._under_way[asyncio.create_task(self._perform(action))] = action
         return made.wake_at
+
+    def _enter(self, made: RecoveryPlan) -> None:
+        self._history.enter(made.state, made.reason)
 
     def _observe(self, look: Observation) -> Observed:
         history = self._history

@@ -40,7 +40,7 @@ TRAINERS = ("trainer", "trainer-standby")
 """
 
 
-def _find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str, Any]:
+def find_servers(members: Sequence[str], joining: Collection[str]) -> dict[str, Any]:
     """One that was asked to join may have no actor yet: the plan has it join then."""
     found = {}
     for name in members:
@@ -138,7 +138,7 @@ class CoordinatorActor(RunActor):
             self._config,
             self._paths,
             history,
-            servers=await to_thread(_find_servers, members, joining),
+            servers=await to_thread(find_servers, members, joining),
             trainer=await to_thread(ray.get_actor, history.trainer_actor),
             standby=await to_thread(_find_standby, self._config, history.trainer_actor),
             monitor=await to_thread(ray.get_actor, MONITOR) if self._has_monitor else None,

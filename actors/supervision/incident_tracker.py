@@ -6,7 +6,7 @@ After each plan: what is seen ─► launcher/policy/incident_policy.py ─► i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.incident_history import ENDED, IncidentHistory
@@ -35,11 +35,18 @@ DONE = frozenset(
 
 
 class IncidentTracker:
-    """`artifacts` None: nothing is kept but the journal's lines."""
+    """`artifacts` None: nothing is kept but the journal's lines. `spared`: subjects whose incidents another ends."""
 
-    def __init__(self, history: RunHistory, artifacts: ArtifactCollector | None = None) -> None:
+    def __init__(
+        self,
+        history: RunHistory,
+        artifacts: ArtifactCollector | None = None,
+        *,
+        spared: Collection[str] = (),
+    ) -> None:
         self._history = history
         self._artifacts = artifacts
+        self._spared = spared
 
     @property
     def _incidents(self) -> IncidentHistory:
@@ -55,9 +62,8 @@ class IncidentTracker:
     def turn(self, seen: Observed, made: RecoveryPlan, rejections: Sequence[Rejection], now: float) -> None:
         incidents = self._incidents
         damaged = {s for s in self._history.damaged_checkpoints if f"checkpoint {s}" not in incidents.damaged}
-        change = incident_changes(
-            list(incidents.open.values()), seen, attempts=made.attempts, rejections=rejections, damaged=damaged
-        )
+        own = [one for one in incidents.open.values() if one.subject not in self._spared]
+        change = incident_changes(own, seen, attempts=made.attempts, rejections=rejections, damaged=damaged)
         self.ended(change.ends, now)
         for trouble in sorted(change.begins, key=lambda one: self._incidents.number_to_begin(one.subject)):
             self.opened(trouble, repair_text(trouble, made.actions), now)

@@ -15,13 +15,14 @@ KEPT_VERSIONS = 2
 class WeightFolders:
     """`{root}/v{version}`: Hugging Face folders, each appearing under its name only when complete."""
 
-    def __init__(self, root: Path, export: Callable[[Path], None]) -> None:
-        """`export` writes a model folder into an existing empty one."""
+    def __init__(self, root: Path, export: Callable[[Path], None], *, keeps: bool = False) -> None:
+        """`export` writes a model folder into an existing empty one. `keeps`: what is there is not removed."""
         self._root = root
         self._export = export
         self.newest_bytes = 0  # of the last folder that was written; 0 before the first
-        shutil.rmtree(root, ignore_errors=True)  # left by an earlier attempt that was killed
-        root.mkdir(parents=True, mode=0o700)
+        if not keeps:
+            shutil.rmtree(root, ignore_errors=True)  # left by an earlier attempt that was killed
+        root.mkdir(parents=True, mode=0o700, exist_ok=keeps)
 
     @property
     def parent(self) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from launcher.config.settings import DEADLINE, NATURAL, OneOf, setting
 
 OWN = "own"
+COMMAND, SERVERS = "command", "servers"
 
 
 @dataclass
@@ -25,7 +26,14 @@ class ForeignTrainerConfig:
     overrides: list[str] = setting(
         [], "areal: overrides of that YAML; on the command line they can follow `--`, as they are"
     )
-    rung: str = setting("command", "areal: command: AReaL's launcher starts its own servers", OneOf(("command",)))
+    rung: str = setting(
+        COMMAND,
+        "command: its servers are its own; servers: it asks the launcher's (`sglang.*`), which start from actor.path",
+        OneOf((COMMAND, SERVERS)),
+    )
+    addresses_env: str = setting(
+        "LLM_SERVER_ADDRS", "servers: the variable that gives it their addresses, as host:port,host:port"
+    )
     cwd: str = setting(".", "the folder that it runs in")
     env: dict[str, Any] = setting({}, "variables added to its environment, e.g. `+trainer.env.WANDB_MODE=offline`")
     metrics: str | None = setting(None, "JSONL file that it appends steps to; null: its output is read by `pattern`")

@@ -11,7 +11,10 @@ from launcher.adapters.areal_settings import AREAL, areal_settings
 from launcher.adapters.foreign_health import NOT_OURS, was_started, why_not_whole
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import ConfigError, UsageError
+from launcher.config.foreign import SERVERS
 from launcher.config.schema import RunConfig
+from launcher.resources.config_checks import token_pool_on_cpu
+from launcher.resources.hardware import device_for, find_hardware
 from launcher.resources.missing_machine import missing_login, missing_webhook
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -45,8 +48,15 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
     """What is run, how it is seen, and what is done when it fails. Raises ConfigError."""
     trainer, adapter = config.trainer, adapter_of(config.trainer)
     yield f"plan of {config.experiment_name}/{config.trial_name}, in {config.cluster.fileroot}"
-    yield f"rung A, a command ({trainer.adapter}): {shlex.join(adapter.command(None).words)}"
-    yield f"in {trainer.cwd}; servers, rollouts and gate are its own"
+    rung = "B, servers" if trainer.rung == SERVERS else "A, a command"
+    yield f"rung {rung} ({trainer.adapter}): {shlex.join(adapter.command(None).words)}"
+    if trainer.rung == SERVERS:
+        n_servers, standbys = config.sglang.n_servers, config.recovery.standby_servers or 0
+        yield f"in {trainer.cwd}; rollouts and gate are its own"
+        yield f"servers: {n_servers} SGLang of {config.sglang.model_path}, standing by: {standbys}"
+        yield f"their addresses, which never change: ${trainer.addresses_env}; weights by /update_weights_from_disk"
+    else:
+        yield f"in {trainer.cwd}; servers, rollouts and gate are its own"
     yield f"steps: {adapter.source or 'its output'}, by {adapter.reads}"
     yield from adapter.plan()
     yield f"after a failure it is restarted up to {config.restart.restore} times without progress"
@@ -58,10 +68,29 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
     adapter = adapter_of(config.trainer)
     return [
         *(adapter.missing() if is_here else ()),
+        *(_model(config) if config.trainer.rung == SERVERS else ()),
         *(_checkpoints(config, adapter) if is_here else ()),
         *missing_login(config),
         *missing_webhook(config),
     ]
+
+
+def _model(config: RunConfig) -> Iterator[UsageError]:
+    """What its servers start from, and go back to where it starts from its beginning."""
+    path = config.sglang.model_path
+    if not (Path(path) / "config.json").is_file():
+        given = f"actor.path={path or 'null'}: with trainer.rung=servers, the model's folder"
+        yield ConfigError(given, "set actor.path to the folder of the model that the trainer begins with")
+    device = device_for(config.sglang.device, find_hardware())
+    for key, allowed in token_pool_on_cpu(config, device):
+        yield ConfigError(f"{key}=null: allowed: {allowed}", f"set {key}")
+
+
+def served(config: RunConfig) -> RunConfig:
+    """With the command's own resources in the place of the launcher's trainer, where it asks the launcher's servers."""
+    if config.trainer.rung != SERVERS:
+        return config
+    return replace(config, actor=replace(config.actor, device="cpu", dp_size=1, num_cpus=config.trainer.num_cpus))
 
 
 def _checkpoints(config: RunConfig, adapter: TrainerAdapter) -> Iterator[UsageError]:

@@ -85,6 +85,10 @@ class RunPaths:
     def recover_checkpoint(self) -> Path:
         return self.checkpoints / "recover_checkpoint"
 
+    def kept_weights(self, attempt: int) -> Path:
+        """What another project's trainer gave the servers last (actors/foreign/kept_weights.py)."""
+        return self.checkpoints / "kept_weights" / f"attempt-{attempt}"
+
     @property
     def logs(self) -> Path:
         return self.fileroot / "logs" / self.user / self.experiment_name / self.trial_name

@@ -1,0 +1,158 @@
+"""The addresses that another project's trainer asks, as if each were an SGLang server: HTTP for DoorRequests.
+
+A client of several servers is given several addresses; all of them are the same door. Bodies that wait are in memory:
+beyond MOST_BYTES further ones are read from their sockets when others have been answered, and nobody is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+
+from actors.foreign.door_requests import JSON, DoorRequests, Reply
+from actors.foreign.door_servers import DoorServers
+from actors.foreign.kept_weights import KeptWeights
+from launcher.base.errors import WeightsRefused
+
+MOST_BYTES = 2**30
+UNKNOWN_BYTES = 2**20
+"""Counted for a body whose length is not told before."""
+ANY_ADDRESS = frozenset({"/abort_request", "/flush_cache"})
+ONLY_FROM_DISK = frozenset(
+    {
+        *("/init_weights_update_group", "/destroy_weights_update_group", "/update_weights_from_distributed"),
+        *("/update_weights_from_tensor", "/update_weights_from_ipc", "/load_lora_adapter", "/unload_lora_adapter"),
+        *("/release_memory_occupation", "/resume_memory_occupation"),
+    }
+)
+TOLD = (
+    "the launcher's servers take weights by /update_weights_from_disk alone: a server that is restarted can't rejoin a "
+    "process group, and what it was sent otherwise is lost with it. Set the trainer's weight update to disk (AReaL: "
+    "actor.weight_update_mode=disk)"
+)
+
+
+class ByteBudget:
+    """Waits, in order of arrival, until so many bytes are free. One that is larger than all goes alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._most)
+            self._taken += size
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+class DoorHttp:
+    """`open` listens; `told` is called once for each kind of request that can't be served."""
+
+    def __init__(
+        self, servers: DoorServers, requests: DoorRequests, kept: KeptWeights, *, told: Callable[[str], None]
+    ) -> None:
+        self._servers = servers
+        self._requests = requests
+        self._kept = kept
+        self._told = told
+        self._budget = ByteBudget(MOST_BYTES)
+        self._runner: web.AppRunner | None = None
+        self.addresses: list[str] = []
+
+    async def open(self, host: str, count: int) -> None:
+        """On the ports that it had before, where it had some. Raises OSError."""
+        application = web.Application(client_max_size=2**40)
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        # A client that goes away takes its request with it.
+        self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        for port in self._kept.state.ports or [0] * count:
+            listener = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+            )
+            await web.SockSite(self._runner, listener).start()
+            bound = listener.getsockname()[1]
+            self.addresses.append(f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}")
+        self._kept.note(ports=[int(address.rpartition(":")[2]) for address in self.addresses])
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        async with self._budget.take(request.content_length or (UNKNOWN_BYTES if request.can_read_body else 0)):
+            reply = await self._reply(request, await request.read())
+        return web.Response(body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type})
+
+    async def _reply(self, request: web.Request, body: bytes) -> Reply:
+        path = request.path
+        if path in ONLY_FROM_DISK:
+            self._told(path)
+            return _json({"success": False, "message": f"{path}: {TOLD}"}, HTTPStatus.BAD_REQUEST)
+        if path in ("/health", "/health_generate"):
+            is_there = self._kept.state.serves
+            return Reply(body=b"", status=HTTPStatus.OK if is_there else HTTPStatus.SERVICE_UNAVAILABLE)
+        if path in ANY_ADDRESS:
+            if path == "/abort_request":
+                self._requests.note_abort()
+            return await self._requests.tell_all(path, body)
+        handle = self._handlers().get(path)
+        if handle is None:
+            return await self._requests.forward(request.method, request.path_qs, body)
+        try:
+            asked = orjson.loads(body or b"{}")
+        except orjson.JSONDecodeError as error:
+            return _json({"error": {"message": f"not JSON: {error}"}}, HTTPStatus.BAD_REQUEST)
+        if not isinstance(asked, dict):
+            return _json({"error": {"message": "not a JSON object"}}, HTTPStatus.BAD_REQUEST)
+        return await handle(asked, body)
+
+    def _handlers(self) -> dict[str, Callable[[dict[str, object], bytes], Awaitable[Reply]]]:
+        return {
+            "/generate": self._requests.generate,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/update_weights_from_disk": self._update,
+        }
+
+    async def _pause(self, asked: dict[str, object], _: bytes) -> Reply:
+        mode = str(asked.get("mode") or "abort")
+        self._kept.note(paused=mode)
+        await self._requests.pause(aborts=mode == "abort")
+        return _json({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue(self, *_: object) -> Reply:
+        self._kept.note(paused="")
+        self._requests.resume()
+        return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _update(self, asked: dict[str, object], _: bytes) -> Reply:
+        """Answered when a server holds the weights, however often one is lost meanwhile. The update goes on where its
+        client has gone: another one asks again."""
+        if asked.get("abort_all_requests"):
+            self._requests.note_abort()
+        updating = asyncio.ensure_future(self._servers.update(Path(str(asked.get("model_path", "")))))
+        try:
+            await asyncio.shield(updating)
+        except WeightsRefused as error:
+            return _json({"success": False, "message": error.message, "num_paused_requests": 0}, HTTPStatus.BAD_REQUEST)
+        return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+
+def _json(answer: dict[str, object], status: int = HTTPStatus.OK) -> Reply:
+    return Reply(body=orjson.dumps(answer), status=status, content_type=JSON)

@@ -1,0 +1,202 @@
+"""The servers behind the door of another project's trainer: which may answer, and which weights they hold.
+
+In the place of `actors/training/training_servers.py`: the weights are those that the trainer gave last, as folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+from pathlib import Path
+from statistics import fmean
+
+from actors.foreign.kept_weights import LINEAGE, KeptWeights
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import RequestFailed, SGLangClient
+from actors.training.training_servers import ONE_TOKEN, PROBE_TIMEOUT_S, PROMOTE_WITHIN_S, SOON_S, golden_limit
+from actors.weights.weight_consistency_check import GREEDY
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.rollouts import Completion
+from launcher.config.schema import RunConfig
+from launcher.run_files.run_keys import ServerKeys
+
+PROMPT = tuple(range(1, 17))
+"""The first tokens of any vocabulary: what they mean does not matter to a comparison."""
+AGAIN_S = 2.0
+
+
+class DoorServers:
+    """Used on one asyncio loop."""
+
+    def __init__(self, config: RunConfig, keys: ServerKeys, kept: KeptWeights) -> None:
+        self._config = config
+        self._kept = kept
+        self.client = SGLangClient(keys)
+        self.pool = ServerPool(self._weight_version_at, hold_timeout_s=None)
+        self.publisher = WeightPublisher(
+            self.client,
+            self.pool,
+            folders=kept.folders,
+            weights=dict,
+            tp_size=config.sglang.tp_size,
+            timeout_s=config.actor.weight_update_timeout,
+        )
+        self.publisher.lineage, self.publisher.newest = LINEAGE, kept.newest
+        self.is_publishing = False
+        self.waits_for = ""
+        self._updating = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        return self._kept.state.version
+
+    async def update(self, source: Path) -> None:
+        """Keep the weights in a folder, and have the servers load them: returns when one holds them and may answer.
+
+        A server that is lost meanwhile is waited for. Raises WeightsRefused where the folder holds no weights."""
+        async with self._updating:
+            if not await asyncio.to_thread(self._kept.has, source):
+                version = await self._take(source)
+                self.is_publishing = True
+                try:
+                    await self.publisher.publish(version)
+                except WeightsRefused:  # by every server: the Coordinator restarts or loads them
+                    pass
+                finally:
+                    self.is_publishing = False
+            async with self.pool.acquire(self._newest):
+                self.serves()
+
+    async def _take(self, source: Path) -> int:
+        """A disk that refuses the files is waited for: an error would end the trainer."""
+        while True:
+            try:
+                version = await asyncio.to_thread(self._kept.take, source)
+            except (WeightsRefused, OSError) as error:
+                if isinstance(error, WeightsRefused) and not isinstance(error.__cause__, OSError):
+                    raise
+                self.waits_for = str(error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self.waits_for = ""
+                return version
+
+    def _newest(self) -> int:
+        return self.version
+
+    def acquire(self) -> contextlib.AbstractAsyncContextManager[ServerInfo]:
+        """A server that holds the newest weights, when there is one."""
+        return self.pool.acquire(self._newest)
+
+    def serves(self) -> None:
+        """A server has answered once: the door counts as healthy from now on."""
+        self._kept.note(serves=True)
+
+    # ── what the Coordinator orders; as of the trainer ──
+
+    async def send_weights(self, server: ServerInfo) -> int:
+        """Raises WeightsRefused where none were given yet, RequestFailed."""
+        version = self.version
+        if self._kept.newest is None:
+            raise WeightsRefused("the trainer has given no weights yet: a server starts from sglang.model_path")
+        send = await self.publisher.prepare(version)
+        await self.publisher.send_to(server, send, version)
+        return version
+
+    async def admit(self, server: ServerInfo, state: ServerState) -> float | None:
+        """Give a server traffic, or park it. Its log-probs are compared with those of another that holds the same
+        version; returns their distance in nats, None where there is no other. Raises WeightsRefused, RequestFailed,
+        ServerError where it has ended."""
+        if not self.pool.is_living(server):  # whoever orders this has seen it alive
+            await self.pool.update([dataclasses.replace(server, state=ServerState.STALE)])
+        other = next(
+            (
+                one
+                for one in self.pool.servers()
+                if one.name != server.name and one.state is ServerState.READY and one.weight_version == self.version
+            ),
+            None,
+        )
+        distance = None
+        try:
+            answer = await self._golden(server)
+            if answer.weight_version != self.version:
+                raise WeightsRefused(f"{server.name} answers with version {answer.weight_version}, not {self.version}")
+            if other is not None and (same := await self._same_of(other)) is not None:
+                distance = distance_of(answer, same)
+                if not distance <= golden_limit(self._config):
+                    far = f"its log-probs are {distance:.2g} from those of {other.name}"
+                    raise WeightsRefused(f"{server.name} says weight version {answer.weight_version}, but {far}")
+        except ServerError as error:
+            doubted = dataclasses.replace(server, state=ServerState.STALE, weight_version=None, reason=error.message)
+            with contextlib.suppress(ServerError):  # one that has ended stays what it is
+                await self.pool.update_if_alive(doubted)
+            raise
+        if answer.weight_version != self.version:
+            raise WeightsRefused(f"{server.name}: newer weights came meanwhile")
+        held = dataclasses.replace(server, weight_version=self.version, lineage=LINEAGE)
+        await self.pool.update_if_alive(dataclasses.replace(held, state=state, reason=""))
+        self.serves()
+        return distance
+
+    async def _golden(self, server: ServerInfo) -> Completion:
+        asked = self.client.generate(
+            server.url, token_ids=PROMPT, sampling=GREEDY, timeout_s=self._config.rollout.request_timeout
+        )
+        return await self.pool.unless_ended(server, asked)
+
+    async def _same_of(self, other: ServerInfo) -> Completion | None:
+        """None where it can't be asked now: that says nothing about the one that is to be admitted."""
+        try:
+            answer = await self._golden(other)
+        except ServerError:
+            return None
+        return answer if answer.weight_version == self.version else None
+
+    async def promote(self, server: ServerInfo) -> int:
+        """As TrainingServers.promote."""
+        async with asyncio.timeout(PROMOTE_WITHIN_S):
+            while True:
+                known = {(one.name, one.generation): one for one in self.pool.servers()}
+                now = known.get((server.name, server.generation), server)
+                try:
+                    asked = self.client.generate(
+                        server.url, token_ids=PROMPT, sampling=ONE_TOKEN, timeout_s=PROMOTE_WITHIN_S
+                    )
+                    answer = await self.pool.unless_ended(server, asked)
+                except RequestFailed as failure:  # new weights abort what is being generated
+                    if not failure.retryable:
+                        raise
+                else:
+                    is_parked = self.pool.is_living(server) and now.state in (ServerState.PARKED, ServerState.READY)
+                    if is_parked and now.weight_version == answer.weight_version == self.version:
+                        await self.pool.update_if_alive(dataclasses.replace(now, state=ServerState.READY))
+                        return self.version
+                await asyncio.sleep(SOON_S)
+
+    async def _weight_version_at(self, url: str) -> int | None:
+        try:
+            return (await self.client.model_info(url, timeout_s=PROBE_TIMEOUT_S)).weight_version
+        except RequestFailed:
+            return None
+
+    async def close(self) -> None:
+        await self.publisher.close()
+        await self.pool.close()
+        await self.client.close()
+
+
+def distance_of(one: Completion, other: Completion) -> float:
+    """Mean difference of log-probs, up to the first token in which two greedy completions part, which is included: a
+    tie may go either way, and then its log-probs are the same."""
+    same = 0
+    for mine, theirs in zip(one.token_ids, other.token_ids, strict=False):
+        if mine != theirs:
+            break
+        same += 1
+    pairs = list(zip(one.logprobs, other.logprobs, strict=False))[: same + 1]
+    return fmean(abs(mine - theirs) for mine, theirs in pairs) if pairs else math.inf

@@ -1,0 +1,255 @@
+"""The door over HTTP, with servers of this process that are lost at any time: its client sees no error."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+
+from actors.foreign.door_http import ByteBudget, DoorHttp
+from actors.foreign.door_requests import DoorRequests
+from actors.foreign.door_servers import DoorServers
+from actors.foreign.kept_weights import KeptWeights
+from launcher.base.errors import WeightsRefused
+from launcher.base.messages import ServerState
+from launcher.config.schema import RolloutConfig, RunConfig
+from launcher.run_files.run_keys import ServerKeys
+from tests.support.counting_server import CountingServer, completion
+from tests.unit.actors.foreign.test_kept_weights import give, remove
+
+IDS = [2, 7, 1]
+pytestmark = pytest.mark.timeout(120)
+
+
+class Door:
+    def __init__(self, folder, *, count=1):
+        self.kept = KeptWeights(folder / "kept")
+        config = RunConfig(experiment_name="door", rollout=RolloutConfig(request_timeout=30.0, stream_interval=1))
+        self.servers = DoorServers(config, ServerKeys(api="a", admin="b"), self.kept)
+        self.requests = DoorRequests(self.servers, config.rollout, paused=bool(self.kept.state.paused))
+        self.told = []
+        self.http = DoorHttp(self.servers, self.requests, self.kept, told=self.told.append)
+        self.count = count
+
+    async def __aenter__(self):
+        await self.http.open("127.0.0.1", self.count)
+        self.session = aiohttp.ClientSession()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.session.close()
+        await self.http.close()
+        await self.servers.close()
+
+    async def post(self, path, body, *, address=0):
+        async with self.session.post(f"http://{self.http.addresses[address]}{path}", json=body) as response:
+            kind = response.headers["Content-Type"]
+            return response.status, await (response.json() if kind.startswith("application/json") else response.text())
+
+    def generate(self, tokens=40, **more):
+        sampling = {"max_new_tokens": tokens, "temperature": 0.0}
+        body = {"input_ids": IDS, "sampling_params": sampling, "return_logprob": True, **more}
+        return asyncio.create_task(self.post("/generate", body))
+
+    async def serve(self, *servers, state=ServerState.READY):
+        await self.servers.pool.update([server.info(state) for server in servers])
+
+
+async def until(holds):
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def whole(answer, tokens=40):
+    status, body = answer
+    scored = [one[1] for one in body["meta_info"]["output_token_logprobs"]]
+    return status == 200 and body["output_ids"] == completion(IDS, tokens) == scored
+
+
+def run(scenario):
+    asyncio.run(scenario())
+
+
+def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_elsewhere(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
+            asked = door.generate()
+            await asyncio.sleep(0.1)
+            assert not asked.done(), "it is parked"
+            await door.serve(first)
+            await until(lambda: first.in_flight)
+            await asyncio.sleep(0.1)
+            await first.kill()
+            await asyncio.sleep(0.05)
+            await door.serve(second)
+            assert whole(await asked)
+            (continued,) = (body for body in second.bodies if "input_ids" in body)
+            assert len(continued["input_ids"]) > len(IDS), "what had arrived was not generated again"
+            assert (door.requests.counts.moved, door.requests.counts.continued) == (1, 1)
+
+    run(scenario)
+
+
+def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
+            await door.serve(first)
+            sampling = {"max_new_tokens": 40, "n": 1, "stop": ["no such"]}
+            asked = door.generate(sampling_params=sampling)
+            await until(lambda: first.in_flight)
+            await first.kill()
+            await door.serve(second)
+            assert whole(await asked)
+            assert [body["input_ids"] for body in second.bodies if "input_ids" in body] == [IDS]
+
+    run(scenario)
+
+
+def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_is_still_paused(tmp_path):
+    async def scenario():
+        async with CountingServer(token_s=0.01) as server:
+            async with Door(tmp_path) as door:
+                await door.serve(server)
+                asked = door.generate()
+                await until(lambda: server.in_flight)
+                await asyncio.sleep(0.1)
+                assert (await door.post("/pause_generation", {}))[0] == 200
+                _, aborted = await asked
+                begun = aborted["output_ids"]
+                assert aborted["meta_info"]["finish_reason"]["type"] == "abort" and 0 < len(begun) < 40
+                assert begun == completion(IDS, 40)[: len(begun)]
+                held = door.generate()
+                await asyncio.sleep(0.1)
+                assert not held.done() and not server.in_flight
+                ports = door.http.addresses
+                held.cancel()
+            async with Door(tmp_path) as door:
+                assert door.http.addresses == ports
+                await door.serve(server)
+                held = door.generate()
+                await asyncio.sleep(0.1)
+                assert not held.done()
+                assert (await door.post("/continue_generation", {}))[0] == 200
+                assert whole(await held)
+
+    run(scenario)
+
+
+def test_a_request_that_was_cut_ends_at_a_pause_with_what_had_arrived(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer(token_s=0.01) as server:
+            await door.serve(server)
+            asked = door.generate()
+            await until(lambda: server.in_flight)
+            await asyncio.sleep(0.1)
+            await server.kill()
+            await until(lambda: door.requests.counts.moved)
+            await door.post("/pause_generation", {})
+            status, answer = await asked
+            assert status == 200 and answer["meta_info"]["finish_reason"]["type"] == "abort" and answer["output_ids"]
+
+    run(scenario)
+
+
+def test_an_update_is_answered_when_a_replacement_has_loaded_it(tmp_path):
+    async def scenario():
+        async with Door(tmp_path, count=2) as door, CountingServer() as server:
+            server.load_s = 30.0
+            await door.serve(server)
+            source = give(tmp_path / "update", 1)
+            order = {"model_path": str(source), "abort_all_requests": True}
+            asked = [asyncio.create_task(door.post("/update_weights_from_disk", order, address=i)) for i in (0, 1)]
+            await until(lambda: "/update_weights_from_disk" in server.asked)
+            await server.kill()
+            await door.serve(server, state=ServerState.DEAD)
+            await asyncio.sleep(0.1)
+            assert not any(one.done() for one in asked)
+            async with CountingServer(generation=1, version=1) as again:
+                await door.serve(again, state=ServerState.STALE)
+                assert await door.servers.admit(again.info(), ServerState.READY) is None, "nobody to compare with"
+                for one in asked:
+                    expected = {"success": True, "message": "Succeeded to update model weights."}
+                    assert await one == (200, {**expected, "num_paused_requests": 0})
+                assert door.servers.version == 1, "one update, whoever asks for it"
+                remove(source)
+                assert (await door.post("/update_weights_from_disk", order))[0] == 200, "asked once more"
+                assert whole(await door.generate())
+
+    run(scenario)
+
+
+def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_no_traffic(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer() as first, CountingServer("server-1") as late:
+            await door.serve(first)
+            source = give(tmp_path / "update", 1)
+            assert (await door.post("/update_weights_from_disk", {"model_path": str(source)}))[0] == 200
+            remove(source)
+            await door.serve(late, state=ServerState.STALE)
+            with pytest.raises(WeightsRefused, match="answers with version 0, not 1"):
+                await door.servers.admit(late.info(), ServerState.READY)
+            assert await door.servers.send_weights(late.info()) == 1
+            assert await door.servers.admit(late.info(), ServerState.READY) == 0.0, "as those of the first"
+            assert {one.name for one in door.servers.pool.servers() if one.state is ServerState.READY} == {
+                "server-0",
+                "server-1",
+            }
+
+    run(scenario)
+
+
+def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer() as server:
+            health = f"http://{door.http.addresses[0]}/health"
+            async with door.session.get(health) as response:
+                assert response.status == 503, "no server has answered yet"
+            await door.serve(server)
+            door.servers.serves()
+            assert await door.generate(tokens=501) == (400, {"error": {"message": "too many"}})
+            status, told = await door.post("/init_weights_update_group", {})
+            assert status == 400 and "weight_update_mode=disk" in told["message"]
+            assert door.told == ["/init_weights_update_group"]
+            status, told = await door.post("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")})
+            assert (status, told["success"]) == (400, False) and "nowhere" in told["message"]
+            assert (await door.post("/tokenize", {}))[1] == "server-0 /tokenize"
+            await server.kill()
+            async with door.session.get(health) as response:
+                assert response.status == 200, "a server that is lost is not the client's to see"
+
+    run(scenario)
+
+
+def test_a_client_that_goes_away_leaves_nothing_in_flight(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer(token_s=0.05) as server:
+            await door.serve(server)
+            asked = door.generate()
+            await until(lambda: server.in_flight)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            await until(lambda: not server.in_flight and not sum(door.servers.pool.in_flight().values()))
+
+    run(scenario)
+
+
+def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
+    async def scenario():
+        budget, order = ByteBudget(10), []
+
+        async def hold(size, release):
+            async with budget.take(size):
+                order.append(size)
+                await release.wait()
+
+        releases = [asyncio.Event() for _ in range(3)]
+        tasks = [asyncio.create_task(hold(*one)) for one in zip((6, 5, 20), releases, strict=True)]
+        for expected, release in zip(([6], [6, 5], [6, 5, 20]), releases, strict=True):
+            await until(lambda expected=expected: order == expected)
+            release.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        assert order == [6, 5, 20]
+
+    run(scenario)
