@@ -23,7 +23,7 @@ from launcher.checkpoints.areal_log import STEP_LINE, StepTable, read_step, unfi
 from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_folder import CheckpointName, read_checkpoint
 from launcher.config.compose import REPOSITORY
-from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.foreign import SERVERS, ForeignTrainerConfig
 
 REWARDS = ("task_reward/avg", "rollout/reward")
 FINITE = ("grad_norm", "actor_loss/avg")
@@ -45,7 +45,7 @@ class ArealAdapter:
         words = split_words("trainer.command", trainer.command or "train.py")
         self._script = words[1:] if PYTHON.fullmatch(words[0]) else words
         self.stop_s = trainer.stop_s
-        self.source: Path | None = self._paths.trainer_log
+        self.source: Path | None = None if trainer.rung == SERVERS else self._paths.trainer_log
         self.reads = "trainer.adapter=areal (the step tables of its StatsLogger)"
         self._known: dict[Path, FoundCheckpoint] = {}
 
@@ -81,7 +81,14 @@ class ArealAdapter:
                 f"trainer.command: {cwd / self._script[0]} is no file", "give the training script, from trainer.cwd"
             )
         if ADDRESSES in {**os.environ, **trainer.env}:
-            yield ConfigError(f"{ADDRESSES} is set, and AReaL's launcher starts its own servers", f"unset {ADDRESSES}")
+            yield ConfigError(f"{ADDRESSES} is set, and this launcher says where servers are", f"unset {ADDRESSES}")
+        mode = self._settings.values["actor.weight_update_mode"]
+        if trainer.rung == SERVERS and (mode != "disk" or trainer.addresses_env != ADDRESSES):
+            yield ConfigError(
+                f"{trainer.config}: actor.weight_update_mode={mode}, trainer.addresses_env={trainer.addresses_env}: a "
+                "server that is restarted can't rejoin a process group",
+                f"set actor.weight_update_mode=disk there or behind --, and trainer.addresses_env={ADDRESSES}",
+            )
 
     def command(self, resume: Path | None) -> TrainerCommand:
         has_no_optimizer = resume is not None and not self._recover_info().has_optimizer

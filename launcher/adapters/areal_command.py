@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.adapters.areal_settings import LAUNCHERS, ArealSettings, launch_module
 from launcher.adapters.trainer_adapter import TrainerCommand
-from launcher.config.foreign import ForeignTrainerConfig
+from launcher.config.foreign import SERVERS, ForeignTrainerConfig
 
 ADDRESSES = "AREAL_LLM_SERVER_ADDRS"
 TO_ITS_TRAINER = {"AREAL_SPMD_MODE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
@@ -22,12 +22,10 @@ def areal_command(
     settings: ArealSettings,
     script: Sequence[str],
     *,
-    addresses: Sequence[str] | None = None,
-    port: int = 0,
     extra: Sequence[str] = (),
 ) -> TrainerCommand:
-    """`script`: their training script with its own arguments. `addresses`: ip:port of servers; None: AReaL starts its
-    own. `port`: for torchrun's ranks to meet. `extra`: overrides behind theirs."""
+    """`script`: their training script with its own arguments. `extra`: overrides behind theirs. With
+    trainer.rung=servers the trainer alone; who starts it gives it the addresses of servers."""
     its = (*script, "--config", settings.config, *settings.overrides)
     variables = {name: str(value) for name, value in trainer.env.items()}
     python = trainer.python or "python3"
@@ -35,12 +33,11 @@ def areal_command(
         path = variables.get("PATH", os.environ.get("PATH", os.defpath))
         variables["PATH"] = f"{Path(trainer.python).expanduser().parent}{os.pathsep}{path}"
     variables = {"PYTHONUNBUFFERED": "1", **variables}
-    if addresses is None:
+    if trainer.rung != SERVERS:
         module = launch_module(trainer.python, trainer.env) or LAUNCHERS[0].removesuffix(".py").replace("/", ".")
         words = (python, "-m", module, *its, ONCE, *extra)
     else:
-        torchrun = ("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(settings.ranks))
-        meeting = ("--master-addr", "localhost", "--master-port", str(port))
-        words = (python, *torchrun, *meeting, *its, *extra)
-        variables |= {**TO_ITS_TRAINER, ADDRESSES: ",".join(addresses)}
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.ranks))
+        words = (python, *torchrun, *its, *extra)
+        variables |= TO_ITS_TRAINER
     return TrainerCommand(words=words, cwd=Path(trainer.cwd), variables=variables)

@@ -25,7 +25,7 @@ class CountingServer:
 
     def __init__(self, name="server-0", *, generation=0, version=0, token_s=0.0):
         self.name, self.generation, self.version, self.token_s = name, generation, version, token_s
-        self.asked, self.bodies, self.loaded = [], [], []
+        self.asked, self.bodies, self.loaded, self.authorizations = [], [], [], {}
         self.load_s = 0.0
         self.aborts = asyncio.Event()
         self.in_flight = 0
@@ -56,6 +56,7 @@ class CountingServer:
 
     async def answer(self, request):
         self.asked.append(request.path)
+        self.authorizations[request.path] = request.headers.get("Authorization")
         body = orjson.loads(await request.read() or b"{}")
         self.bodies.append(body)
         match request.path:

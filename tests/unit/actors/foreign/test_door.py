@@ -213,7 +213,8 @@ def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tmp_path
             assert door.told == ["/init_weights_update_group"]
             status, told = await door.post("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")})
             assert (status, told["success"]) == (400, False) and "nowhere" in told["message"]
-            assert (await door.post("/tokenize", {}))[1] == "server-0 /tokenize"
+            assert (await door.post("/v1/models", {}))[1] == "server-0 /v1/models"
+            assert server.authorizations["/v1/models"] == "Bearer a", "never the admin's"
             await server.kill()
             async with door.session.get(health) as response:
                 assert response.status == 200, "a server that is lost is not the client's to see"
