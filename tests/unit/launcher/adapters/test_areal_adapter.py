@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.adapters.areal_command import areal_command
-from launcher.adapters.areal_settings import areal_settings
 from launcher.adapters.trainer_adapter import adapter_of
 from launcher.base.errors import ConfigError
 from launcher.config.foreign import ForeignTrainerConfig
@@ -56,16 +54,22 @@ def test_its_launcher_is_started_once_with_its_yaml_and_overrides_as_they_are(tm
     assert missing(trainer(tmp_path)) == []
 
 
-def test_with_addresses_its_trainer_is_started_by_torchrun(tmp_path):
-    given = trainer(tmp_path)
-    made = areal_command(given, areal_settings(given), ["train.py"], addresses=["127.0.0.1:1", "127.0.0.1:2"], port=9)
-    assert made.words[1:9] == (
-        *("-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "4"),
-        *("--master-addr", "localhost"),
-    )
-    assert made.words[-3:] == ("train.py", "--config", "their.yaml")
-    assert made.variables["AREAL_LLM_SERVER_ADDRS"] == "127.0.0.1:1,127.0.0.1:2"
+def test_with_our_servers_its_trainer_is_started_by_torchrun(tmp_path):
+    given = trainer(tmp_path, rung="servers", addresses_env="AREAL_LLM_SERVER_ADDRS")
+    adapter = adapter_of(given)
+    made = adapter.command(None)
+    assert made.words[1:6] == ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    assert made.words[6:] == ("train.py", "--config", "their.yaml")
     assert made.variables["AREAL_SPMD_MODE"] == "1"
+    assert adapter.source is None, "its output is this launcher's log"
+    assert missing(given) == []
+
+
+def test_weights_that_a_restarted_server_could_not_get_are_refused(tmp_path):
+    ours = {"rung": "servers", "addresses_env": "AREAL_LLM_SERVER_ADDRS"}
+    (refused,) = missing(trainer(tmp_path, "actor.weight_update_mode=xccl", **ours))
+    assert "their.yaml: actor.weight_update_mode=xccl" in refused and "actor.weight_update_mode=disk" in refused
+    assert missing(trainer(tmp_path, rung="servers")), "a variable that AReaL does not read"
 
 
 def test_steps_are_read_from_its_tables_however_the_log_is_cut(tmp_path):
