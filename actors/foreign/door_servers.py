@@ -26,6 +26,7 @@ from launcher.run_files.run_keys import ServerKeys
 
 PROMPT = tuple(range(1, 17))
 """The first tokens of any vocabulary: what they mean does not matter to a comparison."""
+GOLDEN = dataclasses.replace(GREEDY, seed=0)
 AGAIN_S = 2.0
 
 
@@ -145,7 +146,7 @@ class DoorServers:
 
     async def _golden(self, server: ServerInfo) -> Completion:
         asked = self.client.generate(
-            server.url, token_ids=PROMPT, sampling=GREEDY, timeout_s=self._config.rollout.request_timeout
+            server.url, token_ids=PROMPT, sampling=GOLDEN, timeout_s=self._config.rollout.request_timeout
         )
         return await self.pool.unless_ended(server, asked)
 

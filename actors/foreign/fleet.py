@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,12 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
-from actors.supervision.coordinator_actor import find_servers
-from actors.supervision.fleet_record import server_names
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.interfaces import Observation
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
 from actors.supervision.trainer_states import ProcessId
-from actors.training.trainer import MONITOR
 from launcher.base.errors import LauncherError, ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, TrainerView, Verdict
 from launcher.config.schema import RunConfig
@@ -190,20 +187,21 @@ class Fleet:
         history: RunHistory,
         *,
         next_step: Callable[[], int],
+        servers: Mapping[str, Any],
+        monitor: Any,
         door: Any,
         book: MemoryHistory | None,
         on_gpu: bool,
     ) -> None:
-        """Asks the cluster's store: on a thread."""
-        members = history.fleet.members(server_names(config))
+        """`servers`, `monitor`, `door`: actors."""
         self._observer = FleetObserver(
             config,
             paths,
             history,
             next_step=next_step,
-            servers=find_servers(members, history.fleet.joining),
+            servers=servers,
             trainer=door,
-            monitor=ray.get_actor(MONITOR),
+            monitor=monitor,
             memory=OomBackoff(config, history, book, on_gpu=on_gpu, shares_gpu=False),
         )
         artifacts = ArtifactCollector(paths, pids=self._observer.pids)

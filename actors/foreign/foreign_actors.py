@@ -24,7 +24,7 @@ from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
 from actors.monitoring.health_monitor_actor import HealthMonitorActor
 from actors.processes.background_tasks import BackgroundTasks
-from actors.supervision.coordinator_actor import RunActor, follow_requests, take_place
+from actors.supervision.coordinator_actor import RunActor, find_servers, follow_requests, take_place
 from actors.supervision.fleet_record import server_names
 from actors.supervision.run_actors import NO_GPU, RANK_0, RunActors
 from actors.supervision.run_history import RunHistory
@@ -121,10 +121,12 @@ class ForeignTrainerActor(RunActor):
         name = self._config.trainer.addresses_env
         supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=self._door)
         steps, self._supervisor = supervisor.steps, supervisor
-        self._fleet = fleet = await asyncio.to_thread(
-            Fleet,
+        members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
+        self._fleet = fleet = Fleet(
             *(self._config, self._paths, history),
             next_step=lambda: 0 if steps.last_step is None else steps.last_step + 1,
+            servers=await asyncio.to_thread(find_servers, members, joining),
+            monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
             door=self._door,
             book=self._book,
             on_gpu=self._on_gpu,

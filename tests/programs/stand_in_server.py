@@ -95,7 +95,8 @@ class StandIn(StandInFaults):
 
     async def stream(self, request: web.Request, body: dict) -> web.StreamResponse:
         """Each completion in parts of the stream interval. Cut in the middle where that is the fault."""
-        asked = list(zip(body["input_ids"], body["sampling_params"], strict=True))
+        inputs, parameters = body["input_ids"], body["sampling_params"]
+        asked = list(zip(inputs, parameters, strict=True)) if isinstance(parameters, list) else [(inputs, parameters)]
         events: asyncio.Queue[dict] = asyncio.Queue()
         makers = [asyncio.create_task(self.parts(events, index, *one)) for index, one in enumerate(asked)]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
