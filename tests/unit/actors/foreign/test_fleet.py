@@ -32,7 +32,7 @@ from launcher.run_files.run_paths import RunPaths
 from tests.support.fake_actors import Method
 from tests.support.machine import scaled
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MODEL = Path(__file__).parents[4] / "assets" / "arithmetic" / "model"
 ENTRY = (sys.executable, "-m", "tests.programs.stand_in_server", "--truthful", "--seconds-per-token", "0.01")
 
