@@ -15,7 +15,7 @@ from statistics import fmean
 from actors.foreign.kept_weights import LINEAGE, KeptWeights
 from actors.rollout.server_pool import ServerPool
 from actors.serving.sglang_client import RequestFailed, SGLangClient
-from actors.training.training_servers import ONE_TOKEN, PROBE_TIMEOUT_S, PROMOTE_WITHIN_S, SOON_S, golden_limit
+from actors.training.training_servers import ONE_TOKEN, PROMOTE_WITHIN_S, SOON_S, golden_limit
 from actors.weights.weight_consistency_check import GREEDY
 from actors.weights.weight_publisher import WeightPublisher
 from launcher.base.errors import ServerError, WeightsRefused
@@ -180,10 +180,12 @@ class DoorServers:
                 await asyncio.sleep(SOON_S)
 
     async def _weight_version_at(self, url: str) -> int | None:
+        within_s = self._config.health.silence_max_s
         try:
-            return (await self.client.model_info(url, timeout_s=PROBE_TIMEOUT_S)).weight_version
+            answer = await self.client.generate(url, token_ids=PROMPT, sampling=ONE_TOKEN, timeout_s=within_s)
         except RequestFailed:
             return None
+        return answer.weight_version
 
     async def close(self) -> None:
         await self.publisher.close()
