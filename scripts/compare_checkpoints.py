@@ -1,7 +1,8 @@
 """What changed between two checkpoints, and did it break the model? `python -m scripts.compare_checkpoints --help`.
 
-Each tensor's norms, the distance, and the direction of the update, read in some megabytes of memory; with --answers the
-real SGLang answers held-out prompts with each. Ours and other programs' Hugging Face exports. Nothing is changed.
+Each tensor's norms, the distance, and the direction of the update, read in some tens of megabytes of memory; with
+--answers the real SGLang answers held-out prompts with each. Ours and other programs' Hugging Face exports. Nothing is
+changed.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.base.errors import CheckpointError, ConfigError
+from launcher.checkpoints.areal_log import launch_command
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Wanted, read_catalog
-from scripts.checkpoints.command import Command, recorded_command
+from scripts.checkpoints.command import Command, lost_arguments, recorded_command
 from scripts.checkpoints.display import say_damage
 from scripts.checkpoints.resume_source import ResumeSource, differences_of, find_source
 from scripts.checkpoints.trial_lock import held
@@ -78,6 +79,8 @@ def _resume(given: argparse.Namespace) -> int:
         print(f"settings    {_fit(catalog, source)}")
         runs = command.changed(source.settings)
         print(f"command     {runs.typed}")
+        if (added := runs.words[len(command.words) :]) and (script := lost_arguments(runs)):
+            _say_lost(script, added, yes=given.yes)
         if not given.yes and not _agreed():
             print("nothing was changed, nothing was started")
             return NOTHING_FITS
@@ -97,13 +100,17 @@ def _command(given: argparse.Namespace, trial: TrialFolder) -> Command:
         raise ConfigError(
             f"what {trial.name} was started with is not known: {trial.paths.events if trial.is_ours else 'AReaL'} "
             "does not say it",
-            f"say it as it was: --command {EXAMPLES[trial.is_ours]}; the resolved settings are in "
-            f"{trial.logs / 'config.yaml'}",
+            f"say it as it was: --command {_example(trial)}; the resolved settings are in {trial.logs / 'config.yaml'}",
         )
     wrong = [setting for setting in given.settings if "=" not in setting]
     if wrong:
         raise ConfigError(f"{wrong[0]!r} is no setting", "write key=value")
     return command.changed(given.settings) if given.settings else command
+
+
+def _example(trial: TrialFolder) -> str:
+    seen = "" if trial.is_ours else launch_command(trial.logs)
+    return shlex.quote(seen) if seen else EXAMPLES[trial.is_ours]
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -140,6 +147,15 @@ def _refuse(source: ResumeSource, differences: Sequence[Difference]) -> int:
         print(f"  {one}")
     print("set them back, or give the new run another trial_name; nothing was started", file=sys.stderr)
     return WRONG
+
+
+def _say_lost(script: str, added: Sequence[str], *, yes: bool) -> None:
+    """Raises ConfigError where nobody is asked: without these AReaL would begin anew, in the same folders."""
+    what = f"{script} hands no arguments on, so {' '.join(added)} would not reach the run"
+    remedy = 'write "$@" behind the command in it'
+    if yes:
+        raise ConfigError(what, remedy)
+    print(f"warning     {what}: {remedy}")
 
 
 def _agreed() -> bool:

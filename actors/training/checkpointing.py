@@ -41,7 +41,7 @@ class Checkpointer:
         self._fingerprint = config_fingerprint(config)
         now = time.monotonic()
         self._saver = Schedule(config.saver, now=now)
-        self._recover = Schedule(config.recover, now=now)
+        self._recover = Schedule(config.recover, now=now, first_steps=config.recover.first_steps)
         self._evaluator = Schedule(config.evaluator, now=now)
         self._memory = StepMemory(config, paths, journal)
         self._base = self._newest()

@@ -1,7 +1,8 @@
 """AReaL's recover folders: what its resume (1.0.4) loads, and whether that is valid. Nothing is unpickled.
 
 Formats: six files written one after another into recover_info/, and one DCP folder that is overwritten in place. A
-death in between mixes two steps, and neither file shows it: only their times do.
+death in between mixes two steps. The optimizer's own counter shows that, and the files' own whether they are of one
+step; times only where the counter can't decide, since a copy changes them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import ModelError
+from launcher.checkpoints.areal_optimizer import optimizer_steps
 from launcher.checkpoints.checkpoint_folder import CheckpointName
 from launcher.checkpoints.model_files import read_json
+from launcher.run_files.written_settings import setting_of
 
 STEP_KEYS = ("epoch", "epoch_step", "global_step", "steps_per_epoch")
 FREQUENCY_FILES = ("saver_info.json", "evaluator_info.json", "checkpoint_info.json")
@@ -50,8 +53,9 @@ class RecoverInfo:
     has_optimizer: bool
 
 
-def read_recover_info(folder: Path, checkpoint: Path) -> RecoverInfo:
-    """`checkpoint`: the DCP folder that goes with it."""
+def read_recover_info(folder: Path, checkpoint: Path, *, updates: int | None = None) -> RecoverInfo:
+    """`checkpoint`: the DCP folder that goes with it. `updates`: optimizer steps in each step of the run, where that is
+    known (actor.ppo_n_minibatches)."""
     problems: list[str] = []
     step = _object(folder / "step_info.json", problems)
     name = _name_of(step)
@@ -61,11 +65,14 @@ def read_recover_info(folder: Path, checkpoint: Path) -> RecoverInfo:
         problems.append(f"{folder / 'step_info.json'} is of epoch {name.epoch}: no step was saved yet")
     for file in FREQUENCY_FILES:
         problems += _frequency_problems(folder / file)
-    if "last_commit_step" not in _object(folder / "stats_logger_info.json", problems):
+    logger = _object(folder / "stats_logger_info.json", problems)
+    if "last_commit_step" not in logger:
         problems.append(f"{folder / 'stats_logger_info.json'} has no last_commit_step")
+    elif name is not None:
+        problems += _other_step(folder, name.global_step, logger["last_commit_step"])
     problems += pickle_problems(folder / DATA_FILE)
-    problems += dcp_problems(checkpoint)
-    problems += _mixture(folder / "step_info.json", checkpoint / METADATA)
+    unreadable = dcp_problems(checkpoint)
+    problems += unreadable or _mixture(folder / "step_info.json", checkpoint, name, updates)
     steps = step.get("steps_per_epoch")
     return RecoverInfo(
         folder=folder,
@@ -99,6 +106,18 @@ def _frequency_problems(file: Path) -> list[str]:
         if missing and not problems:
             problems.append(f"{file}: {part} lacks {', '.join(missing)}")
     return problems
+
+
+def _other_step(folder: Path, global_step: int, logged: object) -> list[str]:
+    """The saver counts the steps that were done; the logger's last is the one before, or later where a step has several
+    tables. Where neither is of this step, step_info.json was not written with them."""
+    steps = setting_of(_object(folder / FREQUENCY_FILES[0], []), "step.steps")
+    if logged == global_step - 1 or steps in (global_step + 1, None):
+        return []
+    return [
+        f"{folder} mixes two steps: step_info.json says step {global_step}, but {FREQUENCY_FILES[0]} counts {steps} "
+        f"steps, and stats_logger_info.json ends with step {logged}"
+    ]
 
 
 def _object(file: Path, problems: list[str]) -> Mapping[str, Any]:
@@ -138,12 +157,29 @@ def dcp_problems(folder: Path) -> list[str]:
     return problems if problems or named else [f"{metadata} names no shard"]
 
 
-def _mixture(step_info: Path, metadata: Path) -> list[str]:
-    """AReaL writes the checkpoint first and step_info.json after it."""
+def _mixture(step_info: Path, checkpoint: Path, name: CheckpointName | None, updates: int | None) -> list[str]:
+    """AReaL writes the checkpoint first and step_info.json after it. An optimizer counts fewer steps than were done
+    where it began afresh or left some out, and never more."""
+    metadata = checkpoint / METADATA
+    done = 0 if name is None else name.global_step + 1
+    counted = optimizer_steps(checkpoint, metadata.read_bytes())
+    if counted and done > 0:
+        if updates and counted > updates * done:
+            at = -(-counted // updates) - 1
+            return [
+                f"{checkpoint} and {step_info} are of two steps: the optimizer has made {counted} steps, "
+                f"{updates} a step (actor.ppo_n_minibatches), so its weights are of step {at} or later, and "
+                f"step_info.json says {done - 1}"
+            ]
+        if counted == (updates or counted // done) * done:
+            return []  # whatever the times say: a copy has changed them
     try:
         later = metadata.stat().st_mtime - step_info.stat().st_mtime
     except OSError:
         return []
     if later <= 0:
         return []
-    return [f"{metadata} was written {later:.1f} s after {step_info}: the weights may be of a later step than it says"]
+    return [
+        f"{metadata} was written {later:.1f} s after {step_info}: the weights may be of a later step than it says"
+        " (or a copy changed the times: cp -a keeps them)"
+    ]

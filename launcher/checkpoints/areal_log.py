@@ -29,6 +29,12 @@ ANY_STEP_LINE = r"Train step \d+/\d+ done\.|trainer INFO: step \d+: reward "
 COUNT = re.compile(rb"Stats \(\d+/(\d+)\):")
 LONGEST = 4 * 2**20
 """Bytes from a step's line to the end of its last table, at most."""
+SERVERS_AT = re.compile(rb"server launched at: (?:AREAL_LLM_SERVER_ADDRS=)?((?:(?:http://)?[\w.\[\]:-]+:\d+,?)+)")
+"""One, by its own log, or all, by the launcher's."""
+SERVER_START = re.compile(rb"python3 -m (areal\.[\w.]*launcher)\.\w+_server (.+?) (?:sglang\.random_seed|vllm\.seed)=")
+"""The launcher gives its own arguments on to its servers, and a seed behind them."""
+ENDS_BYTES = 2 * 2**20
+"""Read of a log's beginning and of its end, for what is wanted at once."""
 LOGS = ("trainer.log", "main.log", "merged.log", "actor.log")
 
 
@@ -88,6 +94,48 @@ def _number(text: bytes) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def read_ends(log: Path) -> bytes:
+    """A log's beginning and end, however long it is between them. Raises OSError."""
+    with log.open("rb") as file:
+        head = file.read(ENDS_BYTES)
+        size = file.seek(0, 2)
+        file.seek(max(size - ENDS_BYTES, len(head)))
+        return head + b"\n" * (size > 2 * ENDS_BYTES) + file.read()
+
+
+def log_of_steps(logs: Path) -> Path | None:
+    """Which of its logs has the steps: the one that was written last, of those that there are."""
+    found = [log for name in LOGS if (log := logs / name).is_file() and log.stat().st_size]
+    return max(found, key=lambda log: log.stat().st_mtime, default=None)
+
+
+def read_servers(logs: Path) -> list[str]:
+    """URLs of the servers that were launched last, as the logs name them."""
+    for log in (*(logs / name for name in LOGS), *sorted(logs.glob("*server*.log"))):
+        try:
+            found = SERVERS_AT.findall(read_ends(log))
+        except OSError:
+            continue
+        several = [one for one in found if b"," in one]
+        named = several[-1].split(b",") if several else list(dict.fromkeys(found))
+        if named:
+            return [f"http://{one.decode().removeprefix('http://')}" for one in named]
+    return []
+
+
+def launch_command(logs: Path) -> str:
+    """What AReaL was started with, as its launcher shows it where it starts a server; "" where no log has that line."""
+    for log in sorted(logs.glob("*.log")):
+        try:
+            found = SERVER_START.findall(read_ends(log))
+        except OSError:
+            continue
+        if found:
+            launcher, words = found[-1]
+            return f"python3 -m {launcher.decode()}.local {words.decode('utf-8', 'replace')}"
+    return ""
 
 
 def read_steps_per_epoch(logs: Path) -> int | None:

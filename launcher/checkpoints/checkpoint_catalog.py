@@ -35,6 +35,7 @@ from launcher.policy.checkpoint_status import (
 from launcher.policy.retention import worth_keeping
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
+from launcher.run_files.written_settings import read_settings, setting_of
 
 Damaged = Mapping[int, Set[float]]
 """Of each step, when those were made that could not be loaded: one that is made again after a restore is another."""
@@ -211,7 +212,12 @@ class CheckpointCatalog:
         """AReaL's, where there is one."""
         if self.trial.recover_info is None:
             return None
-        return read_recover_info(self.trial.recover_info, self.trial.areal_checkpoint)
+        updates = setting_of(read_settings(self.trial.logs / "config.yaml"), "actor.ppo_n_minibatches")
+        return read_recover_info(
+            self.trial.recover_info,
+            self.trial.areal_checkpoint,
+            updates=updates if isinstance(updates, int) else None,
+        )
 
     def entry_of(self, checkpoint: Checkpoint) -> CatalogEntry:
         """Of a folder, which may lie elsewhere."""

@@ -21,6 +21,8 @@ from safetensors import SafetensorError, safe_open
 from launcher.base.errors import ModelError
 
 CHUNK = 8 * 2**20
+PEEKED = 512
+"""Bytes of a matrix that show already that it is not one number."""
 NO_FLOATS = frozenset({"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"})
 EXPONENTS: Mapping[str, tuple[Any, int]] = {
     "F16": (np.uint16, 0x7C00),
@@ -103,6 +105,10 @@ def _only_value(stream: BinaryIO, entry: TensorEntry) -> int | None:
     kind, _ = EXPONENTS[entry.dtype]
     sign = kind(1 << (8 * np.dtype(kind).itemsize - 1))
     first: int | None = None
+    stream.seek(entry.begin)
+    begin = np.frombuffer(stream.read(min(PEEKED, entry.end - entry.begin)), dtype=kind)
+    if len({0 if bits == int(sign) else bits for bits in begin.tolist()}) > 1:
+        return None  # nearly always: the rest need not be read
     for bits in _chunks(stream, entry, kind):
         first = int(bits[0]) if first is None else first
         first = 0 if first == int(sign) else first

@@ -1,4 +1,4 @@
-"""Measures how far two models' tensors are from each other, with no more than some megabytes of each in memory.
+"""Measures how far two models' tensors are from each other, with some tens of megabytes in memory.
 
 A tensor's figures are sums over chunks that are read from both files side by side, so that folders of any size, dtype
 and number of shards are compared. bfloat16 is the upper half of a float32. In training, the weights of neighbouring

@@ -100,6 +100,11 @@ class RecipeConfig:
 
 
 OTHER_NAMES: Mapping[str, str] = {
+    "allocation_mode": "sglang.n_servers, sglang.tp_size and sglang.dp_size (servers), actor.dp_size (trainer)",
+    "group_size": "gconfig.n_samples",
+    "exp_ctrl.ckpt_freq_secs": "recover.freq_secs",
+    "exp_ctrl.ckpt_freq_steps": "recover.freq_steps",
+    "dataset.train_bs_n_seqs": "train_dataset.batch_size (prompts; dataset.train_bs_n_seqs is the same number)",
     "actor.adv_norm.std": "actor.reward_norm.std_level=group, or null (actor.adv_norm is over the batch, as in AReaL)",
     "actor.adv_norm.group_size": "gconfig.n_samples",
     "actor.reward_norm.group_size": "gconfig.n_samples",

@@ -16,10 +16,11 @@ class Schedule:
     `freq_secs` when so many seconds have passed since it was last due, for whichever reason, or since the start.
     """
 
-    def __init__(self, freq: FreqConfig, *, now: float, steps_done: int = 0, epochs_done: int = 0) -> None:
-        """`now` is in seconds of a monotonic clock."""
+    def __init__(self, freq: FreqConfig, *, now: float, first_steps: int | None = None) -> None:
+        """`now` is in seconds of a monotonic clock. `first_steps`: due after so many too, once."""
         self._freq = freq
-        self.restored(now=now, steps_done=steps_done, epochs_done=epochs_done)
+        self._first_steps = first_steps
+        self.restored(now=now, steps_done=0, epochs_done=0)
 
     def restored(self, *, now: float, steps_done: int, epochs_done: int) -> None:
         """The run was resumed or restored: so much of it is done."""
@@ -30,7 +31,8 @@ class Schedule:
         self._steps += 1
         self._epochs += ended_epoch
         due = (
-            _divides(self._freq.freq_steps, self._steps)
+            self._steps == self._first_steps
+            or _divides(self._freq.freq_steps, self._steps)
             or (ended_epoch and _divides(self._freq.freq_epochs, self._epochs))
             or (self._freq.freq_secs is not None and now - self._last_due >= self._freq.freq_secs)
         )

@@ -236,6 +236,9 @@ class SaverConfig(FreqConfig):
 class RecoverConfig(FreqConfig):
     """Checkpoints to resume from; older ones make room."""
 
+    first_steps: int | None = setting(
+        None, "the first one besides, after so many steps; null: as the others are due", COUNT
+    )
     mode: str = setting(
         "auto",
         "auto: resume if there is a checkpoint; on: there must be one; off: start from the beginning",

@@ -68,6 +68,12 @@ def report_page(
     )
 
 
+GONE = (
+    "its driver is gone and wrote no status; python -m scripts.resume_training shows the command that resumes it here"
+)
+"""Of a run that was copied or moved the original's own command would continue the original."""
+
+
 def status_of(facts: RunFacts, is_live: bool | None) -> tuple[str, str, str]:
     """Text of the badge, its class, and the reason."""
     if facts.word:
@@ -75,7 +81,7 @@ def status_of(facts: RunFacts, is_live: bool | None) -> tuple[str, str, str]:
     if not facts.attempts:
         return "NOT STARTED", "", ""
     if is_live is False:
-        return "ENDED WITHOUT A STATUS", "bad", "its driver is gone and wrote no status; the same command resumes it"
+        return "ENDED WITHOUT A STATUS", "bad", GONE
     if not facts.states:
         return "NOT STARTED", "", ""
     _, state, reason = facts.states[-1]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.own_python import python
+from launcher.checkpoints.areal_log import launch_command
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.journal import read_lines
 from launcher.run_files.written_settings import read_settings, setting_of
 from scripts.checkpoints.areal_setup import NO_OPTIMIZER
 
+ARGUMENTS = re.compile(r"\$@|\$\{@|\$\*|\$1")
 LAUNCH = ("python", "-m", "launcher")
 
 
@@ -76,4 +79,15 @@ def next_command(trial: TrialFolder, *, has_optimizer: bool = True) -> str:
         command = recorded_command(trial)
         return command.typed if command is not None else "the command that the run was started with, unchanged"
     more = "" if has_optimizer else f" {NO_OPTIMIZER}"
-    return f"<the command that AReaL was started with> recover.mode=auto{more}"
+    started = launch_command(trial.logs) or "<the command that AReaL was started with>"
+    return f"{started} recover.mode=auto{more}"
+
+
+def lost_arguments(command: Command) -> str:
+    """A shell script that the command runs and that does not hand its arguments on; "" where there is none."""
+    for word in command.words[:3]:
+        script = Path(command.folder) / word
+        if word.endswith(".sh") and script.is_file():
+            text = script.read_text(errors="replace")
+            return "" if ARGUMENTS.search(text) else str(script)
+    return ""

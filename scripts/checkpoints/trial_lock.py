@@ -1,7 +1,7 @@
 """Holds a trial while a tool works on it: no run of it may start meanwhile, and no other tool.
 
-AReaL has no lock of its own. Ours lies beside the trial's folder, since AReaL reads all that is within; and it is
-gone afterwards, since the folder is another program's.
+AReaL has no lock of its own: a run of it is known by its processes and by the age of its logs. Our lock lies beside the
+trial's folder, since AReaL reads all that is within; and it is gone afterwards, since the folder is another program's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.base.errors import StorageError
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.run_files.run_paths import RunLock
+from scripts.checkpoints.areal_processes import refuse_running
 
 
 @contextlib.contextmanager
@@ -23,6 +24,7 @@ def held(trial: TrialFolder, tool: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not trial.is_ours:
             stack.enter_context(areal_held(trial))
+            refuse_running(trial)
         elif trial.paths.logs.is_dir():
             stack.enter_context(RunLock(trial.paths, tool=tool))
         yield

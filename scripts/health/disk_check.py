@@ -18,6 +18,7 @@ from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer, read_settings
 from scripts.checkpoints.choosing import read_catalog
+from scripts.health.areal_run import check_areal_checkpoints
 from scripts.health.findings import ABSENT, BAD, NOTE, OK, CheckResult, Finding
 from scripts.health.machine_check import GIB
 from scripts.health.run_check import Subject
@@ -30,7 +31,8 @@ SAID = {DiskFault.READ_ONLY: "its disk is mounted read-only"}
 
 def check_disk(subject: Subject) -> list[Finding]:
     paths = subject.paths
-    checkpoints = CheckpointStore(paths.default_checkpoints).list()
+    store = paths.default_checkpoints if subject.areal is None else subject.areal.trial.default
+    checkpoints = CheckpointStore(store).list()
     sizes = [size for one in checkpoints[-LAST:] if (size := _bytes(one)) > 0]
     folder, logs = _existing(paths.default_checkpoints), _existing(paths.logs)
     findings = [judge_space(str(folder), shutil.disk_usage(folder).free, sizes)]
@@ -75,6 +77,8 @@ def _existing(path: Path) -> Path:
 def check_checkpoints(subject: Subject) -> list[Finding]:
     """Sizes against manifests: a torn one is seen, a flipped bit is not (`scripts.list_checkpoints --verify` does)."""
     folder = subject.paths.default_checkpoints
+    if subject.areal is not None:
+        return check_areal_checkpoints(subject.areal, may_be_live=subject.may_be_live)
     if foreign := foreign_trainer(read_settings(subject.paths.config)):
         return [Finding("checkpoints", "checkpoints", ABSENT, f"{foreign}, which are not looked at here")]
     found = [(one, _problem(one)) for one in CheckpointStore(folder).list()]

@@ -96,7 +96,7 @@ def _own_pids(subject: Subject) -> dict[int, str]:
     """Of the run's processes, the name of whom each belongs to."""
     found = subject.processes
     if found is None:
-        return {}
+        return {} if subject.areal is None else dict(subject.areal.names)
     pids = {process.pid: "the run" for process in descendants(found.driver.pid)}
     pids |= {process.pid: server.name for server in found.servers for process in server.tree}
     if found.trainer is not None:

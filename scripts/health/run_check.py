@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
+from launcher.checkpoints.areal_log import read_servers
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
+from scripts.health.areal_run import (
+    ArealRun,
+    areal_view,
+    is_areals,
+    judge_processes,
+    live_of,
+    read_areal,
+    trial_of_logs,
+)
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, CheckResult, Finding
 from scripts.health.recorded_run import LastSteps, RecordedRun, read_steps
 
@@ -21,7 +32,8 @@ ZERO_STEPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is checked. `is_live` None: the driver is on another machine. `processes`: of a live run."""
+    """What is checked. `is_live` None: the driver is on another machine. `processes`: of a live run. `areal`: what was
+    read of a run of AReaL's, whose own files these are."""
 
     paths: RunPaths
     view: RecordedRun
@@ -30,6 +42,7 @@ class Subject:
     timeout_s: float
     recent_s: float
     extra_servers: tuple[str, ...]
+    areal: ArealRun | None = None
 
     @property
     def may_be_live(self) -> bool:
@@ -56,8 +69,35 @@ def find_subject(
     )
 
 
+def areal_subject(
+    paths: RunPaths, *, timeout_s: float, recent_s: float, extra_servers: tuple[str, ...] = ()
+) -> Subject | None:
+    """None where it is a run of ours."""
+    if not is_areals(paths):
+        return None
+    run = read_areal(trial_of_logs(paths))
+    is_live = live_of(run)
+    servers = extra_servers if is_live is False else (*read_servers(paths.logs), *extra_servers)
+    return Subject(
+        paths=paths,
+        view=areal_view(run, is_live),
+        is_live=is_live,
+        processes=None,
+        timeout_s=timeout_s,
+        recent_s=recent_s,
+        extra_servers=servers,
+        areal=run,
+    )
+
+
 def check_run(subject: Subject) -> list[Finding]:
-    view, steps = subject.view, read_steps(subject.paths.metrics)
+    view = subject.view
+    if subject.areal is not None:
+        state, *judged = judge_run(view, subject.areal.steps, is_live=subject.is_live, now=time.time())
+        if subject.is_live is None:
+            state = dataclasses.replace(state, said=view.state_reason)
+        return [state, *judged, judge_processes(subject.areal, is_live=subject.is_live)]
+    steps = read_steps(subject.paths.metrics)
     if subject.is_live is False and not view.started_at and steps.last_step is None:
         return [Finding("run", "state", UNKNOWN, f"{subject.paths.logs} has no events.jsonl of a run")]
     findings = judge_run(view, steps, is_live=subject.is_live, now=time.time())
@@ -101,11 +141,18 @@ def _done(steps: LastSteps) -> int:
     return 0 if steps.last_step is None else steps.last_step + 1
 
 
+GONE = (
+    "its driver is gone and recorded no final status; python -m scripts.resume_training shows the command that "
+    "resumes it here"
+)
+"""Of a run that was copied or moved the original's own command would continue the original."""
+
+
 def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:
     if view.status and not is_live:
         return OK if view.status == "FINISHED" else BAD, f"{view.status}: {view.reason}"
     if is_live is False:
-        return BAD, "its driver is gone and recorded no final status; the same command resumes the run"
+        return BAD, GONE
     if is_live is None:
         return UNKNOWN, f"{view.state} by its journal; its driver is on another machine"
     if view.incidents:

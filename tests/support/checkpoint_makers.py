@@ -203,6 +203,7 @@ def write_areal_log(file, rewards):
             "│ ppo_actor/task_reward/min │  0.0000e+00 │ ppo_actor/task_reward/max │ " + f"{float(reward > 0):.4e} │",
         ]
     file.write_text("\n".join(lines) + "\n")
+    os.utime(file, (1.79e9, 1.79e9))  # of a run that ended long ago
 
 
 def snapshot(folder):

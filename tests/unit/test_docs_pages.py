@@ -50,6 +50,15 @@ def test_every_test_that_the_status_page_names_exists():
     assert [row for row in rows if not NAMED.search(row)] == []
 
 
+def test_each_line_of_the_field_reports_has_a_test():
+    rows = [line for line in (DOCS / "field_reports.md").read_text().splitlines() if line.startswith("| ")]
+    lines = [row for row in rows if not row.startswith("| what the")]
+    assert len(lines) > 25
+    named = [NAMED.search(line.rstrip(" |").rpartition("|")[2]) for line in lines]
+    assert [line for line, found in zip(lines, named, strict=True) if found is None or found[2] is None] == []
+    assert [found[0] for found in named if found and found[2] not in functions_of(found[1])] == []
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{page}" for page in sorted(PAGES))]
 )

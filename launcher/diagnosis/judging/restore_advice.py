@@ -76,7 +76,7 @@ def _commands(
     if until is not None:
         words.append(f"--before-step {(until if chosen is None else chosen.global_step) + 1}")
     if not folders.is_ours:
-        words.append(f"--command {shlex.quote(AREALS_COMMAND)}")
+        words.append(f"--command {shlex.quote(folders.launched or AREALS_COMMAND)}")
     return (" ".join([*words, *map(shlex.quote, overrides)]),)
 
 

@@ -23,6 +23,7 @@ from launcher.diagnosis.reading.log_records import (
     FAILED,
     NOT_READ,
     REWARD,
+    TENSORBOARD,
     Contents,
     FigureNames,
     Kind,
@@ -33,6 +34,7 @@ from launcher.diagnosis.reading.log_records import (
     is_metric,
 )
 from launcher.diagnosis.reading.own_run import read_events, read_metrics
+from launcher.diagnosis.reading.tensorboard_files import is_event_file, read_event_file
 from launcher.diagnosis.reading.unpacked import PackedError, extracted, head_of, is_archive, unpacked
 from launcher.diagnosis.reading.wandb_files import MAGIC, read_csv, read_offline
 
@@ -40,7 +42,7 @@ STARTS = (Kind.SERVER_READY, Kind.SERVER_LAUNCHED)
 """A run's own events have these better than its servers' logs."""
 LOGS = ("*.log*", "*.out", "*.err", "dmesg*", "kern*", "syslog*", "messages*")
 """How files are named that are read of a folder, beside tables, archives and what our runs write."""
-TABLES, ARCHIVES = ("*.csv*", "*.wandb"), ("*.tar", "*.tar.*", "*.tgz")
+TABLES, ARCHIVES = ("*.csv*", "*.wandb", "*.tfevents.*"), ("*.tar", "*.tar.*", "*.tgz", "*.zip")
 OF_OURS = ("metrics.jsonl", "events.jsonl")
 
 
@@ -144,7 +146,7 @@ def read_inputs(
     rewards = [key for key in contents.keys if "reward" in key] or contents.keys
     if metric and not any(is_metric(key, metric) for key in contents.keys):
         raise DataError(f"--metric {metric} is in none of the files", f"keys: {some_of(rewards, none='none')}")
-    only_tables = all(source.what.startswith("WandB") for source in contents.sources)
+    only_tables = all(source.what.startswith("WandB") or source.what == TENSORBOARD for source in contents.sources)
     if only_tables and not np.isfinite(contents.steps.column(REWARD)).any():
         raise DataError(
             f"no step in {', '.join(str(one.path) for one in inputs[:3])} has a reward that is known as one",
@@ -237,12 +239,14 @@ def _read(path: Path, names: FigureNames, metric: str, on_progress: Callable[[in
     head = head_of(path)
     if head.startswith(MAGIC) or path.suffix == ".wandb":
         return read_offline(path, names)
+    if is_event_file(path, head):
+        return read_event_file(path, names)
     if path.suffix == ".csv":
         return read_csv(path, names, metric)
     if path.name in OF_OURS or head.lstrip()[:1] == b"{":
         return read_events(path) if b'"event"' in head else read_metrics(path, names)
     if head.count(b"\0") > len(head) // 1000:
-        raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), or a .wandb file")
+        raise DataError(f"{path} is no text", "give a log, a WandB export (.csv), a .wandb or a TensorBoard file")
     return read_log(path, names, on_progress)
 
 
@@ -280,16 +284,22 @@ def _joined(read: Sequence[Contents]) -> Contents:
 
 
 def _used_for_steps(read: Sequence[Contents]) -> list[Contents]:
-    """The one with the most steps; where that is a log, with it the logs that came before and after it."""
+    """The one with the most steps; where that is a log, with it the logs that came before and after it. So are
+    TensorBoard's files, of which each start makes one."""
     with_steps = sorted((contents for contents in read if len(contents.steps)), key=_begin)
     longest = max(with_steps, key=lambda contents: len(contents.steps), default=None)
     used, end = list[Contents](), float("-inf")
     for contents in with_steps:
-        follows = longest is not None and _is_log(longest) and _is_log(contents) and _begin(contents) >= end - 1
+        follows = longest is not None and _joins(longest, contents) and _begin(contents) >= end - 1
         if contents is longest or (follows and longest is not None and not _overlap(contents, longest)):
             used.append(contents)
             end = contents.sources[0].last_time or end
     return used
+
+
+def _joins(one: Contents, other: Contents) -> bool:
+    what = one.sources[0].what
+    return what == other.sources[0].what and (_is_log(one) or what == TENSORBOARD)
 
 
 def _is_log(contents: Contents) -> bool:

@@ -183,6 +183,7 @@ class LogEvent:
 
 
 NOT_READ = "not read"
+TENSORBOARD = "TensorBoard's events"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

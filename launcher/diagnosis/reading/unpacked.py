@@ -13,12 +13,16 @@ import gzip
 import lzma
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
+import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -34,6 +38,8 @@ OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
 }
 SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".tgz")
 TAR_AT, TAR = 257, b"ustar"
+ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError)
+"""NotImplementedError: packed in a way that is not known; RuntimeError: with a password."""
 UTF_16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 COPIED_BYTES = 2**20
 HEAD_BYTES = 65536
@@ -45,13 +51,23 @@ class PackedError(DataError):
     """A log in a form that can't be unpacked here."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A file of an archive, in unpacked bytes. `source` None: a link, a device, no regular file."""
+
+    name: str
+    size: int
+    time: float
+    source: IO[bytes] | None
+
+
 def unpacked(path: Path, scratch: Path) -> tuple[Path, str]:
     """Where its plain lines are, and what is to be said of it. Raises DataError, StorageError, OSError."""
     note = ""
     try:
         head = head_of(path)
-        if head.startswith(ZIP):
-            raise PackedError(f"{path} is packed", f"unpack it first: unzip {path}")
+        if head.startswith(ZIP):  # an archive
+            return path, note
         for magic, opener in OPENERS.items():
             if head.startswith(magic):
                 path, note = _decompressed(path, opener, scratch)
@@ -74,7 +90,8 @@ def _no_room(path: Path, scratch: Path) -> StorageError:
 
 
 def is_archive(path: Path) -> bool:
-    return head_of(path)[TAR_AT : TAR_AT + len(TAR)] == TAR
+    head = head_of(path)
+    return head.startswith(ZIP) or head[TAR_AT : TAR_AT + len(TAR)] == TAR
 
 
 def extracted(path: Path, scratch: Path, is_wanted: Callable[[str], bool]) -> tuple[Path, list[str]]:
@@ -85,29 +102,47 @@ def extracted(path: Path, scratch: Path, is_wanted: Callable[[str], bool]) -> tu
     folder = Path(tempfile.mkdtemp(dir=scratch))
     others = list[str]()
     try:
-        with tarfile.open(path) as archive:
-            for one in archive:
-                if one.isreg() and is_wanted(Path(one.name).name):
-                    if shutil.disk_usage(scratch).free < one.size + LEFT_FREE:
-                        raise _no_room(path, scratch)
-                    _extract(archive, one, folder, path)
-                elif not one.isdir():
-                    others.append(one.name)
-    except (tarfile.TarError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise DataError(f"{path} is no archive that can be read: {error}", "unpack it, and give the folder") from error
+        for one in _of_zip(path) if head_of(path).startswith(ZIP) else _of_tar(path):
+            if one.source is None or not is_wanted(Path(one.name).name):
+                others.append(one.name)
+                continue
+            if shutil.disk_usage(scratch).free < one.size + LEFT_FREE:
+                raise _no_room(path, scratch)
+            _extract(one, one.source, folder, path)
+    except (*ARCHIVE_ERRORS, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        what = f"{path} is no archive that can be read: {error}"
+        raise PackedError(what, "unpack it, and give the folder") from error
     return folder, others
 
 
-def _extract(archive: tarfile.TarFile, one: tarfile.TarInfo, folder: Path, path: Path) -> None:
+def _of_tar(path: Path) -> Iterator[Member]:
+    with tarfile.open(path) as archive:
+        for one in archive:
+            if not one.isdir():
+                source = archive.extractfile(one) if one.isreg() else None
+                yield Member(name=one.name, size=one.size, time=one.mtime, source=source)
+
+
+def _of_zip(path: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(path) as archive:
+        for one in archive.infolist():
+            if not one.is_dir():
+                is_regular = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG)
+                at = time.mktime((*one.date_time, 0, 0, -1))
+                yield Member(
+                    name=one.filename, size=one.file_size, time=at, source=archive.open(one) if is_regular else None
+                )
+
+
+def _extract(one: Member, source: IO[bytes], folder: Path, path: Path) -> None:
     """A regular file, with its time: no links, owners or modes. Not tarfile's own, whose filters 3.11.2 hasn't."""
     made = (folder / one.name).resolve()
-    source = archive.extractfile(one)
-    if source is None or not made.is_relative_to(folder.resolve()):
+    if not made.is_relative_to(folder.resolve()):
         raise DataError(f"{path} would write elsewhere: {one.name}", "do not unpack it; ask whoever made it")
     made.parent.mkdir(parents=True, exist_ok=True)
     with source, made.open("wb") as target:
         shutil.copyfileobj(source, target)
-    os.utime(made, (one.mtime, one.mtime))
+    os.utime(made, (one.time, one.time))
 
 
 def head_of(path: Path) -> bytes:

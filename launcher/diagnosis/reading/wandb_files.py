@@ -17,7 +17,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.base.errors import DataError
@@ -60,10 +60,10 @@ def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
                 )
             time = next((header.index(name) for name in TIME_COLUMNS if name in header), None)
             found = [parsed for row in rows if row and (parsed := _parse(row, step, time, keys))]
-            steps = _steps_of(sorted(found, key=lambda one: one[0]), names)  # a table may be sorted in any way
+            steps = steps_of(sorted(found, key=lambda one: one[0]), names)  # a table may be sorted in any way
         except csv.Error as error:
             raise DataError(f"{path} is not a CSV file: {error}", "give the file that WandB exported") from error
-    return _contents(path, "WandB's CSV", steps, keys.values())
+    return contents_of(path, "WandB's CSV", steps, keys.values())
 
 
 def _is_european(header: str) -> bool:
@@ -116,8 +116,8 @@ def read_offline(path: Path, names: FigureNames) -> Contents:
                     at = items.get("_timestamp", math.nan)
                     yield int(step), from_unix(at) if math.isfinite(at) else None, items
 
-    steps = _steps_of(rows(), names)
-    return _contents(path, "WandB's offline file", steps, (key for key in keys if not key.startswith("_")))
+    steps = steps_of(rows(), names)
+    return contents_of(path, "WandB's offline file", steps, (key for key in keys if not key.startswith("_")))
 
 
 def _value(text: str) -> object:
@@ -164,7 +164,7 @@ def _pieces(block: bytes) -> Iterator[tuple[int, bytes]]:
         position += PIECE.size + length
 
 
-def _steps_of(rows: Iterable[Row], names: FigureNames) -> Steps:
+def steps_of(rows: Iterable[Row], names: FigureNames) -> Steps:
     """Rows of one step that follow each other are one: charts and logs write a step in parts."""
     steps = Steps()
     for step, group in itertools.groupby(rows, key=lambda row: row[0]):
@@ -175,6 +175,9 @@ def _steps_of(rows: Iterable[Row], names: FigureNames) -> Steps:
     return steps
 
 
-def _contents(path: Path, what: str, steps: Steps, keys: Iterable[str]) -> Contents:
-    source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=path.stat().st_size, steps=len(steps))
+def contents_of(path: Path, what: str, steps: Steps, keys: Iterable[str], *, times: Sequence[float] = ()) -> Contents:
+    source = Source(
+        path=str(path), what=what, role=Role.UNKNOWN, bytes=path.stat().st_size, steps=len(steps),
+        first_time=min(times, default=None), last_time=max(times, default=None),
+    )  # fmt: skip
     return Contents(steps=steps, sources=(source,), keys=tuple(sorted(set(keys))))

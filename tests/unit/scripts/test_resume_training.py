@@ -284,7 +284,12 @@ def test_areal_s_own_folder_needs_no_setup(tool, folder, areal):
     assert snapshot(areal[0]) == before
 
 
-@pytest.mark.parametrize("hide", [Path.unlink, lambda log: log.write_bytes(b"\x1f\x8b, no gzip")])
+def packed_badly(log):
+    log.write_bytes(b"\x1f\x8b, no gzip")
+    os.utime(log, (1.79e9, 1.79e9))  # a young one may be another machine's
+
+
+@pytest.mark.parametrize("hide", [Path.unlink, packed_badly])
 def test_without_its_logs_the_newest_is_taken_only_if_it_is_named(tool, folder, areal, hide):
     log = folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "trainer.log"
     hide(log)
@@ -301,6 +306,28 @@ def test_areal_s_differences_and_a_command_that_is_not_known(tool, folder, areal
     assert code == 2 and "gconfig.n_samples was '4', is '8'" in said
     code, said = tool("--yes")
     assert code == 2 and "--command" in said
+
+
+def test_the_command_is_taken_from_areals_own_log(tool, folder, areal):
+    log = folder / "root" / "logs" / USER / EXPERIMENT / TRIAL / "launcher.log"
+    server = "python3 -m areal.infra.launcher.sglang_server a/gsm8k.py --config gsm8k.yaml sglang.random_seed=1 2>&1"
+    log.write_text(f"20261120-18:14:23.037 LocalLauncher INFO: Starting local process with command: A=1 {server}\n")
+    os.utime(log, (1.79e9, 1.79e9))
+    said = tool("--yes")[1]
+    assert "--command 'python3 -m areal.infra.launcher.local a/gsm8k.py --config gsm8k.yaml'" in said
+
+
+@pytest.mark.parametrize("last", ["python3 train.py", 'python3 train.py "$@"', "exec python3 train.py ${@}"])
+def test_a_script_that_hands_no_arguments_on(tool, folder, areal, last):
+    (folder.parent / "run.sh").write_text(f"#!/bin/bash\n{last}\n")
+    before = snapshot(folder / "root")
+    found, said = tool("--yes", "--command", "bash run.sh")
+    if "@" in last:
+        assert found[-1] == "recover.no_load_optim=true"
+        return
+    assert found == 2 and "run.sh hands no arguments on, so recover.mode=auto" in said and 'write "$@"' in said
+    assert snapshot(folder / "root") == before
+    assert "warning     " in tool("--command", "bash run.sh")[1]
 
 
 def test_what_nobody_wrote_down_is_not_said_to_fit(tool, folder, areal):

@@ -43,6 +43,10 @@ def test_what_may_be_asked_for(settings):
         ("actor.adv_norm.group_size=8", "gconfig.n_samples"),
         ("actor.mask_no_eos_with_zero=true", "actor.mask_truncated_completions"),
         ("+actor.adv_norm.std=true", "actor.reward_norm.std_level"),
+        ("allocation_mode=sglang:d1+fsdp:d1", "sglang.n_servers"),
+        ("group_size=8", "gconfig.n_samples"),
+        ("exp_ctrl.ckpt_freq_secs=600", "recover.freq_secs"),
+        ("dataset.train_bs_n_seqs=8", "train_dataset.batch_size"),
     ],
 )
 def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):

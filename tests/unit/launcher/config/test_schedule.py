@@ -2,6 +2,7 @@
 
 import pytest
 
+from launcher.config.compose import compose, presets
 from launcher.config.schedule import Schedule
 from launcher.config.schema import FreqConfig
 
@@ -32,6 +33,19 @@ def due_steps(schedule, *, first=1, last, steps_per_epoch=10, seconds_per_step=1
 )
 def test_due_when_any_interval_ends(freq, expected):
     assert due_steps(Schedule(FreqConfig(**freq), now=0.0), last=30) == expected
+
+
+def test_the_first_one_shows_early_what_can_not_be_saved():
+    schedule = Schedule(FreqConfig(freq_steps=7), now=0.0, first_steps=2)
+    assert due_steps(schedule, last=30) == [2, 7, 14, 21, 28]
+    schedule.restored(now=0.0, steps_done=2, epochs_done=0)
+    assert due_steps(schedule, first=3, last=16) == [7, 14], "it has it by then"
+
+
+@pytest.mark.parametrize("preset", [name for name in presets() if name.startswith("gsm8k")])
+def test_presets_save_after_step_two_and_every_ten_minutes(preset):
+    recover = compose([f"conf={preset}"]).recover
+    assert (recover.first_steps, recover.freq_secs) == (2, 600)
 
 
 def test_steps_that_take_longer_than_the_interval_are_each_due():

@@ -6,7 +6,7 @@ from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
 from launcher.diagnosis.reading.log_records import Kind
-from scripts.benchmark.made_data.made_logs import table
+from scripts.benchmark.made_data.made_logs import Made, RunMaker, table
 from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
 
 FIRST = {0: 0.34, 1: 0.47, 2: 0.34, 3: 0.50, 4: 0.34, 27: 0.41, 62: 0.59, 79: 0.63, 81: 0.75, 82: 0.38}
@@ -72,3 +72,27 @@ def test_connections_refused_long_after_the_fall_are_no_cause_of_it(tmp_path):
     assert found.onset.step == 188
     assert [e.after_step for e in found.contents.log_events if e.kind is Kind.REFUSED] == [879]
     assert not any("refused" in e.text for one in found.causes.ranked for e in one.supporting)
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [
+        (
+            "LocalLauncher INFO: LocalLauncher: experiment_name=gsm8k, trial_name=t9, fileroot={here}, run_id=1, "
+            "is_recover_run=True",
+            "--experiment-name gsm8k --trial-name t9 --fileroot {here}",
+        ),
+        (
+            "Recover INFO: Saved recover checkpoint to {here}/checkpoints/ann/gsm8k/t9/default/recover_checkpoint "
+            "(with_optim=True)",
+            "--experiment-name gsm8k --trial-name t9 --fileroot {here} --user ann",
+        ),
+    ],
+)
+def test_names_are_those_that_the_log_has(tmp_path, line, flags):
+    logs = RunMaker(Made(fails="crash", onset=30, steps=60)).write(tmp_path / "elsewhere")
+    log = logs / "trainer.log"
+    text = log.read_text()
+    for here, expected in ((tmp_path, flags.format(here=tmp_path)), ("/nowhere", "EXPERIMENT --trial-name TRIAL")):
+        log.write_text(f"(AReaL) 20251111-00:00:01.000 {line.format(here=here)}\n" + text)
+        assert expected in diagnosis_of(logs).restore_advice.commands[0], "another machine's is not named"

@@ -285,7 +285,7 @@ def test_a_log_without_a_step_is_no_error(tmp_path):
         ("trainer.log", b"hello\nworld\n" * 50, ("no log of AReaL", "600 bytes", "trainer.log")),
         ("weights.log", bytes(range(256)) * 40, ("is no text",)),
         ("trainer.log.gz", b"\x1f\x8bnot gzip at all", ("can't be unpacked", "copy it again")),
-        ("trainer.zip", b"PK\x03\x04" + b"x" * 100, ("is packed", "unzip")),
+        ("trainer.zip", b"PK\x03\x04" + b"x" * 100, ("is no archive that can be read", "unpack it")),
         ("run.wandb", b"nonsense at its beginning", ("not a .wandb file",)),
         ("export.csv", b"a,b\n1,2\n", ("no column of steps", "a, b")),
     ],

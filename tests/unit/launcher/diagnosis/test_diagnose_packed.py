@@ -10,6 +10,7 @@ import shutil
 import struct
 import tarfile
 import time
+import zipfile
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -93,6 +94,43 @@ def test_an_archive_of_a_whole_run_is_read(tmp_path, plain, mode):
     assert {source.path for source in found.contents.sources} == {
         f"{path}/logs/me/exp/t0/{name}" for name in ("llm_server.log", "trainer.log")
     }
+
+
+def zipped(path, files, **settings):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content, **settings)
+    return path
+
+
+def test_a_zip_of_a_whole_run_is_read(tmp_path, plain):
+    names = ("llm_server.log", "trainer.log")
+    path = zipped(tmp_path / "run.zip", {f"logs/me/exp/t0/{name}": (plain / name).read_bytes() for name in names})
+    found, expected = diagnosis_of(path), diagnosis_of(plain)
+    assert (found.headline, found.onset) == (expected.headline, expected.onset)
+    assert {source.path for source in found.contents.sources} == {f"{path}/logs/me/exp/t0/{name}" for name in names}
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere.log", "/elsewhere.log"])
+def test_a_zip_writes_nowhere_else(tmp_path, name):
+    with pytest.raises(DataError, match=r"run\.zip would write elsewhere: .*elsewhere\.log"):
+        diagnosis_of(zipped(tmp_path / "run.zip", {name: "x"}))
+
+
+def test_of_a_zip_links_are_not_followed_and_a_password_is_named(tmp_path, plain):
+    log = (plain / "trainer.log").read_bytes()
+    path = zipped(tmp_path / "run.zip", {"trainer.log": log})
+    link = zipfile.ZipInfo("llm_server.log")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+    assert [source.path for source in diagnosis_of(path).contents.sources] == [f"{path}/trainer.log"]
+    data = bytearray(zipped(tmp_path / "locked.zip", {"trainer.log": log}).read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.find(mark) + flags] |= 1
+    (tmp_path / "locked.zip").write_bytes(data)
+    with pytest.raises(DataError, match=r"locked\.zip is no archive that can be read: .*password"):
+        diagnosis_of(tmp_path / "locked.zip")
 
 
 def test_an_archive_without_a_log_says_what_it_holds(tmp_path):

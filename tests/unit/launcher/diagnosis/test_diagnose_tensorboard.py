@@ -1,0 +1,105 @@
+"""TensorBoard's event files tell of a run as its log does: written here byte by byte, as its format is described."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from launcher.base.errors import DataError
+from launcher.diagnosis.judging.verdict import RunCondition
+from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
+from launcher.diagnosis.reading.log_records import REWARD
+from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
+
+REWARD_TAG = "ppo_actor/task_reward/avg"
+
+
+def varint(value):
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def piece(number, data):
+    """A field with bytes, as protobuf writes it."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def scalar(tag, value, *, as_tensor=""):
+    if as_tensor == "content":
+        body = piece(8, varint(1 << 3) + varint(1) + piece(4, struct.pack("<f", value)))
+    elif as_tensor == "float_val":
+        body = piece(8, varint(1 << 3) + varint(1) + piece(5, struct.pack("<f", value)))
+    else:
+        body = varint(2 << 3 | 5) + struct.pack("<f", value)
+    return piece(1, tag.encode()) + body
+
+
+def event(step, *values, at=1.79e9):
+    return (
+        varint(1 << 3 | 1)
+        + struct.pack("<d", at + step)
+        + varint(2 << 3)
+        + varint(step)
+        + piece(5, b"".join(piece(1, value) for value in values))
+    )
+
+
+def event_file(path, events):
+    first = varint(1 << 3 | 1) + struct.pack("<d", 1.79e9) + piece(3, b"brain.Event:2")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = (struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4) for data in (first, *events))
+    path.write_bytes(b"".join(records))
+    return path
+
+
+def steps(rewards, first=0, **how):
+    for step, reward in enumerate(rewards, start=first):
+        yield event(step, scalar(REWARD_TAG, reward, **how))
+        yield event(step, scalar("ppo_actor/update/grad_norm", 0.5), scalar("rollout/reward", reward))
+
+
+def read(*paths):
+    return read_inputs(find_inputs(paths)).steps
+
+
+@pytest.mark.parametrize("as_tensor", ["", "content", "float_val"])
+def test_scalars_of_each_form_are_the_steps(tmp_path, as_tensor):
+    """TensorBoard's own writers have used three."""
+    rewards = [0.25, 0.5, 0.75]
+    path = event_file(tmp_path / "events.out.tfevents.1790000000.host.1.0", steps(rewards, as_tensor=as_tensor))
+    found = read(path)
+    assert found.steps.tolist() == [0, 1, 2] and found.column(REWARD).tolist() == rewards
+
+
+def test_a_run_s_fall_is_found_and_its_starts_are_joined(tmp_path):
+    """Each start makes a file of its own; a folder has a run's."""
+    healthy, noise = [0.5] * 60, np.random.default_rng(0).normal(0, 0.02, 120)
+    rewards = [*(np.array([*healthy, *healthy]) + noise), *[0.0] * 30]
+    event_file(tmp_path / "events.out.tfevents.1790000000.host.1.0", steps(rewards[:70]))
+    event_file(tmp_path / "events.out.tfevents.1790000070.host.2.0", steps(rewards[70:], first=70))
+    found = diagnosis_of(tmp_path)
+    assert found.condition is RunCondition.FELL and found.onset.step == 120
+    assert len(found.contents.steps) == 150
+
+
+def test_a_torn_end_ends_the_reading(tmp_path):
+    path = event_file(tmp_path / "events.out.tfevents.1.host", steps([0.5] * 10))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert read(path).steps.tolist() == list(range(10))
+    path.write_bytes(path.read_bytes() + b"\xff" * 40)
+    assert read(path).steps.tolist() == list(range(10))
+
+
+def test_a_file_without_scalars_is_named(tmp_path):
+    path = event_file(tmp_path / "events.out.tfevents.1.host", [])
+    with pytest.raises(DataError, match="holds no scalar"):
+        read(path)
+
+
+def test_an_unknown_reward_is_asked_for(tmp_path):
+    path = event_file(tmp_path / "renamed", [event(step, scalar("quality", 0.5)) for step in range(5)])
+    with pytest.raises(DataError, match=r"has a reward that is known as one[\s\S]*quality"):
+        read(path)

@@ -1,0 +1,99 @@
+"""A live AReaL run is noticed before a tool touches its folders: by its processes, or by a young log elsewhere."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launcher.checkpoints.areal_log import read_servers
+from launcher.checkpoints.trial_folders import find_trial
+from scripts.checkpoints.areal_processes import areal_processes, is_of_this_machine
+from scripts.setup_recovery import main
+from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_areal, snapshot
+
+NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
+REWARDS = [0.5] * 60
+
+
+@pytest.fixture
+def trial(tmp_path):
+    root = tmp_path / "root"
+    make_areal(root, [20], recover_step=40, rewards=REWARDS)
+    return find_trial(root, USER, EXPERIMENT, TRIAL)
+
+
+@pytest.fixture
+def tool(trial, capsys):
+    def run(*flags):
+        before = snapshot(trial.paths.fileroot)
+        code = main(["--fileroot", str(trial.paths.fileroot), *NAMES, *flags])
+        assert code == 0 or snapshot(trial.paths.fileroot) == before
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+@contextlib.contextmanager
+def started(*command, shell=False):
+    """Until it has written its first line."""
+    with subprocess.Popen(*command if shell else [command], shell=shell, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline()
+            yield process
+        finally:
+            subprocess.run(["kill", "--", *map(str, [process.pid, *below(process.pid)])], check=False)
+
+
+def below(pid):
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+    return [int(one) for one in found] + [two for one in found for two in below(int(one))]
+
+
+WAITS = "import time; print('there', flush=True); time.sleep(600)"
+
+
+def test_the_pipeline_of_its_launcher(trial, tool):
+    """As AReaL's local launcher starts it: python, through tee, below a shell."""
+    line = f'{sys.executable} -u -c "{WAITS}" train.py 2>&1 | tee -a {trial.logs}/trainer.log'
+    with started(line, shell=True) as shell:
+        pids = {one.pid for one in areal_processes(trial)}
+        assert pids == {shell.pid, *below(shell.pid)} and len(pids) == 3
+        code, said = tool("--before-step", "40")
+        assert code == 2 and f"{EXPERIMENT}/{TRIAL} is running: " in said and f"end it first: kill {shell.pid}" in said
+    assert tool("--before-step", "30")[0] == 2, "its log is young, and no server's address says whose machine it was"
+    os.utime(trial.logs / "trainer.log", (1.79e9, 1.79e9))
+    assert tool("--before-step", "30")[0] == 0
+
+
+def test_a_trainer_started_by_hand_is_known_by_its_command(trial, tool):
+    words = (f"experiment_name={EXPERIMENT}", f"trial_name={TRIAL}")
+    with started(sys.executable, "-c", WAITS, *words) as trainer:
+        assert [one.pid for one in areal_processes(trial)] == [trainer.pid]
+        code, said = tool("--undo")
+        assert code == 2 and "is running" in said
+    with started(sys.executable, "-c", WAITS, words[0], "trial_name=another"):
+        assert areal_processes(trial) == []
+
+
+def test_who_reads_its_log_is_not_the_run(trial, tool):
+    with started("tail", "-f", str(trial.logs / "trainer.log")):
+        assert areal_processes(trial) == []
+        assert tool("--before-step", "30")[0] == 0
+
+
+def test_a_young_log_may_be_another_machines(trial, tool):
+    log = trial.logs / "trainer.log"
+    os.utime(log)
+    code, said = tool("--before-step", "30")
+    assert code == 2 and "may be running on another machine" in said and "trainer.log was written" in said
+    with log.open("a") as file:
+        file.write("SGLang server launched at: http://192.0.2.7:23239\n")
+    assert is_of_this_machine(trial) is False and tool("--before-step", "30")[0] == 2
+    with log.open("a") as file:
+        file.write("LLM inference server launched at: AREAL_LLM_SERVER_ADDRS=127.0.0.1:23239,127.0.0.1:23240\n")
+    assert read_servers(trial.logs) == ["http://127.0.0.1:23239", "http://127.0.0.1:23240"]
+    assert is_of_this_machine(trial) and tool("--before-step", "30")[0] == 0, "of this machine, where none runs"
+    assert time.time() - log.stat().st_mtime < 100
