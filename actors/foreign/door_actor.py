@@ -75,7 +75,12 @@ class DoorActor:
                 journal.record("door.refused", subject=DOOR, reason=f"{path}: weights come from the disk alone")
 
         http = DoorHttp(servers, requests, kept, told=tell)
-        await http.open(listening_address(config.sglang.host), config.sglang.n_servers)
+        try:
+            await http.open(listening_address(config.sglang.host), config.sglang.n_servers)
+        except OSError:  # one of its ports is taken meanwhile: the next call tries all of them again
+            await http.close()
+            await servers.close()
+            raise
         journal.record("door.opened", subject=DOOR, reason=", ".join(http.addresses), pid=os.getpid())
         return _Parts(journal=journal, kept=kept, servers=servers, requests=requests, http=http)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,18 @@ class FleetCoordinator(Coordinator):
         return dataclasses.replace(super()._observe(look), abort_reason="")
 
 
+async def asked(call: Callable[[], Any], *, within_s: float) -> Any:
+    """What the door answers, asked again while Ray starts or restarts it. Raises ServerError."""
+    give_up_at = time.monotonic() + within_s
+    while True:
+        try:
+            return await answer(call(), within_s=within_s, of="the door")
+        except ActorAway as error:
+            if time.monotonic() > give_up_at:
+                raise ServerError(error.message) from error
+            await asyncio.sleep(AGAIN_S)
+
+
 class ServedSupervisor(ForeignSupervisor):
     """Of a command whose servers are a fleet's. `resizes`: the fleet's own."""
 
@@ -164,16 +177,8 @@ class ServedSupervisor(ForeignSupervisor):
 
     async def _start(self, step: int, *, is_again: bool) -> None:
         """The door first forgets the incarnation before."""
-        give_up_at = self._clock() + DOOR_S
-        while True:
-            try:
-                is_first = self._checkpoints.path_of(step) is None
-                await answer(self._door.new_client.remote(is_first), within_s=DOOR_S, of="the door")
-                break
-            except ActorAway as error:  # Ray is restarting it
-                if self._clock() > give_up_at:
-                    raise ServerError(error.message) from error
-                await asyncio.sleep(AGAIN_S)
+        is_first = self._checkpoints.path_of(step) is None
+        await asked(lambda: self._door.new_client.remote(is_first), within_s=DOOR_S)
         await super()._start(step, is_again=is_again)
 
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import ray
 
-from actors.cluster.actor_calls import answer
 from actors.cluster.fencing import bind_to_cluster
 from actors.cluster.node_identity import alive_nodes, this_node
 from actors.foreign.door_actor import DOOR, DoorActor
-from actors.foreign.fleet import DOOR_S, Fleet, ServedSupervisor
+from actors.foreign.fleet import Fleet, ServedSupervisor, asked
 from actors.foreign.foreign_process import inherited
 from actors.foreign.foreign_supervisor import ForeignSupervisor
 from actors.monitoring.alerts import IncidentAlerts
@@ -117,7 +116,8 @@ class ForeignTrainerActor(RunActor):
 
     async def _with_servers(self, history: RunHistory, journal: Journal, made: tuple[Any, ...]) -> RunOutcome:
         """The command and the servers side by side; the end of one is that of the other."""
-        addresses = await answer(self._door.addresses.remote(), within_s=DOOR_S, of="the door")
+        within_s = self._config.rollout.setup_timeout
+        addresses = await asked(lambda: self._door.addresses.remote(), within_s=within_s)
         name = self._config.trainer.addresses_env
         supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=self._door)
         steps, self._supervisor = supervisor.steps, supervisor
