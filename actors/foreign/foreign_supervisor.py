@@ -283,7 +283,7 @@ class ForeignSupervisor:
             if last is None:
                 self._tell(f"it ended, and {what}: check {self._adapter.reads}")
             self._close_incidents("training is done")
-            how = LOST if exit_code is None else f"the command ended with exit code {exit_code}"
+            how = "its trainer has ended" if ended is None else f"the command ended with exit code {exit_code}"
             return self._end(TerminalStatus.FINISHED, f"{how}; {what}")
         fault = await asyncio.to_thread(fault_of_end, self._paths.trainer_log, self._log_start, exit_code, why)
         facts: dict[str, object] = {"pid": process.pid, "exit_code": exit_code}

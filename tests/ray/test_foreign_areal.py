@@ -65,7 +65,7 @@ def test_a_lost_trainer_whose_worker_holds_the_log_and_a_lost_server_cost_no_ste
     assert second["exit_code"] == 1
     assert run.incidents() == [("trainer_crash", True)] * 2
     assert run.steps() == list(range(STEPS))
-    assert "ended with exit code 1; its last step was 39" in run.events("run.finished")[-1]["reason"]
+    assert "its trainer has ended; its last step was 39" in run.events("run.finished")[-1]["reason"]
     assert learned(tmp_path) == undisturbed()
     assert check_health.main([str(run.paths.logs)]) == 0
 
