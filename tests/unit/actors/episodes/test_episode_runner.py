@@ -22,6 +22,7 @@ from scripts.faults.fault_proxy import FaultProxy
 from tests.programs import stand_in_server
 from tests.support import chat_templates
 
+pytestmark = pytest.mark.timeout(300)  # each starts processes that import a client
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
 
 
