@@ -192,7 +192,7 @@ CELLS = (
     ),
     Cell(
         name="preemption", arm=OURS, how="3 evictions with 30 s notice, 1 without, each back after 5 s",
-        run=preempted_run((True, True, False, True), 8, "total_train_steps=45"), is_full=True, expected_s=260,
+        run=preempted_run((True, True, False, True), 8, "total_train_steps=120"), is_full=True, expected_s=320,
         marks=(
             *WHOLE,
             Mark(measure="saved", limit=1, at_least=True, how="least"),
