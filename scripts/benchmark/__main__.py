@@ -18,6 +18,7 @@ BENCHMARKS = {
     "publish": "new weights to the server: from a folder and over the wire",
     "supervision": "steps with supervision against steps without, in one run",
     "failover": "from a server's SIGKILL to the next tokens, with a standby and without",
+    "hangs": "from a server's SIGSTOP until it is condemned, and its requests are answered elsewhere",
     "trainer_kills": "a killed trainer to the next committed step, with a parked trainer and without",
     "state": "the state after a step into memory, by its size",
     "start": "from the command to the first optimizer step",

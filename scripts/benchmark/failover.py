@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -85,17 +85,17 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def kill(paths: RunPaths, process: subprocess.Popen[bytes], arm: str, draw: random.Random) -> Kill:
-    standby = _until(process, lambda: parked(_lines(paths.events)), PARKED_WITHIN_S)
+    standby = until(process, lambda: parked(lines_of(paths.events)), PARKED_WITHIN_S)
     time.sleep(BETWEEN_S + 2 * draw.random())
     victims = [server for server in find_servers(paths) if arm == "cold" or server.name != standby]
     size = (paths.logs / TOKENS).stat().st_size
-    _until(process, lambda: (paths.logs / TOKENS).stat().st_size > size or None, SERVED_WITHIN_S, SOON_S)
+    until(process, lambda: (paths.logs / TOKENS).stat().st_size > size or None, SERVED_WITHIN_S, SOON_S)
     at = time.monotonic()
     for victim in victims:
         send(victim.http, signal.SIGKILL)
     urls = {victim.url for victim in victims}
-    made = _until(
-        process, lambda: outcome(arm, at, urls, _lines(paths.events), _lines(paths.logs / TOKENS)), SERVED_WITHIN_S
+    made = until(
+        process, lambda: outcome(arm, at, urls, lines_of(paths.events), lines_of(paths.logs / TOKENS)), SERVED_WITHIN_S
     )
     print(f"{arm:8} died {made.died_s:.3f} s, serves {made.serves_s:.3f} s, tokens {made.tokens_s:.3f} s")
     return made
@@ -103,33 +103,48 @@ def kill(paths: RunPaths, process: subprocess.Popen[bytes], arm: str, draw: rand
 
 def parked(events: Sequence[Record]) -> str | None:
     """The standby, where it is parked and all others have traffic."""
+    states, standbys = _states(events)
+    stand_by = [name for name in standbys if states.get(name) == "server.parked"]
+    return stand_by[0] if stand_by and _serving(states) + len(stand_by) == len(states) else None
+
+
+def served(events: Sequence[Record]) -> bool:
+    """Whether all servers have traffic."""
+    states, _ = _states(events)
+    return bool(states) and _serving(states) == len(states)
+
+
+def _serving(states: Mapping[str, str]) -> int:
+    return sum(state in TRAFFIC for state in states.values())
+
+
+def _states(events: Sequence[Record]) -> tuple[dict[str, str], Collection[str]]:
+    """The last event of each server that says what it does, and which servers stand by."""
     fleet, states = FleetRecord(), dict[str, str]()
     for event in events:
         fleet.take(event)
         name = str(event.get("event"))
         if name.startswith("server.") and not name.endswith(NO_STATE):
             states[str(event.get("subject"))] = name
-    serve = [name for name, state in states.items() if state in TRAFFIC]
-    stand_by = [name for name in fleet.standbys if states.get(name) == "server.parked"]
-    return stand_by[0] if stand_by and len(serve) + len(stand_by) == len(states) else None
+    return states, fleet.standbys
 
 
 def outcome(
     arm: str, at: float, killed: Collection[str], events: Sequence[Record], tokens: Sequence[Record]
 ) -> Kill | None:
     """None while something of it is missing."""
-    first = next((line for line in tokens if _at(line) > at and line["server"] not in killed), None)
-    died = next((event for event in events if _at(event) > at and event.get("event") == "server.died"), None)
-    serves = next((event for event in events if _at(event) > at and event.get("event") in TRAFFIC), None)
+    first = next((line for line in tokens if at_s(line) > at and line["server"] not in killed), None)
+    died = next((event for event in events if at_s(event) > at and event.get("event") == "server.died"), None)
+    serves = next((event for event in events if at_s(event) > at and event.get("event") in TRAFFIC), None)
     if first is None or died is None or serves is None:
         return None
     return Kill(
         arm=arm,
-        died_s=_at(died) - at,
-        serves_s=_at(serves) - at,
-        tokens_s=_at(first) - at,
+        died_s=at_s(died) - at,
+        serves_s=at_s(serves) - at,
+        tokens_s=at_s(first) - at,
         version=int(str(first["version"])),
-        newest=max((int(str(line["version"])) for line in tokens if _at(line) <= at), default=0),
+        newest=max((int(str(line["version"])) for line in tokens if at_s(line) <= at), default=0),
     )
 
 
@@ -145,7 +160,7 @@ def report(kills: Sequence[Kill], problems: Sequence[str]) -> dict[str, object]:
     return {"median_tokens_s": medians, "problems": list(problems), "kills": [asdict(one) for one in kills]}
 
 
-def _until(
+def until(
     process: subprocess.Popen[bytes], look: Callable[[], T | None], within_s: float, between_s: float = LOOK_S
 ) -> T:
     give_up_at = time.monotonic() + within_s
@@ -156,9 +171,9 @@ def _until(
     return found
 
 
-def _lines(path: Path) -> list[Record]:
+def lines_of(path: Path) -> list[Record]:
     return list(read_lines(path)) if path.exists() else []
 
 
-def _at(line: Record) -> float:
+def at_s(line: Record) -> float:
     return float(str(line.get("monotonic", 0.0)))
