@@ -1,0 +1,184 @@
+"""Two real SGLang servers on the CPU, the scheduler of one stopped in mid-generation: for good, and for a moment."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+
+import pytest
+
+from actors.monitoring.server_watch import ServerWatch
+from actors.processes.process_tree import descendants, name
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import RequestFailed, SGLangClient
+from launcher.base.messages import Cause, Health, ServerState
+from launcher.base.rollouts import Prompt
+from launcher.config.schema import RolloutConfig
+from launcher.config.supervision import HealthConfig
+from launcher.run_files.run_keys import ServerKeys
+from tests.support.real_server import DEADLINE_S, Serving, endless
+from tests.unit.actors.rollout.test_rollout import EveryoneIsRight, queue_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+GREEDY = dataclasses.replace(endless(), temperature=0.0, max_new_tokens=300, min_new_tokens=300)
+CONFIG = RolloutConfig(hedge_after_s=0.3, stream_interval=8)
+PATIENT = HealthConfig(stopped_s=DEADLINE_S, silence_s=DEADLINE_S, silence_max_s=DEADLINE_S, proof_s=DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def servings(tmp_path_factory):
+    both = []
+    try:
+        for _ in range(2):
+            both.append(Serving(tmp_path_factory.mktemp("serving")))
+            both[-1].start()
+        yield both
+    finally:
+        for serving in both:
+            serving.run(lambda _, serving=serving: serving.server.stop())
+            serving.loop.close()
+
+
+class Both:
+    """Rollouts from both servers, and a watch on the first."""
+
+    def __init__(self, servings, stack, settings):
+        self.servings = servings
+        self._stack = stack
+        self._settings = settings
+        self.told, self.verdicts = [], []
+        head = servings[0].server.info().pid
+        self.scheduler = next(p.pid for p in descendants(head) if name(p).startswith("sglang::sched"))
+
+    async def begin(self):
+        clients = [
+            await self._stack.enter_async_context(SGLangClient(ServerKeys.read_file(serving.keys)))
+            for serving in self.servings
+        ]
+        by_url = {serving.url: client for serving, client in zip(self.servings, clients, strict=True)}
+
+        class EachWithItsKeys:
+            """Two servers of a run share their keys; these two have their own."""
+
+            def generate_samples(self, url, *args, **more):
+                return by_url[url].generate_samples(url, *args, **more)
+
+        async def probe(url):
+            with contextlib.suppress(RequestFailed):
+                one = dataclasses.replace(GREEDY, max_new_tokens=1, min_new_tokens=1)
+                return (
+                    await by_url[url].generate(url, token_ids=(5,), sampling=one, timeout_s=DEADLINE_S)
+                ).weight_version
+
+        self.pool = ServerPool(probe, hold_timeout_s=DEADLINE_S)
+        self.infos = [
+            dataclasses.replace(serving.server.info(), name=f"server-{i}", index=i)
+            for i, serving in enumerate(self.servings)
+        ]
+        await self.pool.update(self.infos)
+        self.engine = RolloutEngine(
+            client=EachWithItsKeys(),
+            pool=self.pool,
+            scorer=EveryoneIsRight(),
+            config=CONFIG,
+            decode=lambda ids: [str(i) for i in ids],
+            told=lambda *event: self.told.append(event),
+        )
+        self.watch = ServerWatch(
+            self.infos[0], self._settings, clients[0], on_change=lambda _, verdict: self.verdicts.append(verdict)
+        )
+        watching = asyncio.create_task(self.watch.run())
+        self._stack.push_async_callback(self._end, watching)
+
+    async def _end(self, watching):
+        os.kill(self.scheduler, signal.SIGCONT)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await self.pool.close()
+
+    async def collect(self, count, tokens):
+        start = self.servings[0].prompt
+        items = {f"p{n}": Prompt(id=f"p{n}", token_ids=(*start, 20 + n), record={}) for n in range(count)}
+        sampling = dataclasses.replace(GREEDY, max_new_tokens=tokens, min_new_tokens=tokens)
+        wanted = {"want": count, "n_samples": 2, "sampling": sampling, "concurrent_prompts": 4}
+        return await self.engine.collect(queue_of(items), items, weight_version=self.servings[0].version, **wanted)
+
+    async def until(self, holds):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    async def stop_in_the_midst(self):
+        """Its scheduler, while it answers requests of which tokens have arrived."""
+        mine = ("server-0", self.infos[0].generation)
+        await self.until(lambda: any(k == mine and r.heard.is_set() for r, k in self.engine._requests._live.items()))
+        os.kill(self.scheduler, signal.SIGSTOP)
+
+
+def with_both(servings, work, settings=PATIENT):
+    async def inside():
+        async with asyncio.timeout(DEADLINE_S), contextlib.AsyncExitStack() as stack:
+            both = Both(servings, stack, settings)
+            await both.begin()
+            await both.collect(12, tokens=40)
+            return await work(both)
+
+    return asyncio.run(inside())
+
+
+def tokens_of(batch):
+    return {group.prompt.id: [r.completion.token_ids for r in group.rollouts] for group in batch.groups}
+
+
+@pytest.fixture(scope="module")
+def unbroken(servings):
+    async def work(both):
+        return await both.collect(6, tokens=300)
+
+    return tokens_of(with_both(servings, work))
+
+
+def assert_each_once(batch, unbroken):
+    assert tokens_of(batch) == unbroken
+    assert len(batch.prompt_ids) == len(set(batch.prompt_ids)) == 6
+    assert batch.generated_tokens == 6 * 2 * 300
+    assert (batch.failed, batch.retried) == (0, 0)
+
+
+def test_a_stop_of_a_moment_condemns_nobody_and_no_token_is_there_twice(servings, unbroken):
+    async def work(both):
+        running = asyncio.create_task(both.collect(6, tokens=300))
+        await both.stop_in_the_midst()
+        await both.until(lambda: both.told or both.watch._evidence.stopped_s > 0)
+        os.kill(both.scheduler, signal.SIGCONT)
+        batch = await running
+        await both.until(lambda: both.pool.servers()[0].state is ServerState.READY)
+        return batch, both.verdicts
+
+    batch, verdicts = with_both(servings, work)
+    assert_each_once(batch, unbroken)
+    assert {verdict.health for verdict in verdicts} <= {Health.HEALTHY, Health.UNKNOWN}
+
+
+def test_a_stop_for_good_is_condemned_and_the_answers_come_from_the_other_as_they_would_have(servings, unbroken):
+    async def work(both):
+        running = asyncio.create_task(both.collect(6, tokens=300))
+        await both.stop_in_the_midst()
+        batch = await running
+        await both.until(lambda: both.watch.verdict().health is Health.DEAD)
+        verdict, state = both.watch.verdict(), both.pool.servers()[0].state
+        os.kill(both.scheduler, signal.SIGCONT)  # as nobody restarts it here
+        await both.until(lambda: both.pool.servers()[0].state is ServerState.READY)
+        return batch, verdict, state, both.told
+
+    batch, verdict, state, told = with_both(servings, work, HealthConfig())
+    assert_each_once(batch, unbroken)
+    assert batch.hedges_lost >= 1
+    urls = [serving.url for serving in servings]
+    assert " ".join(urls) in {r.completion.server for r in batch.rollouts}, "begun by one, continued by the other"
+    assert batch.kept_tokens > 0
+    assert state is ServerState.SUSPECT
+    assert (verdict.cause, verdict.reason.partition(" for ")[0]) == (Cause.SERVER_HANG, "scheduler stopped")
+    assert ("hedge.began", "server-0") in {event[:2] for event in told}
