@@ -50,14 +50,15 @@ class ForeignTrainerActor(RunActor):
         attempt: int,
         variables: Mapping[str, str],
         *,
-        door: Any = None,
+        has_servers: bool = False,
         book: MemoryHistory | None = None,
         on_gpu: bool = False,
     ) -> None:
-        """`door`: where the servers are the launcher's. `book`, `on_gpu`: of their memory."""
+        """`has_servers`: they are the launcher's, and the door is an actor before this one. `book`, `on_gpu`: of their
+        memory. The door is found by its name: a handle as an argument is an object that a restart could miss."""
         super().__init__()
         bind_to_cluster(config)
-        self._door, self._book, self._on_gpu = door, book, on_gpu
+        self._has_servers, self._book, self._on_gpu = has_servers, book, on_gpu
         self._fleet: Fleet | None = None
         self._config = config
         self._paths = paths
@@ -96,7 +97,7 @@ class ForeignTrainerActor(RunActor):
             RunHistory.read, journal, events, self._attempt, clock=time.monotonic, node=node
         )
         made = (self._config, self._paths, journal, history)
-        if self._door is not None:
+        if self._has_servers:
             return await self._with_servers(history, journal, made)
         self._supervisor = ForeignSupervisor(*made, self._variables)
         alerts = IncidentAlerts.begun(self._config.alerts, self._paths, self._attempt)
@@ -117,9 +118,10 @@ class ForeignTrainerActor(RunActor):
     async def _with_servers(self, history: RunHistory, journal: Journal, made: tuple[Any, ...]) -> RunOutcome:
         """The command and the servers side by side; the end of one is that of the other."""
         within_s = self._config.rollout.setup_timeout
-        addresses = await asked(lambda: self._door.addresses.remote(), within_s=within_s)
+        door: Any = await asyncio.to_thread(ray.get_actor, DOOR)
+        addresses = await asked(lambda: door.addresses.remote(), within_s=within_s)
         name = self._config.trainer.addresses_env
-        supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=self._door)
+        supervisor = ServedSupervisor(*made, {**self._variables, name: ",".join(addresses)}, door=door)
         steps, self._supervisor = supervisor.steps, supervisor
         members, joining = history.fleet.members(server_names(self._config)), history.fleet.joining
         self._fleet = fleet = Fleet(
@@ -127,7 +129,7 @@ class ForeignTrainerActor(RunActor):
             next_step=lambda: 0 if steps.last_step is None else steps.last_step + 1,
             servers=await asyncio.to_thread(find_servers, members, joining),
             monitor=await asyncio.to_thread(ray.get_actor, MONITOR),
-            door=self._door,
+            door=door,
             book=self._book,
             on_gpu=self._on_gpu,
         )
@@ -190,10 +192,10 @@ class ServedActors(RunActors):
             self._servers[name] = self._new_server(name)
         watchers = {"num_cpus": 0, "runtime_env": NO_GPU}
         self._monitor = self._new(HealthMonitorActor, {"name": MONITOR, **watchers}, config, paths, attempt)
-        door = self._new(DoorActor, {"name": DOOR, **watchers}, config, paths, attempt)
+        self._new(DoorActor, {"name": DOOR, **watchers}, config, paths, attempt)
         options = {**self._placed.options(RANK_0), "name": NAME}
         if config.trainer.num_gpus:  # beside the reserved bundles, where Ray finds them
             options = {"name": NAME, "num_cpus": config.trainer.num_cpus, "num_gpus": config.trainer.num_gpus}
-        parts = {"door": door, "book": book, "on_gpu": self._placed.servers_on_gpu}
+        parts = {"has_servers": True, "book": book, "on_gpu": self._placed.servers_on_gpu}
         self.trainer = self._new(ForeignTrainerActor, options, config, paths, attempt, inherited(), **parts)
         return self.trainer
