@@ -25,25 +25,11 @@ from actors.model.objective import Batch, Objective, Sums
 from actors.model.optimizer import build_optimizer
 from actors.model.rank_collectives import RankGroup
 from actors.model.token_logprobs import LogprobModel
+from actors.model.torch_settings import own_dtype, torch_dtype
 from actors.model.training_state import LearnedState, StateReader
-from launcher.base.errors import ConfigError, ResourceError
 from launcher.checkpoints.manifest import MOMENTS
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of a setting such as actor.dtype. Raises ConfigError."""
-    if name not in DTYPES:
-        raise ConfigError(f"dtype {name!r} is not supported", f"set actor.dtype to one of {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def own_dtype(actor: ActorConfig) -> torch.dtype:
-    """Of the policy's own weights: what learns is float32, and so is what is sliced together with it."""
-    return torch_dtype(actor.dtype) if actor.use_lora and actor.dp_size == 1 else torch.float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,16 +319,6 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _copied(tensor: Tensor) -> Tensor:
     return _local(tensor.detach()).to("cpu", copy=True)
-
-
-def training_device(actor: ActorConfig) -> torch.device:
-    """Where to train, with torch's threads set for it. Raises ResourceError."""
-    if actor.device == "cuda" and not torch.cuda.is_available():
-        raise ResourceError("actor.device=cuda, and torch finds no GPU here", "set actor.device=cpu or auto")
-    device = torch.device("cuda" if actor.device != "cpu" and torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and actor.threads is not None:
-        torch.set_num_threads(actor.threads)
-    return device
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:

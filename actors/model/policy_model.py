@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from actors.model import lora, model_folder, training_state
-from actors.model.model_part import ModelPart, Sources, torch_dtype, training_device
+from actors.model.model_part import ModelPart, Sources
 from actors.model.objective import Batch, Sums
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
+from actors.model.torch_settings import torch_dtype, training_device
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup

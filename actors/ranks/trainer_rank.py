@@ -84,8 +84,9 @@ class TrainerRank:
     @ray.method(concurrency_group="work")
     def join(self, meeting: Meeting, own_address: str) -> None:
         """Meet the others, and take the own slice of the model."""
-        from actors.model.model_part import ModelPart, training_device
+        from actors.model.model_part import ModelPart
         from actors.model.rank_collectives import RankGroup
+        from actors.model.torch_settings import training_device
 
         try:
             device = training_device(self._config.actor)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from actors.training.rejections import LONGEST_TEXT
 from launcher.base.messages import StepReport
 from launcher.base.rollouts import RolloutBatch
-from launcher.config.schema import StatsLoggerConfig
+from launcher.config.reporting import StatsLoggerConfig
 from launcher.run_files.run_paths import RunPaths
 
 MIB = 2**20

@@ -2,10 +2,10 @@
 
 Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
-turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. The settings of supervision
-are in `launcher/config/supervision.py`, those of data and rewards in `launcher/config/data.py`, those of the objective
-in `launcher/config/recipe.py`, contradictions between settings in `launcher/resources/config_checks.py`;
-`python -m scripts.document_settings` writes docs/configuration.md from here.
+turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. Beside this file are the
+settings of supervision (`supervision.py`), of data and rewards (`data.py`), of the objective (`recipe.py`, `lora.py`),
+of what is shown (`reporting.py`) and of another project's trainer (`foreign.py`). `launcher/resources/config_checks.py`
+has contradictions between settings; `python -m scripts.document_settings` writes docs/configuration.md from here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
 from launcher.config.recipe import RecipeConfig
+from launcher.config.reporting import StatsLoggerConfig, WatchConfig
 from launcher.config.settings import (
     COUNT,
     DEADLINE,
@@ -264,30 +265,6 @@ class EvaluatorConfig(FreqConfig):
     """Held-out accuracy: before the first step, after the last, and when due."""
 
     n_samples: int = setting(1, "sampled completions per held-out prompt", COUNT)
-
-
-@dataclass
-class WandbConfig:
-    mode: str = setting("disabled", "where WandB's record is written", OneOf(("online", "offline", "disabled")))
-    project: str | None = setting(None, "null: experiment_name")
-    entity: str | None = setting(None, "WandB team or user; null: the login's")
-    name: str | None = setting(None, "null: trial_name")
-    group: str | None = setting(None, "null: none")
-    tags: list[str] = setting([], "WandB tags")
-
-
-@dataclass
-class StatsLoggerConfig:
-    samples: int = setting(4, "completions of each step that samples.jsonl keeps; 0: none", NATURAL)
-    samples_mib: float = setting(64.0, "samples.jsonl and the file before it together hold no more (MiB)", POSITIVE)
-    wandb: WandbConfig = part(WandbConfig)
-
-
-@dataclass
-class WatchConfig:
-    """A page in the browser, in a process beside the driver: docs/watch.md."""
-
-    port: int | None = setting(None, "port of the driver's loopback that serves it; null: none", Between(1, 65535))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import psutil
 
-from launcher.config.schema import WandbConfig
+from launcher.config.reporting import WandbConfig
 from launcher.run_files.run_paths import RunPaths
 
 INIT_TIMEOUT_S = 20.0

@@ -19,7 +19,7 @@ import pytest
 from launcher.run_files.journal import read_lines
 from scripts import check_health
 from scripts.adapter_storm import cost_of
-from tests.support.foreign_run import ForeignRun
+from tests.support.foreign.foreign_run import ForeignRun
 
 RIG = os.environ.get("AREAL_RIG", "")
 SERVER = "areal.experimental.inference_service.sglang.launch_server"

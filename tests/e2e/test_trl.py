@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from scripts import check_health
-from tests.support.foreign_run import ROOT, ForeignRun
+from tests.support.foreign.foreign_run import ROOT, ForeignRun
 
 PYTHON = os.environ.get("TRL_PYTHON", sys.executable)
 SCRIPT = ROOT / "tests" / "programs" / "trl_trainer.py"

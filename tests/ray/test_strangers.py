@@ -259,7 +259,7 @@ def test_9_a_key_in_the_file_system(victim):
     )
     ((can_look, _),) = strangers({"attack": "find_in_files", "folders": everything, "needles": ["==== generation 0"]})
     assert can_look, "the stranger reads the logs, and would have found a key there"
-    assert [path.stat().st_mode & 0o077 for path in [victim.paths.keys, *victim.paths.keys.iterdir()]] == [0, 0, 0]
+    assert [path.stat().st_mode & 0o077 for path in [victim.paths.keys, *victim.paths.keys.iterdir()]] == 4 * [0]
 
 
 def test_10_a_second_run_with_the_same_name(victim):

@@ -23,7 +23,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, *dashboard_queries()])
 def test_a_query_names_figures_that_are_exported(expression):
     ours = set(re.findall(r"ray_(grpo_\w+)", expression))
-    theirs = set(re.findall(r"sglang:\w+", expression))
+    theirs = {f"sglang:{name}" for name in re.findall(r"sglang\[:_\](\w+)", expression)}
     assert ours or theirs
     assert ours <= set(GAUGES)
     source = "".join(path.read_text() for path in Path(find_spec("sglang").origin).parent.rglob("*metrics*.py"))

@@ -20,7 +20,7 @@ from launcher.config.data import ChatConfig
 from launcher.config.schema import GenerationConfig, RewardConfig, RolloutConfig, RunConfig
 from scripts.faults.fault_proxy import FaultProxy
 from tests.programs import stand_in_server
-from tests.support import chat_templates
+from tests.support.episodes import chat_templates
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes that import a client
 SAMPLING = Sampling.from_config(GenerationConfig(max_new_tokens=6))
@@ -34,7 +34,7 @@ def server():
 
 def config_of(agent, **settings):
     rollout = RolloutConfig(
-        episode=f"tests.support.agents:{agent}",
+        episode=f"tests.support.episodes.agents:{agent}",
         retry_wait_initial=0.001,
         retry_wait_max=0.01,
         request_retries=5,

@@ -7,7 +7,7 @@ from actors.episodes.turn_tokens import TurnTokens, Unwritable
 from launcher.base.errors import ConfigError, ModelError
 from launcher.base.rollouts import Completion
 from launcher.config.data import ChatConfig
-from tests.support import chat_templates
+from tests.support.episodes import chat_templates
 
 USER = {"role": "user", "content": "1+2=?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

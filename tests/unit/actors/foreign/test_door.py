@@ -14,7 +14,7 @@ from launcher.base.errors import WeightsRefused
 from launcher.base.messages import ServerState
 from launcher.config.schema import RolloutConfig, RunConfig
 from launcher.run_files.run_keys import ServerKeys
-from tests.support.counting_server import CountingServer, completion
+from tests.support.foreign.counting_server import CountingServer, completion
 from tests.unit.actors.foreign.test_kept_weights import give, remove
 
 IDS = [2, 7, 1]

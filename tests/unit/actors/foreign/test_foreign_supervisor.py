@@ -1,5 +1,5 @@
 """The supervisor with a stand-in for AReaL's launcher and trainer (tests/programs/areal_stand_in.py): real processes,
-the guard, no Ray. With the driver and Ray: tests/ray/test_foreign_areal.py."""
+the guard, no Ray. With the driver and Ray: tests/ray/foreign/test_foreign_areal.py."""
 
 import asyncio
 import os

@@ -4,7 +4,7 @@ import pytest
 
 from actors.foreign.partial_answer import PartialAnswer, can_be_continued
 from launcher.base.errors import RequestFailed
-from tests.support.counting_server import CountingServer, completion
+from tests.support.foreign.counting_server import CountingServer, completion
 
 IDS = [3, 1, 4]
 ASKED = {

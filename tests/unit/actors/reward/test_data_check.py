@@ -71,10 +71,13 @@ def test_one_answer_is_scored(check):
 
 @pytest.mark.parametrize(
     ("agent", "said"),
-    [("nobody", "rollout.episode='tests.support.agents:nobody'.* has no 'nobody'"), ("not_async", "is not async")],
+    [
+        ("nobody", "rollout.episode='tests.support.episodes.agents:nobody'.* has no 'nobody'"),
+        ("not_async", "is not async"),
+    ],
 )
 def test_an_agent_is_imported_and_no_answer_is_asked_for(check, agent, said):
     record = {"question": "1+1?", "answer": "no number"}
-    assert check([record], "rollout.episode=tests.support.agents:asks_nothing") == []
+    assert check([record], "rollout.episode=tests.support.episodes.agents:asks_nothing") == []
     with pytest.raises(RewardImportError, match=said):
-        check([record], f"rollout.episode=tests.support.agents:{agent}")
+        check([record], f"rollout.episode=tests.support.episodes.agents:{agent}")

@@ -8,7 +8,7 @@ import pytest
 from actors.training.sample_log import SampleLog
 from launcher.base.messages import StepReport
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup, Segment
-from launcher.config.schema import StatsLoggerConfig
+from launcher.config.reporting import StatsLoggerConfig
 from launcher.run_files.run_paths import RunPaths
 from tests.support.hostile_text import HOSTILE, obeyed
 

@@ -21,7 +21,7 @@ STEPS = 3
 def test_steps_on_episodes_are_on_tokens_of_the_trainer_s_own_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tmp_path)
     config = run_config(str(tmp_path), STEPS, 1)
-    config.rollout.episode = "tests.support.agents:two_turns"
+    config.rollout.episode = "tests.support.episodes.agents:two_turns"
     config.gconfig.max_new_tokens = 6
     config.reward.workers = 1
     paths = RunPaths.of(config)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.config.schema import WandbConfig
+from launcher.config.reporting import WandbConfig
 from launcher.reporting import wandb_sink
 from launcher.reporting.wandb_sink import WandbSink, wandb_run_id
 from launcher.run_files.run_paths import RunPaths
@@ -74,7 +74,7 @@ def test_two_trials_never_share_an_id():
 
 def test_disabled_does_not_even_import_wandb(tmp_path):
     program = (
-        "import sys; from launcher.config.schema import WandbConfig\n"
+        "import sys; from launcher.config.reporting import WandbConfig\n"
         "from launcher.reporting.wandb_sink import WandbSink\n"
         "sink = WandbSink(WandbConfig(), None, settings={}, say=print)\n"
         "sink.log({'global_step': 1}); sink.finish(); print('wandb' in sys.modules)"
@@ -184,7 +184,7 @@ def test_a_wandb_that_hangs_never_makes_the_run_wait(paths, monkeypatch):
 HANG_THE_SERVICE = """
 import signal, sys, time, psutil
 from launcher.reporting import wandb_sink
-from launcher.config.schema import WandbConfig
+from launcher.config.reporting import WandbConfig
 from launcher.run_files.run_paths import RunPaths
 wandb_sink.FINISH_TIMEOUT_S, wandb_sink.HANGING_AFTER_S = 0.5, 0.5
 paths = RunPaths(fileroot=sys.argv[1], user="ann", experiment_name="exp", trial_name="t0")

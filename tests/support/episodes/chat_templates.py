@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-MODEL = Path(__file__).parents[2] / "assets" / "arithmetic" / "model"
+MODEL = Path(__file__).parents[3] / "assets" / "arithmetic" / "model"
 
 TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
 OPENS = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

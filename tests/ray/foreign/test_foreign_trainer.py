@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from scripts import check_health, report
-from tests.support.foreign_run import PROGRAM, ForeignRun
+from tests.support.foreign.foreign_run import PROGRAM, ForeignRun
 
 pytestmark = pytest.mark.timeout(900)
 

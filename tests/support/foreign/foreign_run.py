@@ -16,7 +16,7 @@ from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths, login_name
 from tests.support.machine import scaled
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "tests" / "programs" / "foreign_trainer.py"
 DEADLINE_S = 240
 

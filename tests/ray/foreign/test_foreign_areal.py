@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from scripts import adapter_storm, check_health
-from tests.support.foreign_run import ROOT, ForeignRun
+from tests.support.foreign.foreign_run import ROOT, ForeignRun
 
 pytestmark = pytest.mark.timeout(900)
 

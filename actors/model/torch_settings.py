@@ -1,0 +1,32 @@
+"""What the settings mean for torch: the dtype of each weight, the device, the threads."""
+
+from __future__ import annotations
+
+import torch
+
+from launcher.base.errors import ConfigError, ResourceError
+from launcher.config.schema import ActorConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a setting such as actor.dtype. Raises ConfigError."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype {name!r} is not supported", f"set actor.dtype to one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def own_dtype(actor: ActorConfig) -> torch.dtype:
+    """Of the policy's own weights: what learns is float32, and so is what is sliced together with it."""
+    return torch_dtype(actor.dtype) if actor.use_lora and actor.dp_size == 1 else torch.float32
+
+
+def training_device(actor: ActorConfig) -> torch.device:
+    """Where to train, with torch's threads set for it. Raises ResourceError."""
+    if actor.device == "cuda" and not torch.cuda.is_available():
+        raise ResourceError("actor.device=cuda, and torch finds no GPU here", "set actor.device=cpu or auto")
+    device = torch.device("cuda" if actor.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and actor.threads is not None:
+        torch.set_num_threads(actor.threads)
+    return device

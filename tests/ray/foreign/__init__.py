@@ -1,0 +1,1 @@
+"""Runs of another project's trainer on a real Ray."""

@@ -1,0 +1,1 @@
+"""Agents and chat templates for the tests of episodes."""

@@ -1,0 +1,1 @@
+"""Runs of another project's trainer, and a server in miniature for it."""
