@@ -1,7 +1,8 @@
 """Measures how fast each server generates: tokens for each second in which it had requests.
 
 A server that is slowed down (a neighbour on its GPU, a throttled clock) answers every probe; only its throughput
-shows it, compared with its own past and with its peers.
+shows it, compared with its own past and with its peers. Fewer requests at once make fewer tokens a second, so a
+server is compared with what it made of no more of them.
 """
 
 from __future__ import annotations
@@ -19,22 +20,50 @@ WINDOW_S = 1.0
 LATELY = 3
 USUAL = 60
 USUAL_AT_LEAST = 10
+ALIKE = 1.1
+"""As many requests at once, but for so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """`at_once`: requests, in the mean."""
+
+    tokens_per_s: float
+    at_once: float
 
 
 @dataclass(slots=True)
 class _Server:
-    """`since`: when the current busy period began; `windows`: tokens/s, oldest first."""
+    """`since`: up to when it is counted; `request_s`: seconds of each request; `windows`: oldest first."""
 
     requests: int = 0
     since: float = 0.0
     busy_s: float = 0.0
+    request_s: float = 0.0
     tokens: int = 0
-    windows: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL + LATELY))
+    windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=USUAL + LATELY))
+
+    def count_until(self, now: float) -> None:
+        """Busy time counts once, however many requests share it."""
+        if self.requests:
+            self.busy_s += now - self.since
+            self.request_s += self.requests * (now - self.since)
+        self.since = now
 
     def close_window_if_full(self) -> None:
         if self.busy_s >= WINDOW_S:
-            self.windows.append(self.tokens / self.busy_s)
-            self.busy_s, self.tokens = 0.0, 0
+            self.windows.append(_Window(self.tokens / self.busy_s, self.request_s / self.busy_s))
+            self.busy_s, self.request_s, self.tokens = 0.0, 0.0, 0
+
+    def pace(self) -> Pace | None:
+        """Lately, against the windows before with no more requests at once; None where these are too few."""
+        windows = list(self.windows)
+        lately, before = windows[-LATELY:], windows[:-LATELY]
+        at_once = ALIKE * median(window.at_once for window in lately) if lately else 0.0
+        usual = [window.tokens_per_s for window in before if window.at_once <= at_once]
+        if len(usual) < USUAL_AT_LEAST:
+            return None
+        return Pace(lately=median(window.tokens_per_s for window in lately), usual=median(usual))
 
 
 class ThroughputTracker:
@@ -45,8 +74,7 @@ class ThroughputTracker:
 
     def begins(self, name: str, now: float) -> None:
         server = self._servers.setdefault(name, _Server())
-        if server.requests == 0:
-            server.since = now
+        server.count_until(now)
         server.requests += 1
 
     def made(self, name: str, tokens: int) -> None:
@@ -54,12 +82,10 @@ class ThroughputTracker:
             self._servers[name].tokens += tokens
 
     def ends(self, name: str, now: float) -> None:
-        """Busy time counts once, however many requests shared it."""
         server = self._servers.get(name)
         if server is None or server.requests == 0:
             return  # begun by an incarnation that has been forgotten
-        server.busy_s += now - server.since
-        server.since = now
+        server.count_until(now)
         server.requests -= 1
         server.close_window_if_full()
 
@@ -77,10 +103,5 @@ class ThroughputTracker:
         return {name: reason for name, reason in reasons.items() if reason}
 
     def paces(self) -> Mapping[str, Pace]:
-        """Of each server whose usual pace is known: lately, against the windows before."""
-        known = {name: list(server.windows) for name, server in self._servers.items()}
-        return {
-            name: Pace(lately=median(windows[-LATELY:]), usual=median(windows[:-LATELY]))
-            for name, windows in known.items()
-            if len(windows) >= USUAL_AT_LEAST + LATELY
-        }
+        """Of each server whose usual pace is known."""
+        return {name: pace for name, server in self._servers.items() if (pace := server.pace()) is not None}

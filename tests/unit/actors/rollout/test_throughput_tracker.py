@@ -46,6 +46,17 @@ def test_a_server_four_times_slower_than_it_was_is_slow():
     assert clients.verdict() == "248 tokens/s, usually 1000"
 
 
+def test_fewer_requests_at_once_are_no_slowness_and_as_few_as_before_are():
+    """As agents have them: many side by side, then one after another."""
+    clients = Clients()
+    clients.rounds(20, together=8, tokens=800)
+    for _ in range(20):
+        clients.rounds(1, together=1, tokens=60)
+        assert clients.verdict() is None
+    clients.rounds(LATELY, together=1, tokens=10)
+    assert clients.verdict() == "10 tokens/s, usually 60"
+
+
 def test_where_all_are_slower_it_is_the_machine():
     clients = Clients()
     for name in ("server-0", "server-1"):
@@ -86,7 +97,7 @@ def test_a_busy_period_begins_with_its_first_request_and_ends_with_its_last():
         clients.book.ends("server-0", start + 3.0)
         clients.now = start + 10.0
     windows = clients.book._servers["server-0"].windows
-    assert set(windows) == {150.0}
+    assert {window.tokens_per_s for window in windows} == {150.0}
     assert len(windows) == 2 * (USUAL_AT_LEAST + LATELY)
 
 
