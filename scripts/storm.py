@@ -28,13 +28,14 @@ from launcher.reporting.run_facts import read_facts
 from launcher.reporting.terminal_text import speak_anywhere
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.broken_reward import FUNCTION, VARIABLE
+from scripts.faults.broken_reward import FUNCTION, SOLVE, VARIABLE
 from scripts.faults.campaign import Campaign, Rules
 from scripts.faults.fault_paths import FaultPaths
 from scripts.faults.outcome import FaultOutcome, outcomes
 from scripts.faults.schedule import ScheduledFault, storm
 
 EVERYTHING = "C1x3 C2x2 C7 T1x2 M1x2 C5 T3"
+AGENT = "actors.reward.calculator:solve"
 FIRST_STEP_S = 600.0
 END_S = 1800.0
 SETTLE = 0.9
@@ -93,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def storm_words(fileroot: Path, *, conf: str = "arithmetic_cpu", overrides: Sequence[str] = ()) -> list[str]:
     """The settings of a run that faults can be injected into."""
-    return [f"conf={conf}", f"cluster.fileroot={fileroot}", f"reward.fn={FUNCTION}", "sglang.n_servers=2", *overrides]
+    words = [f"conf={conf}", f"cluster.fileroot={fileroot}", f"reward.fn={FUNCTION}", "sglang.n_servers=2", *overrides]
+    return [*words, f"rollout.episode={SOLVE}"] if compose(words).rollout.episode == AGENT else words
 
 
 def drawn(text: str, config: RunConfig, *, seed: int) -> tuple[ScheduledFault, ...]:

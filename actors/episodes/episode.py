@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from actors.episodes.chat_request import LENGTH, BadRequest, ChatAnswer, ChatRequest
 from actors.episodes.transcript import Turn, find_turn, segments_of, whole_completion
@@ -32,18 +33,37 @@ class EpisodeFailed(Exception):
         self.is_final = is_final
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Said:
+    """A request, and what the model answered to it."""
+
+    request: ChatRequest
+    answer: ChatAnswer
+    turn: Turn
+
+
 class Episode:
-    """Used on one asyncio loop. `broken` fails where no answer can be given; `longest`: tokens of one sequence."""
+    """Used on one asyncio loop. `broken` fails where no answer can be given; `longest`: tokens of one sequence.
+
+    `record`: what was said when this sample was played before. A request that is repeated gets that answer, once."""
 
     def __init__(
-        self, tokens: TurnTokens, complete: Complete, sampling: Sampling, *, longest: int, max_turns: int
+        self,
+        tokens: TurnTokens,
+        complete: Complete,
+        sampling: Sampling,
+        *,
+        longest: int,
+        max_turns: int,
+        record: list[Said],
     ) -> None:
         self._tokens = tokens
         self._complete = complete
         self._sampling = sampling
         self._longest = longest
         self._max_turns = max_turns
-        self._turns: list[Turn] = []
+        self._record = record
+        self._said: list[Said] = []
         self._asked = self._in_flight = 0
         self._own_s, self._since = 0.0, time.monotonic()
         self._answering: set[asyncio.Task[Completion]] = set()
@@ -80,6 +100,10 @@ class Episode:
         room = self._longest - len(token_ids)
         if room < 1 or len(self._turns) >= self._max_turns:
             return ChatAnswer.of("", LENGTH, has_tools=False, prompt_tokens=len(token_ids), tokens=0)
+        for said in self._record:
+            if said.request == request and said.turn.before is before and said not in self._said:
+                self._said.append(said)
+                return said.answer
         completion = await self._made(token_ids, self._limited(min(room, request.max_tokens or room)))
         answer = ChatAnswer.of(
             self._tokens.answer_text(completion.token_ids),
@@ -90,8 +114,14 @@ class Episode:
         )
         messages = (*request.messages, answer.message)
         turn = Turn(before=before, messages=messages, tools=request.tools, given=given, completion=completion)
-        self._turns.append(turn)
+        said = Said(request=request, answer=answer, turn=turn)
+        self._record.append(said)
+        self._said.append(said)
         return answer
+
+    @property
+    def _turns(self) -> list[Turn]:
+        return [said.turn for said in self._said]
 
     def _given(self, before: Turn | None, request: ChatRequest) -> tuple[int, ...]:
         try:

@@ -37,10 +37,6 @@ class EpisodeProcess:
         self._reader.start()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def playing(self) -> int:
         return len(self._answers)
 

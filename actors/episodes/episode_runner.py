@@ -3,7 +3,8 @@
     rollouts ─► an Episode each ─► EpisodeProcess ─► the agent ─► EpisodeDoor ─► Episode ─► a server, as for any rollout
                                         └─ its reward ◄─┘
 
-An episode that fails has no reward, and is run anew once; then its prompt returns to the queue as any other (P1). The
+An episode that fails has no reward, and is run anew once; then its prompt returns to the queue as any other (P1). Where
+its process ended, what the model had said of it is kept: the same requests get the same answers, token for token. The
 time limit is on the agent's own time: what servers take, or their repair, is not counted.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.episodes.door import EpisodeDoor
-from actors.episodes.episode import Complete, Episode, EpisodeFailed
+from actors.episodes.episode import Complete, Episode, EpisodeFailed, Said
 from actors.episodes.episode_process import EpisodeProcess
 from actors.episodes.turn_tokens import TurnTokens
 from actors.reward.reward_process import ProcessGone
@@ -65,24 +66,29 @@ class EpisodeRunner:
 
     async def _rollout(self, prompt: Prompt, sampling: Sampling, complete: Complete) -> Rollout:
         tries = 0
+        record: list[Said] = []
         while True:
             process = self._least_busy()
             try:
-                return await self._play(process, prompt, sampling, complete)
+                return await self._play(process, prompt, sampling, complete, record)
             except ProcessGone as gone:
                 tries += not process.is_killed  # for another episode's sake: no fault of this one
                 failure = EpisodeFailed(f"the process of the episodes ended: {gone}")
             except EpisodeFailed as failed:
                 tries += 1
                 failure = failed
+                record.clear()  # the same answers may lead to the same failure
             if failure.is_final or tries >= TRIES:
                 raise failure
             log.warning("episode.again prompt=%s reason=%r", prompt.id, str(failure))
 
-    async def _play(self, process: EpisodeProcess, prompt: Prompt, sampling: Sampling, complete: Complete) -> Rollout:
+    async def _play(
+        self, process: EpisodeProcess, prompt: Prompt, sampling: Sampling, complete: Complete, record: list[Said]
+    ) -> Rollout:
         rollout = self._config.rollout
         await process.ready()
-        episode = Episode(self._tokens, complete, sampling, longest=self._longest, max_turns=rollout.max_turns)
+        limits = {"longest": self._longest, "max_turns": rollout.max_turns}
+        episode = Episode(self._tokens, complete, sampling, **limits, record=record)
         key = self._door.open(episode)
         order = {
             "record": dict(prompt.record),

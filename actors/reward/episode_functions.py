@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.reward.reward_functions import MAX_ERROR_CHARS, NoReward, parts_of
+from actors.reward.reward_functions import failure_of, parts_of
 from actors.reward.reward_import import check_signature, import_named
 from launcher.base.errors import RewardImportError
 
@@ -60,8 +60,7 @@ class EpisodeFunction:
             total = math.fsum(parts.values())
             return {"value": total} | ({"parts": parts} if list(parts) != [""] else {})
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a function raises is that episode's alone
-            text = str(error) if isinstance(error, NoReward) else f"{type(error).__name__}: {error}"
-            return {"error": text[:MAX_ERROR_CHARS]}
+            return failure_of(error)
 
     def _given(self, order: Mapping[str, Any]) -> dict[str, object]:
         known = {**order, "data": dict(order["record"]), "http_client": self._shared_http()}

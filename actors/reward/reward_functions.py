@@ -92,7 +92,7 @@ class RewardFunctions:
         try:
             return self._total([one.call(item) for one in self._functions])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what a function raises is that completion's alone
-            return _failure(error)
+            return failure_of(error)
 
     async def _score_async(self, item: Item) -> dict[str, object]:
         try:
@@ -101,7 +101,7 @@ class RewardFunctions:
         except TimeoutError:
             return {"error": f"took longer than reward.timeout={self._timeout:g} s"}
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score
-            return _failure(error)
+            return failure_of(error)
 
     def _total(self, answers: Sequence[object]) -> dict[str, object]:
         parts: dict[str, float] = {}
@@ -144,6 +144,6 @@ def _number(name: str, value: object) -> float:
     return number
 
 
-def _failure(error: BaseException) -> dict[str, object]:
+def failure_of(error: BaseException) -> dict[str, object]:
     text = str(error) if isinstance(error, NoReward) else f"{type(error).__name__}: {error}"
     return {"error": text[:MAX_ERROR_CHARS]} | ({"unanswered": True} if isinstance(error, NoAnswer) else {})

@@ -15,6 +15,8 @@ from typing import Any
 
 VARIABLE = "GRPO_REWARD_SWITCH"
 FUNCTION = "scripts.faults.switched_reward:reward"
+SOLVE = "scripts.faults.switched_reward:solve"
+"""In place of actors.reward.calculator:solve."""
 HUGE, APART = 1e308, 3e305
 """The sum of any two is beyond a float64; no two of a group are equal, or their advantages would be exact zeros."""
 
@@ -43,6 +45,12 @@ def switch() -> tuple[dict[str, Any] | None, int]:
             return json.load(file), os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None, 0
+
+
+def told(prompt_id: str, completion: str) -> float | None:
+    """By the switch as it is now; None for the true reward."""
+    said, written = switch()
+    return None if said is None else broken(said, written, prompt_id, completion)
 
 
 def broken(said: Mapping[str, Any], written: int, prompt_id: str, completion: str) -> float | None:

@@ -10,17 +10,24 @@ from pathlib import Path
 from launcher.base.durable import replace_file
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
-from scripts.faults.broken_reward import FUNCTION, VARIABLE, fired
+from launcher.run_files.written_settings import read_settings, setting_of
+from scripts.faults.broken_reward import FUNCTION, SOLVE, VARIABLE, fired
 from scripts.faults.declaration import SO_LONG, FaultContext, Figures, Inject, Option, fault, seconds, setting
 from scripts.faults.run_processes import RunProcesses, environment
 
-HOW_TO = f"start the run with {VARIABLE}=<an absolute file name> in its environment and reward.fn={FUNCTION}"
+HOW_TO = (
+    f"start the run with {VARIABLE}=<an absolute file name> in its environment and reward.fn={FUNCTION}, or for "
+    f"conf=arithmetic_tool_cpu with rollout.episode={SOLVE}"
+)
 
 
 def find_switch(paths: RunPaths, found: RunProcesses) -> Path:
     """The file that this run's reward function reads. Raises UsageError where it reads none."""
-    if (fn := setting(paths, "reward.fn")) != FUNCTION:
-        raise UsageError(f"this run's reward.fn is {fn}, which has no switch", HOW_TO)
+    episode = setting_of(read_settings(paths.config), "rollout.episode")
+    if (fn := episode or setting(paths, "reward.fn")) not in {FUNCTION, SOLVE}:
+        raise UsageError(
+            f"this run's {'rollout.episode' if episode else 'reward.fn'} is {fn}, which has no switch", HOW_TO
+        )
     switch = environment(found.driver).get(VARIABLE, "")
     if not Path(switch).is_absolute():
         raise UsageError(f"this run was started with {VARIABLE}={switch!r}", HOW_TO)

@@ -1,8 +1,10 @@
 """Rollouts that depend on the prompt and the weight version alone: the same run, fed the same rollouts, twice."""
 
 import hashlib
+from dataclasses import replace
 
 from actors.data.prompt_queue import PromptQueue
+from actors.episodes.transcript import Turn, segments_of, whole_completion
 from actors.rollout.live_rollouts import Stopped
 from launcher.base.messages import EvalReport
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutBatch, RolloutGroup
@@ -32,6 +34,26 @@ def group(prompt, n_samples, version):
         )
         rollouts.append(Rollout(completion=completion, text="", reward=float(numbers[63] % 2)))
     return RolloutGroup(prompt=prompt, rollouts=tuple(rollouts))
+
+
+def as_episodes(batch):
+    """Of each rollout an episode: its first two tokens are an answer, the others follow a tool's result, and once more
+    in a branch."""
+    return replace(
+        batch, groups=tuple(replace(g, rollouts=tuple(_episode(g.prompt, r) for r in g.rollouts)) for g in batch.groups)
+    )
+
+
+def _episode(prompt, rollout):
+    made = rollout.completion
+
+    def turn(before, given, part):
+        answer = replace(made, token_ids=made.token_ids[part], logprobs=made.logprobs[part])
+        return Turn(before=before, messages=(), tools=(), given=given, completion=answer)
+
+    first = turn(None, prompt.token_ids, slice(2))
+    turns = [first, turn(first, (8, 9), slice(2, None)), turn(first, (10,), slice(2, None))]
+    return replace(rollout, completion=whole_completion(turns), segments=segments_of(turns), turns=len(turns))
 
 
 class Replay:

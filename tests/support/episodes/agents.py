@@ -85,6 +85,20 @@ async def dies_once(record, client):
     return await two_turns(record, client)
 
 
+async def fails_between(record, client):
+    """Once, after the first of two answers, in the way that the record says. 1 where the next try got that one too."""
+    messages = [{"role": "user", "content": record["question"]}]
+    first = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message
+    said = Path(record["flag"])
+    if not said.exists():
+        said.write_text(first.content)
+        record["dies"] and os._exit(9)
+        raise KeyError("spoon")
+    messages += [first.model_dump(), {"role": "user", "content": "and now?"}]
+    await client.chat.completions.create(model="m", messages=messages)
+    return float(said.read_text() == first.content)
+
+
 def not_async(record):
     return 1.0
 

@@ -166,6 +166,14 @@ def test_a_process_that_ends_is_replaced_and_its_episodes_are_run_anew(server, t
     assert (len(batch.rollouts), batch.failed) == (4, 0)
 
 
+@pytest.mark.parametrize("dies", [True, False], ids=["its process ended", "it raised"])
+def test_answers_are_kept_where_the_process_ended_and_made_anew_where_the_agent_failed(server, tmp_path, dies):
+    batch = play(server, "fails_between", n_samples=1, more={"flag": str(tmp_path / "said"), "dies": dies})
+    (rollout,) = batch.rollouts
+    assert (rollout.turns, rollout.reward) == (2, float(dies))
+    assert (batch.generated_tokens == len(rollout.completion.token_ids)) is dies
+
+
 def test_a_killed_process_costs_no_prompt(server):
     async def scenario():
         async with engine(server, config_of("two_turns")) as (rollouts, runner):

@@ -33,7 +33,7 @@ from launcher.config.schema import (
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.support.replay import Replay, prompts
+from tests.support.replay import Replay, as_episodes, prompts
 
 MODEL = Path(__file__).parents[4] / "assets" / "arithmetic" / "model"
 N_PROMPTS = 24
@@ -122,16 +122,22 @@ def identical(left, right):
 
 
 SEVERAL = {"ppo_n_minibatches": 2, "recompute_logprob": True}
+LORA = {"use_lora": True, "lora_rank": 4, "lora_alpha": 8.0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [{}, SEVERAL], ids=["one step a batch", "two"])
-def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path, recipe):
-    whole = Trial(tmp_path / "whole", recipe=recipe)
+@pytest.mark.parametrize("spoil", [lambda batch: batch, as_episodes], ids=["answers", "episodes"])
+@pytest.mark.parametrize("recipe", [{}, SEVERAL, LORA], ids=["one step a batch", "two", "adapters"])
+def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path, recipe, spoil):
+    def trial(name, **given):
+        replayed = Replay(prompts(N_PROMPTS), SAMPLES, spoil=spoil)
+        return Trial(tmp_path / name, recipe=recipe, rollouts=replayed, **given)
+
+    whole = trial("whole")
     assert whole.run()
-    first = Trial(tmp_path / "parts", steps=10, recipe=recipe)
+    first = trial("parts", steps=10)
     assert first.run()
-    second = Trial(tmp_path / "parts", resume=True, recipe=recipe)
+    second = trial("parts", resume=True)
     assert second.loop.next_step == 10
     assert second.run()
 

@@ -1,14 +1,18 @@
 """The reward function that can be broken: what its switch says is what it does, and each deed is counted."""
 
+import asyncio
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from actors.model.advantages import group_advantages
+from launcher.config.compose import compose
 from launcher.config.recipe import RewardNormConfig
 from scripts.faults import broken_reward, switched_reward
+from scripts.storm import storm_words
 
 GROUP = 8
 PROMPTS = 40
@@ -51,6 +55,34 @@ def test_huge_rewards_are_finite_and_the_advantages_of_their_group_are_not(turn)
             assert rewards == [0.0, 1.0] * (GROUP // 2)
     assert 0 < poisoned < PROMPTS / 2
     assert broken_reward.fired(switch) == poisoned * GROUP
+
+
+class RightAtOnce:
+    """A model that asks no tool."""
+
+    chat = property(lambda self: SimpleNamespace(completions=self))
+
+    async def create(self, **_):
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(tool_calls=None, content="#### 7"))])
+
+
+def test_an_episode_has_the_switch_too_and_its_group_no_two_equal_rewards(turn):
+    def played(key):
+        record = {"question": "1*3+4=?", "answer": "#### 7"}
+        return asyncio.run(switched_reward.solve(record, RightAtOnce(), prompt_id="p1", api_key=key))
+
+    assert played("a") == 1.0
+    turn("huge", 1.0)
+    assert len({played(key) for key in "abcd"}) == 4
+
+
+def test_a_storm_of_episodes_is_on_an_agent_with_a_switch(tmp_path):
+    def played(*words, conf="arithmetic_tool_cpu"):
+        return compose(storm_words(tmp_path, conf=conf, overrides=words)).rollout.episode
+
+    assert played() == broken_reward.SOLVE
+    assert played("rollout.episode=mine:solve") == "mine:solve"
+    assert played(conf="arithmetic_cpu") is None
 
 
 @pytest.mark.parametrize(("do", "reward"), [("zero", 0.0), ("one", 1.0)])
