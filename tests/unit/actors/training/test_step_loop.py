@@ -126,8 +126,11 @@ LORA = {"use_lora": True, "lora_rank": 4, "lora_alpha": 8.0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoil", [lambda batch: batch, as_episodes], ids=["answers", "episodes"])
-@pytest.mark.parametrize("recipe", [{}, SEVERAL, LORA], ids=["one step a batch", "two", "adapters"])
+@pytest.mark.parametrize(
+    ("recipe", "spoil"),
+    [({}, lambda batch: batch), (SEVERAL, lambda batch: batch), ({}, as_episodes), (LORA, as_episodes)],
+    ids=["one step a batch", "two", "episodes", "episodes and adapters"],
+)
 def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path, recipe, spoil):
     def trial(name, **given):
         replayed = Replay(prompts(N_PROMPTS), SAMPLES, spoil=spoil)
