@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from actors.processes.guarded_process import Ended, GuardedProcess, ProcessLaunch
-from actors.processes.process_tree import may_raise_priority, set_niceness
+from actors.processes.process_tree import set_niceness
 from actors.serving.auth_middleware import VARIABLE
 from actors.serving.readiness_proof import SHORT, ReadinessProof
 from actors.serving.server_log_tail import decisive_lines, last_line, size_of, tail
@@ -96,7 +96,7 @@ class ServerIncarnation:
         self._log_start = log_start
         self.generation = order.generation
         self.weight_version = order.weight_version
-        self.in_background = order.in_background and may_raise_priority()
+        self.in_background = order.in_background
         self.pid = process.pid
         self.url = url(spec.config, port)
 

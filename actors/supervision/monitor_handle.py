@@ -103,6 +103,11 @@ class MonitorHandle:
     async def canaries(self, scored: CanaryRound) -> None:
         await answer(self._actor.canaries.remote(scored), within_s=ANSWER_S, of="the HealthMonitor")
 
+    async def release(self) -> None:
+        """Watch nobody from now on: the servers are about to be stopped, and an end that was ordered is no alarm."""
+        await self._probe.close()
+        await answer(self._actor.watch.remote([], time.monotonic(), False), within_s=ANSWER_S, of="the HealthMonitor")
+
     async def _ask(self) -> MonitorView:
         call = self._actor.watch.remote(list(self._targets()), time.monotonic(), self._is_starting())
         view: MonitorView = await answer(call, within_s=ANSWER_S, of="the HealthMonitor")

@@ -6,7 +6,16 @@ import sys
 
 import pytest
 
-from actors.processes.process_tree import PROC, descendants, may_raise_priority, set_niceness
+from actors.processes.process_tree import (
+    PROC,
+    descendants,
+    may_raise_priority,
+    set_niceness,
+    set_session_niceness,
+)
+
+HAS_AUTOGROUPS = (PROC / "self" / "autogroup").exists()
+needs_autogroups = pytest.mark.skipif(not HAS_AUTOGROUPS, reason="no autogroups here")
 
 PARENT = """
 import subprocess, sys, threading, time
@@ -39,13 +48,47 @@ def test_every_thread_of_a_tree_has_it(tree):
     assert niceness(tree) == ({own}, 3)
     lower = min(own + 5, 19)
     set_niceness(tree, lower)
-    assert niceness(tree) == ({lower}, 3)
-    if may_raise_priority():
-        set_niceness(tree, own)
-        assert niceness(tree) == ({own}, 3)
+    assert niceness(tree) == ({lower if may_raise_priority() else own}, 3)
+    set_niceness(tree, own)
+    assert niceness(tree) == ({own}, 3)
 
 
 def test_a_process_that_is_gone_is_no_error():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         set_niceness(process.pid, 10)
+
+
+def of_session(pid):
+    return (PROC / str(pid) / "autogroup").read_text().split()[-1]
+
+
+@needs_autogroups
+def test_a_session_of_its_own_has_it_against_others():
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        set_niceness(process.pid, 10)
+        assert of_session(process.pid) == "10"
+        set_niceness(process.pid, 0)
+        assert of_session(process.pid) == "0"
+        process.kill()
+
+
+@needs_autogroups
+def test_the_session_of_somebody_else_is_left_alone():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        before = of_session(process.pid)
+        set_session_niceness(process.pid, 7)
+        assert of_session(process.pid) == before == of_session("self")
+        process.kill()
+
+
+def led(role):
+    """What a child that `role` names finds of itself after it was to lead a session."""
+    asks = "from actors.processes.process_tree import lead_a_session as lead; import os"
+    told = "print(lead(), lead(), os.getsid(0) == os.getpid() == os.getpgid(0))"
+    made = subprocess.run([sys.executable, "-c", f"{asks}; {told}"], capture_output=True, text=True, check=True, **role)
+    return made.stdout.strip()
+
+
+def test_a_process_comes_to_lead_a_session():
+    assert led({"process_group": 0}) == led({}) == led({"start_new_session": True}) == "True True True"

@@ -153,3 +153,23 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     turns = []
     link = look(watch, lambda link: turns.append(1) or len(turns) > 5)
     assert 0.0 < link.silent_s <= TURNS * monitor_handle.LONGEST_TURN_S
+
+
+def test_it_is_released_from_the_servers_that_are_about_to_be_stopped(ended):
+    """Else it would report each as dead."""
+    watched = []
+
+    async def inside():
+        actor = FakeActor(watch=lambda targets, at, is_starting: watched.append(targets) or SOUND)
+        link = MonitorHandle(actor, targets=lambda: ["server-0"], changed=asyncio.Event(), hung_after_s=HUNG_S)
+        link.begin_looking()
+        while not watched:
+            await asyncio.sleep(0)
+        await link.release()
+        seen = len(watched)
+        await asyncio.sleep(0.02)
+        assert len(watched) == seen
+
+    asyncio.run(inside())
+    assert watched[0] == ["server-0"]
+    assert watched[-1] == []

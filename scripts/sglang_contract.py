@@ -1,0 +1,239 @@
+"""Says what of our use of SGLang is missing in a version of it, from its source: nothing of it is imported or run.
+
+    python -m scripts.sglang_contract [PATH]
+
+PATH: a wheel, or the package's folder (default: the installed one). What is there under the same name may still behave
+otherwise; after an upgrade the tests with the real server decide (docs/servers.md).
+Exit codes: 0 all is there, 1 something is missing, 2 PATH is no SGLang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from rich.table import Table
+
+from actors.serving import auth_middleware, sglang_cpu
+from actors.serving.server_processes import TITLES, TOKENS
+from actors.serving.sglang_client import CONFIGURED
+from actors.serving.sglang_command import NodeSpan, command
+from launcher.config.schema import SGLangConfig
+from launcher.reporting.terminal_text import SafeConsole
+from scripts.health.server_check import KV_USE, QUEUED, RUNNING
+
+Sources = Mapping[str, str]
+"""The package's Python files by their path in it, `srt/server_args.py`."""
+
+HTTP = "srt/entrypoints/http_server.py"
+REQUESTS = "srt/managers/io_struct.py"
+STREAMER = "srt/managers/scheduler_components/output_streamer.py"
+ARGUMENTS = r"srt/(server_args|arg_groups/.*)\.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """`name` of a `kind` in the files that match `files`; `use`: our module that needs it."""
+
+    kind: str
+    name: str
+    files: str
+    use: str
+
+
+def needs() -> Iterator[Need]:
+    """What our modules ask of SGLang. Names come from these modules wherever they are written there."""
+    for name, files in (
+        ("run_server", r"launch_server\.py"),
+        ("prepare_server_args", r"srt/server_args\.py"),
+        ("kill_process_tree", r"srt/utils/.*\.py"),
+        ("load_plugins", r"srt/plugins/__init__\.py"),
+    ):
+        yield Need(kind="function", name=name, files=files, use="actors/serving/sglang_gpu.py")
+    yield Need(
+        kind="method",
+        name="TorchNativeAttnBackend._run_sdpa_forward_decode(query, output, k_cache, v_cache, req_to_token, "
+        "req_pool_indices, seq_lens, encoder_lens, scaling, enable_gqa, causal, is_cross_attn, sliding_window_size)",
+        files=r"srt/layers/attention/torch_native_backend\.py",
+        use="actors/serving/batched_decode.py",
+    )
+    for name in sorted({*_our_arguments(), *(word.removeprefix("--") for word in sglang_cpu.CPU_ARGUMENTS)}):
+        yield Need(
+            kind="argument", name=name.replace("-", "_"), files=ARGUMENTS, use="actors/serving/sglang_command.py"
+        )
+    for name in auth_middleware.BYPASSES:  # one of another name would no longer be refused
+        yield Need(kind="argument", name=name, files=ARGUMENTS, use="actors/serving/auth_middleware.py")
+    for path in ("/generate", "/model_info", "/health", "/flush_cache", "/abort_request"):
+        yield Need(kind="route", name=path, files=HTTP, use="actors/serving/sglang_client.py")
+    for path, request, given in (
+        ("/update_weights_from_disk", "UpdateWeightFromDiskReqInput", ("model_path",)),
+        ("/update_weights_from_tensor", "UpdateWeightsFromTensorReqInput", ("serialized_named_tensors",)),
+    ):
+        yield Need(kind="route", name=path, files=HTTP, use="actors/serving/sglang_client.py")
+        for name in (*given, "weight_version", "abort_all_requests", "flush_cache"):
+            yield Need(kind="field", name=f"{request}.{name}", files=REQUESTS, use="actors/serving/sglang_client.py")
+    for name in ("input_ids", "sampling_params", "return_logprob", "stream"):
+        yield Need(kind="field", name=f"GenerateReqInput.{name}", files=REQUESTS, use="actors/serving/sglang_client.py")
+    for name in (*CONFIGURED, "stop_token_ids", "sampling_seed", "stream_interval"):
+        yield Need(
+            kind="field",
+            name=f"SamplingParams.{name}",
+            files=r"srt/sampling/sampling_params\.py",
+            use="actors/serving/sglang_client.py",
+        )
+    yield Need(kind="text", name="% stream_interval == 0", files=STREAMER, use="actors/serving/sglang_client.py")
+    for name in ("output_token_logprobs", "completion_tokens", "finish_reason", "weight_version", "output_ids"):
+        yield Need(kind="text", name=f'"{name}"', files=r"srt/managers/.*\.py", use="actors/serving/completions.py")
+    for name in ("SGLANG_USE_CPU_ENGINE", "SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"):
+        yield Need(kind="text", name=name, files=r"srt/.*\.py", use="actors/serving/sglang_cpu.py")
+    for name in TITLES:
+        yield Need(kind="text", name=name, files=r"srt/managers/.*\.py", use="actors/serving/server_processes.py")
+    for name in (TOKENS, RUNNING, QUEUED, KV_USE):
+        yield Need(
+            kind="text", name=f'"{name}"', files=r"srt/observability/.*\.py", use="scripts/health/server_check.py"
+        )
+
+
+def _our_arguments() -> Iterator[str]:
+    """The options of the longest command line that we build."""
+    config = SGLangConfig()
+    for one in fields(config):
+        if (given := getattr(config, one.name)) is None or str(given).startswith("${"):
+            setattr(config, one.name, 1)
+    words = command(
+        config,
+        entry=(),
+        device="cuda",
+        index=0,
+        generation=0,
+        model_path="model",
+        weight_version=0,
+        port=1,
+        span=NodeSpan(n_nodes=2, node_rank=0, address="127.0.0.1:1"),
+    )
+    return (word.removeprefix("--") for word in words if word.startswith("--"))
+
+
+def missing(sources: Sources) -> list[Need]:
+    """Of what we need, what no file of `sources` has."""
+    tree = cache(lambda path: ast.parse(sources[path]))
+
+    def has(path: str, need: Need) -> bool:
+        match need.kind:
+            case "text":
+                return need.name in sources[path]
+            case "route":
+                return re.search(rf'@app\.\w+\(\s*"{re.escape(need.name)}"', sources[path]) is not None
+            case "argument" if f'"--{need.name.replace("_", "-")}"' in sources[path]:
+                return True
+            case kind:
+                return _DEFINED[kind](need.name, tree(path))
+
+    return [need for need in needs() if not any(has(path, need) for path in sources if re.fullmatch(need.files, path))]
+
+
+def _function(name: str, tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name for node in tree.body)
+
+
+def _method(name: str, tree: ast.Module) -> bool:
+    path, _, parameters = name.rstrip(")").partition("(")
+    owner, _, method = path.partition(".")
+    for node in _body(tree, owner):
+        if isinstance(node, ast.FunctionDef) and node.name == method:
+            return [one.arg for one in node.args.args[1:]] == parameters.split(", ")
+    return False
+
+
+def _field(name: str, tree: ast.Module) -> bool:
+    owner, _, wanted = name.partition(".")
+    return wanted in _annotated(_body(tree, owner))
+
+
+def _argument(name: str, tree: ast.Module) -> bool:
+    return any(name in _annotated(node.body) for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+_DEFINED: Mapping[str, Callable[[str, ast.Module], bool]] = {
+    "function": _function,
+    "method": _method,
+    "field": _field,
+    "argument": _argument,
+}
+
+
+def _body(tree: ast.Module, owner: str) -> list[ast.stmt]:
+    return next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner), [])
+
+
+def _annotated(body: Iterable[ast.stmt]) -> set[str]:
+    return {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+
+
+def read_sources(path: Path) -> Sources:
+    """Raises ValueError where `path` is neither a wheel nor a folder of SGLang."""
+    if path.is_dir():
+        found = {str(file.relative_to(path)): file for file in path.glob("**/*.py")}
+        sources = {name: file.read_text(encoding="utf-8-sig") for name, file in found.items() if _is_of_use(name)}
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name.startswith("sglang/") and name.endswith(".py")]
+            short = {name: name.removeprefix("sglang/") for name in names}
+            sources = {short[name]: wheel.read(name).decode("utf-8-sig") for name in names if _is_of_use(short[name])}
+    else:
+        raise ValueError(f"{path} is neither a wheel nor a folder")
+    if "srt/server_args.py" not in sources:
+        raise ValueError(f"{path} has no srt/server_args.py: give SGLang's wheel, or its folder `sglang`")
+    return sources
+
+
+def _is_of_use(name: str) -> bool:
+    return name == "launch_server.py" or name.startswith("srt/")
+
+
+def installed() -> Path:
+    """Found, not imported. Raises ValueError where there is none."""
+    found = importlib.util.find_spec("sglang")
+    if found is None or found.origin is None:
+        raise ValueError("SGLang isn't installed: give the path of a wheel or of its folder")
+    return Path(found.origin).parent
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.sglang_contract",
+        description="What of our use of SGLang is missing in a version of it, from its source.",
+    )
+    made.add_argument(
+        "path", nargs="?", type=Path, help="a wheel, or the package's folder (default: the installed one)"
+    )
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    path = parser().parse_args(arguments).path
+    try:
+        sources = read_sources(path or installed())
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    gone = missing(sources)
+    if gone:
+        table = Table("what", "name", "looked for in", "used by")
+        for need in gone:
+            table.add_row(need.kind, need.name, need.files, need.use)
+        SafeConsole().print(table)
+    print(f"{len(list(needs()))} names asked for, {len(gone)} missing")
+    return 1 if gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
