@@ -28,6 +28,14 @@ def ask(
     url: str, path: str, keys: ServerKeys, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """One call, with the run's admin key, which opens everything. Raises Missed with what the server said."""
+    said = _ask(url, path, keys, body, timeout_s)
+    try:
+        return dict(json.loads(said))
+    except ValueError as error:
+        raise Missed(f"{url}{path}: {error}", "see its log") from error
+
+
+def _ask(url: str, path: str, keys: ServerKeys, body: dict[str, Any] | None, timeout_s: float) -> bytes:
     request = urllib.request.Request(
         url + path,
         data=None if body is None else json.dumps(body).encode(),
@@ -35,8 +43,8 @@ def ask(
     )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return dict(json.load(answer))
-    except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
+            return bytes(answer.read())
+    except OSError as error:  # URLError and HTTPError too
         raise Missed(f"{url}{path}: {error}", "401: its run has other keys by now") from error
 
 
@@ -46,10 +54,14 @@ def weight_version(url: str, keys: ServerKeys) -> str:
 
 
 def load_weights(url: str, folder: str, keys: ServerKeys, *, version: str) -> None:
-    """What runs is aborted, so that it is asked again and comes from these weights. Raises Missed."""
-    body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": True}
+    """What runs is aborted, so that it is asked again and comes from these weights. Raises Missed.
+
+    The cache is flushed by a request of its own: within the update SGLang dies of it while a request is running.
+    """
+    body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": False}
     if not ask(url, "/update_weights_from_disk", keys, body).get("success"):
         raise Missed(f"{url} refused the weights in {folder}", "see its log")
+    _ask(url, f"/flush_cache?timeout={TIMEOUT_S:g}", keys, {}, TIMEOUT_S)
 
 
 def damaged_weights(paths: RunPaths, to: Path, draw: Callable[[int], int]) -> str:
