@@ -1,9 +1,9 @@
 """Known answers, scored by the live reward function with each batch (launcher/policy/canary_policy.py judges the
 scores).
 
-They are made from the data set: a record's answer must keep the reward that it gets when the run begins, and the same
-answer with another number must keep getting less. The expected rewards are learnt once and kept on disk, so that an
-attempt that begins with a broken function is not misled.
+They are given by the user (`known_completions`), or made from the data set: a record's answer must keep the reward
+that it gets when the run begins, and the same answer with another number must keep getting less. The expected rewards
+are learnt once and kept on disk, so that an attempt that begins with a broken function is not misled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ TRIES = 2
 """A function that scores the same item differently each time can't be tested with it."""
 CONFIRMATIONS = 8
 """How often a known answer that was scored wrongly is scored once more, before it accuses the function."""
+ITEM_WEIGHT = 20
+"""Scores of its own that weigh as much as what all items show."""
+WRONG = "wrong: "
 LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 log = logging.getLogger("canaries")
@@ -42,12 +45,19 @@ class CanaryScorer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """`completion` to the record `prompt` must get `expected`."""
+    """`completion` to the record `prompt` must get `expected`, or with a `limit` what is on the same side of it."""
 
     name: str
     prompt: Scorable
     completion: str
     expected: float
+    limit: float | None = None
+
+    def is_wrong(self, value: float, tolerance: float = 0.0) -> bool:
+        """NaN is wrong."""
+        if self.limit is None:
+            return not abs(value - self.expected) <= tolerance
+        return not (value > self.limit if self.expected > self.limit else value < self.limit)
 
 
 def with_another_number(answer: str) -> str | None:
@@ -65,13 +75,13 @@ async def make_canaries(records: Sequence[Scorable], scorer: CanaryScorer, *, ke
     asked: of such a function, known answers show nothing. Raises RewardImportError and RewardError.
     """
     spread = records[:: max(1, len(records) // MOST_RECORDS)][:MOST_RECORDS]
-    known = _read(keep_in)
+    known = read_kept(keep_in)
     canaries: list[Canary] = []
     for record in spread:
         pair = _from_kept(record, known) or await _learn(record, scorer)
         canaries += pair
     if canaries:
-        _keep(keep_in, known | {canary.name: canary.expected for canary in canaries})
+        keep(keep_in, known | {canary.name: canary.expected for canary in canaries})
     return tuple(canaries)
 
 
@@ -85,19 +95,25 @@ def pick(canaries: Sequence[Canary], count: int, step: int) -> tuple[Canary, ...
 
 
 class ErrorRates:
-    """How often each known answer was scored wrongly by chance, as far as this process has seen it."""
+    """How often each known answer was scored wrongly by chance. What was wrong is kept in `keep_in`, so that a trainer
+    that begins again knows it."""
 
-    def __init__(self) -> None:
-        self._wrong: Counter[str] = Counter()
-        self._scored: Counter[str] = Counter()
+    def __init__(self, keep_in: Path | None = None) -> None:
+        self._path = keep_in
+        kept = {} if keep_in is None else read_kept(keep_in)
+        self._wrong = Counter({name.removeprefix(WRONG): int(n) for name, n in kept.items() if name.startswith(WRONG)})
+        self._scored = Counter({name: int(n) for name, n in kept.items() if not name.startswith(WRONG)})
 
     def of(self, name: str) -> float:
-        """One in a hundred, until as many scores say otherwise."""
-        return (1 + self._wrong[name]) / (100 + self._scored[name])
+        """That of all items, begun with one in a hundred, until an item's own scores say otherwise."""
+        common = (1 + self._wrong.total()) / (100 + self._scored.total())
+        return (ITEM_WEIGHT * common + self._wrong[name]) / (ITEM_WEIGHT + self._scored[name])
 
     def add(self, name: str, *, wrong: int, scored: int) -> None:
         self._wrong[name] += wrong
         self._scored[name] += scored
+        if wrong and self._path is not None:
+            keep(self._path, {**self._scored, **{WRONG + one: n for one, n in self._wrong.items()}})
 
 
 async def score_canaries(
@@ -120,6 +136,7 @@ class CanaryRounds:
         *,
         count: int,
         submit: Callable[[Coroutine[Any, Any, tuple[CanaryScore, ...]]], Future[tuple[CanaryScore, ...]]],
+        rates: ErrorRates,
         tolerance: float = 0.0,
     ) -> None:
         self._canaries = canaries
@@ -127,7 +144,7 @@ class CanaryRounds:
         self._count = count
         self._submit = submit
         self._tolerance = tolerance
-        self._rates = ErrorRates()
+        self._rates = rates
 
     def begin(self, step: int) -> Future[tuple[CanaryScore, ...]]:
         """Scores those of a step, while the caller continues."""
@@ -136,24 +153,23 @@ class CanaryRounds:
 
 
 async def _score(canary: Canary, scorer: CanaryScorer, rates: ErrorRates, tolerance: float) -> CanaryScore:
-    def is_wrong(value: float) -> bool:
-        return not abs(value - canary.expected) <= tolerance  # so that NaN is wrong
-
+    as_expected = CanaryScore(name=canary.name, expected=canary.expected, got=canary.expected)
     try:
         score = await _answered(canary, scorer)
-        if score.value is None or not is_wrong(score.value):
-            rates.add(canary.name, wrong=0, scored=score.value is not None)
-            return CanaryScore(name=canary.name, expected=canary.expected, got=score.value, error=score.error)
+        if score.value is None:
+            return replace(as_expected, got=None, error=score.error)
+        if not canary.is_wrong(score.value, tolerance):
+            rates.add(canary.name, wrong=0, scored=1)
+            return as_expected
         again = await scorer.score([canary.completion] * CONFIRMATIONS, canary.prompt)
     except (RewardError, RewardImportError) as error:
-        return CanaryScore(name=canary.name, expected=canary.expected, got=None, error=error.message)
+        return replace(as_expected, got=None, error=error.message)
     values = [one.value for one in again if one.value is not None]
-    wrong = sum(map(is_wrong, values))
+    wrong = sum(canary.is_wrong(value, tolerance) for value in values)
     if 2 * len(values) < CONFIRMATIONS or is_more_than_noise(wrong, len(values), rates.of(canary.name)):
-        name = f"{canary.name} ({1 + wrong} of {1 + len(values)} times)"
-        return CanaryScore(name=name, expected=canary.expected, got=score.value)
+        return replace(as_expected, name=f"{canary.name} ({1 + wrong} of {1 + len(values)} times)", got=score.value)
     rates.add(canary.name, wrong=1 + wrong, scored=1 + len(values))
-    return CanaryScore(name=canary.name, expected=canary.expected, got=canary.expected)
+    return as_expected
 
 
 async def _answered(canary: Canary, scorer: CanaryScorer) -> Score:
@@ -198,7 +214,7 @@ async def _learn(record: Scorable, scorer: CanaryScorer) -> list[Canary]:
     return _made(record, dict(zip(texts, (high, low), strict=True)))
 
 
-def _read(path: Path) -> dict[str, float]:
+def read_kept(path: Path) -> dict[str, float]:
     try:
         kept = json.loads(path.read_text())
         return {str(name): float(value) for name, value in kept.items()}
@@ -209,7 +225,7 @@ def _read(path: Path) -> dict[str, float]:
         return {}
 
 
-def _keep(path: Path, expected: Mapping[str, float]) -> None:
+def keep(path: Path, expected: Mapping[str, float]) -> None:
     try:
         replace_file(path, json.dumps(dict(expected), indent=1).encode())
     except OSError as error:  # a full disk costs the memory of later attempts, not this one

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from actors.data.dataset import BadRecords, DataRecord, load_records
+from actors.reward.canaries import ErrorRates
+from actors.reward.known_completions import learn_known, read_known
 from actors.reward.reward_pool import RewardPool
 from actors.reward.reward_process import RewardProcess
 from launcher.base.errors import DataError
@@ -27,6 +30,7 @@ def check_data(config: RunConfig) -> list[str]:
             records, bad = records_of(dataset, pool, key=key)
             if key == "train_dataset" and pool is not None:
                 pool.check(records[0])
+                asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
             if bad.count:
                 notes.append(f"{key}: {bad.count} records are skipped, such as {'; '.join(bad.examples)}")
     return notes

@@ -12,7 +12,8 @@ from typing import Any
 
 from actors.data.prompt_queue import PromptQueue
 from actors.ranks.rank_controller import RankController
-from actors.reward.canaries import CanaryRounds, make_canaries
+from actors.reward.canaries import CanaryRounds, ErrorRates, make_canaries
+from actors.reward.known_completions import learn_known, read_known
 from actors.reward.recorded_answers import RecordedAnswers
 from actors.reward.reward_pool import RewardPool
 from actors.rollout.live_rollouts import LoopThread
@@ -44,6 +45,7 @@ from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
 
 CANARIES_FILE = "canaries.json"
+RATES_FILE = "canary_rates.json"
 RECORDED_FILE = "recorded_answers.json"
 
 log = logging.getLogger("trainer")
@@ -94,12 +96,15 @@ class Training:
         plays = config.rollout.episode is not None  # it alone can tell what its samples earn
         scored = [] if plays else list(self._data.prompts.values())
         kept = paths.logs / CANARIES_FILE
-        canaries = self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
+        rates, known = ErrorRates(paths.logs / RATES_FILE), read_known(config)
+        given = self._thread.call(learn_known(known, self._reward, rates, keep_in=kept))
+        canaries = given or self._thread.call(make_canaries(scored, self._reward, keep_in=kept))
         self._canaries = CanaryRounds(
             canaries,
             self._reward,
             count=config.gate.canaries,
             submit=self._thread.submit,
+            rates=rates,
             tolerance=config.reward_health.canary_tolerance,
         )
         self._recorded = RecordedAnswers(

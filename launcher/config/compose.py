@@ -130,6 +130,8 @@ def _completed(config: RunConfig) -> RunConfig:
             dataset.path = local_or_name(dataset.path)
     config.sglang.model_path = local_or_name(config.sglang.model_path)
     config.tokenizer_path = local_or_name(config.tokenizer_path)
+    if config.reward.canaries is not None:
+        config.reward.canaries = local_or_name(config.reward.canaries)
     if config.chat.template is not None:
         config.chat.template = local_or_name(config.chat.template)
     return config

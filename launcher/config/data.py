@@ -77,6 +77,9 @@ class RewardConfig:
         ),
     )
     weights: list[float] = setting([], "of the functions in the order of fn; empty: 1 each")
+    canaries: str | None = setting(
+        None, "a .jsonl file of completions known to be good or bad; null: made of the data set's answers"
+    )
     timeout: float = setting(15.0, "of scoring one completion", DEADLINE)
     setup_timeout: float = setting(120.0, "until a process has imported the function, or the episode's", DEADLINE)
     workers: int = setting(1, "processes that score", COUNT)

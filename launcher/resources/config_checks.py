@@ -192,6 +192,8 @@ def _with_episodes(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "chat.template", f"not {NO_TEMPLATE} with rollout.episode: its turns are written by a template"
     if config.chat.system_prompt is not None:
         yield "chat.system_prompt", "null with rollout.episode, which writes its own messages"
+    if config.reward.canaries is not None:
+        yield "reward.canaries", "null with rollout.episode: it alone can tell what its samples earn"
     if config.actor.overlong_reward_penalty:
         yield "actor.overlong_reward_penalty", "false with rollout.episode: it is of a single answer's length"
 

@@ -80,3 +80,25 @@ def test_batches_that_poison_the_numbers_and_a_policy_that_collapses_go_back_to_
         assert not any(pair == (0.0, 0.0) for step, pair in standing.items() if step > restored)
         assert all(abs(low) <= 1 and abs(high) <= 1 for _, low, high in rewards(run))
         assert len(run.trainer_pids()) == 1
+
+
+def test_known_completions_of_the_user_tell_a_broken_judge_from_a_broken_policy(tmp_path):
+    known = tmp_path / "known.jsonl"  # without a number: answers as those of a judge of texts
+    lines = [{"question": f"{n}?", "answer": f"sun {n}", "completion": f"sun {n}", "good": True} for n in range(4)]
+    lines += [line | {"completion": f"#### rain of {line['question']}", "good": False} for line in lines]
+    known.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with SupervisedRun(tmp_path, steps=24, servers=1, settings=[f"reward.canaries={known}", "gate.recorded=0"]) as run:
+        run.wait_steps(9)
+        run.break_reward("one")
+        run.wait_until(lambda: run.events("health.verifier_broken"), "the judge is named")
+        run.mend_reward()
+        run.wait_until(lambda: run.incidents() == {1: ("verifier_broken", "reward", True)}, "it is over")
+        assert "bad completion known.jsonl:" in run.events("canary.wrong")[0]["reason"]
+        run.wait_steps(run.steps_done() + 5)
+        run.break_reward("zero_unless_known")
+        run.wait_until(lambda: run.events("health.reward_collapse"), "the policy is named")
+        run.mend_reward()
+        run.finish()
+        run.check_ledger()
+        assert [cause for cause, *_ in run.incidents().values()] == ["verifier_broken", "reward_collapse"]
+        assert len(run.events("health.verifier_broken")) == 1
