@@ -28,7 +28,8 @@ MOST_EXAMPLES = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecord:
     """One problem, `where` it was read, and its chat. `record` is all that the data set has of it, as the reward
-    function gets it. `question` is the text of the last message."""
+    function gets it. `question` is the text of the last message. `dataset`: its name where it is one of several, which
+    its ids begin with, as data sets may share records."""
 
     id: str
     where: str
@@ -38,6 +39,7 @@ class DataRecord:
     answer: object
     answer_key: str | None
     record: Mapping[str, object]
+    dataset: str = ""
 
 
 class BadRecords:
@@ -117,8 +119,9 @@ def _record(
     if dataset.answer_key is not None:
         answer = _column(where, fields, dataset.answer_key, f"{key}.answer_key")
     content = (given, answer, list(tools)) if tools else (given, answer)
+    dataset_name = key.partition("_datasets.")[2]
     return DataRecord(
-        id=_stable_id(where, content, seen),
+        id=f"{dataset_name}:" * bool(dataset_name) + _stable_id(where, content, seen),
         where=where,
         question=question,
         messages=messages,
@@ -126,6 +129,7 @@ def _record(
         answer=answer,
         answer_key=dataset.answer_key,
         record=dict(fields),
+        dataset=dataset_name,
     )
 
 

@@ -6,6 +6,7 @@
 
 An epoch's order is a sort of the ids by a hash of (seed, epoch, id). Unlike a random shuffle it is the same under every
 version of Python and numpy, and doesn't depend on the order in which the data set was read, so a run resumes exactly.
+Of several data sets `actors/data/mixture.py` says which prompts an epoch has.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import functools
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
+from actors.data.mixture import Circle
 from launcher.base.errors import CheckpointError
 
 FORMAT = 1
@@ -25,12 +28,18 @@ BEGIN_ANEW = "resume from another checkpoint, or start over with recover.mode=of
 class PromptQueue:
     """Raises ValueError where it is misused: ids that repeat or aren't in flight, a batch of less than one."""
 
-    def __init__(self, ids: Sequence[str], *, seed: int, shuffle: bool) -> None:
+    def __init__(self, ids: Sequence[str], *, seed: int, shuffle: bool, circles: Sequence[Circle] = ()) -> None:
+        """`circles`: of some ids, of which each epoch has the next few, in an order drawn from the seed alone."""
         if not ids or len(set(ids)) != len(ids):
             raise ValueError("prompt ids must be unique, and at least one")
         self._ids = tuple(ids)
         self._seed = seed
         self._shuffle = shuffle
+        self._circles = [
+            replace(circle, ids=tuple(sorted(circle.ids, key=lambda one: _digest(seed, "circle", one))))
+            for circle in circles
+        ]
+        self._size = len(ids) - sum(len(circle.ids) - circle.in_epoch for circle in circles)
         self._begin(epoch=0)
 
     def _begin(self, epoch: int) -> None:
@@ -42,13 +51,20 @@ class PromptQueue:
         self._in_flight: dict[str, None] = {}  # in the order in which they were taken
 
     def _order_of(self, epoch: int) -> tuple[str, ...]:
+        ids = self._ids
+        for circle in self._circles:
+            start = epoch * circle.in_epoch
+            left_out = {
+                circle.ids[n % len(circle.ids)] for n in range(start + circle.in_epoch, start + len(circle.ids))
+            }
+            ids = tuple(one for one in ids if one not in left_out)
         if not self._shuffle:
-            return self._ids
-        return tuple(sorted(self._ids, key=lambda prompt_id: _digest(self._seed, epoch, prompt_id)))
+            return ids
+        return tuple(sorted(ids, key=lambda prompt_id: _digest(self._seed, epoch, prompt_id)))
 
     def __len__(self) -> int:
         """Prompts in an epoch."""
-        return len(self._ids)
+        return self._size
 
     @property
     def waiting(self) -> int:
@@ -117,7 +133,7 @@ class PromptQueue:
     def _fingerprint(self) -> str:
         """Cached: the queue is saved after each step, and hashing a million ids took most of a second."""
         ids = sorted(self._ids) if self._shuffle else self._ids
-        return _digest(self._seed, self._shuffle, *ids)
+        return _digest(self._seed, self._shuffle, *ids, *(circle.in_epoch for circle in self._circles))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`. Raises CheckpointError, changing nothing, where it is damaged or of another data set,
@@ -145,7 +161,7 @@ class PromptQueue:
         if changed:
             raise CheckpointError(
                 f"the data set, its order or the seed is not the checkpoint's: {'; '.join(changed)}",
-                f"set train_dataset.* and seed as they were; {BEGIN_ANEW}",
+                f"set train_dataset.*, train_datasets.* and seed as they were; {BEGIN_ANEW}",
             )
 
 

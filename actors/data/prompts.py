@@ -63,7 +63,13 @@ def build_prompts(
             else:
                 _check_room(record, len(token_ids), max_prompt_tokens, key)
                 prompts.append(
-                    Prompt(id=record.id, token_ids=token_ids, record=record.record, answer_key=record.answer_key)
+                    Prompt(
+                        id=record.id,
+                        token_ids=token_ids,
+                        record=record.record,
+                        answer_key=record.answer_key,
+                        dataset=record.dataset,
+                    )
                 )
     if not prompts and unwritten:
         raise DataError(f"the chat template can't write one of the {len(records)} prompts of {key}", "chat.template")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from actors.data.dataset import BadRecords, DataRecord
+from actors.data.mixture import Circle, mixed
 from actors.data.prompts import build_prompts
 from launcher.base.rollouts import Prompt
 from launcher.config.data import DatasetConfig
@@ -17,12 +18,14 @@ from launcher.run_files.journal import Journal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """Prompts by id. `left_out`: records that are longer than the data set's max_length."""
+    """Prompts by id. `left_out`: records that are longer than the data set's max_length. `circles`: prompts of which an
+    epoch has only some."""
 
     prompts: dict[str, Prompt]
     held_out: dict[str, Prompt]
     left_out: int
     max_new_tokens: int
+    circles: tuple[Circle, ...] = ()
 
     @property
     def longest_sequence(self) -> int:
@@ -53,18 +56,29 @@ class DataLoader:
         self._context = context
         self._journal = journal
 
-    def load(self, records: Sequence[DataRecord], held_out_records: Sequence[DataRecord]) -> TrainingData:
-        """Of train_dataset and of valid_dataset, where there is one. Raises DataError, ModelError, ConfigError."""
-        config = self._config
-        prompts, left_out = self._encode(records, config.train_dataset, "train_dataset")
+    def load(self, records: Mapping[str, Sequence[DataRecord]]) -> TrainingData:
+        """Of each data set by its setting. Raises DataError, ModelError, ConfigError."""
+        prompts: dict[str, Prompt] = {}
         held_out: dict[str, Prompt] = {}
-        if config.valid_dataset is not None:
-            held_out = self._encode(held_out_records, config.valid_dataset, "valid_dataset")[0]
+        circles, left_out = [], 0
+        for key, dataset in self._config.datasets().items():
+            encoded, too_long = self._encode(records[key], dataset, key)
+            if key.startswith("valid"):
+                held_out |= {prompt.id: prompt for prompt in encoded}
+                continue
+            left_out += too_long
+            encoded, circle = mixed(encoded, dataset.weight)
+            prompts |= {prompt.id: prompt for prompt in encoded}
+            circles += [circle] if circle is not None else []
         return TrainingData(
-            prompts=prompts, held_out=held_out, left_out=left_out, max_new_tokens=config.gconfig.max_new_tokens
+            prompts=prompts,
+            held_out=held_out,
+            left_out=left_out,
+            max_new_tokens=self._config.gconfig.max_new_tokens,
+            circles=tuple(circles),
         )
 
-    def _encode(self, records: Sequence[DataRecord], dataset: DatasetConfig, key: str) -> tuple[dict[str, Prompt], int]:
+    def _encode(self, records: Sequence[DataRecord], dataset: DatasetConfig, key: str) -> tuple[list[Prompt], int]:
         bad = BadRecords(dataset)
         prompts, left_out = build_prompts(
             records,
@@ -78,4 +92,4 @@ class DataLoader:
         record_bad(self._journal, bad, key)
         if left_out:
             self._journal.record("data.left_out", subject=key, reason=f"over {key}.max_length", prompts=left_out)
-        return {prompt.id: prompt for prompt in prompts}, left_out
+        return prompts, left_out

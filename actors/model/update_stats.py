@@ -107,6 +107,7 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "rollout/hedges_lost": float(batch.hedges_lost),
         **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
         **_of_episodes(batch),
+        **{f"reward_by_dataset/{name}/avg": value for name, value in batch.rewards_by_dataset.items()},
         **{f"reward_parts/{name}/avg": value for name, value in _mean_parts(batch).items()},
         **stats.metrics(),
     }

@@ -17,22 +17,22 @@ from launcher.config.schema import RunConfig
 
 
 def check_data(config: RunConfig) -> list[str]:
-    """Read every record, and score one answer: whatever is wrong with them costs seconds now and a cluster later.
+    """Read every record, and score one answer of each data set: whatever is wrong with them costs seconds now and a
+    cluster later.
 
     An episode's function is imported and its signature is looked at. Answers a line for each data set of which records
     are skipped. Raises DataError and RewardImportError.
     """
     notes = []
     with _user_code(config) as pool:
-        for key, dataset in datasets_of(config):
-            if dataset is None:
-                continue
+        for key, dataset in config.datasets().items():
             records, bad = records_of(dataset, pool, key=key)
-            if key == "train_dataset" and pool is not None:
-                pool.check(records[0])
-                asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
+            if pool is not None:
+                pool.of(records[0].dataset).check(records[0])
             if bad.count:
                 notes.append(f"{key}: {bad.count} records are skipped, such as {'; '.join(bad.examples)}")
+        if pool is not None:
+            asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
     return notes
 
 
@@ -40,7 +40,7 @@ def check_data(config: RunConfig) -> list[str]:
 def _user_code(config: RunConfig) -> Iterator[RewardPool | None]:
     """None where the samples are episodes."""
     if config.rollout.episode is None:
-        with RewardPool(config.reward) as pool:
+        with RewardPool(config.reward, config.own_rewards()) as pool:
             yield pool
         return
     process = RewardProcess(config.reward, episode=config.rollout.episode)
@@ -51,16 +51,13 @@ def _user_code(config: RunConfig) -> Iterator[RewardPool | None]:
         process.bury()
 
 
-def datasets_of(config: RunConfig) -> tuple[tuple[str, DatasetConfig | None], ...]:
-    return ("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)
-
-
 def records_of(dataset: DatasetConfig, pool: RewardPool | None, *, key: str) -> tuple[list[DataRecord], BadRecords]:
     """The records, without those that are skipped. `pool`: whose reward function says which answers it can compare
     with; None: not asked."""
     bad = BadRecords(dataset)
     records = load_records(dataset, key=key, bad=bad)
-    problems = {} if pool is None else pool.find_bad_answers([record.answer for record in records])
+    scorer = None if pool is None else pool.of(records[0].dataset)
+    problems = {} if scorer is None else scorer.find_bad_answers([record.answer for record in records])
     for place, problem in problems.items():
         hint = f"so says reward.fn; {key}.answer_key names the column, {key}.bad_records=skip leaves it out"
         bad.add(DataError(f"{records[place].where}: {problem}", hint))

@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from actors.reward.reward_process import ProcessGone, RewardProcess
@@ -60,6 +61,9 @@ class Scorable(Protocol):
     @property
     def answer(self) -> object: ...
 
+    @property
+    def dataset(self) -> str: ...
+
 
 class Generated(Protocol):
     """A `Completion`."""
@@ -85,7 +89,9 @@ class Job:
 class RewardPool:
     """Its processes start with it and are warm by the time they are needed. Usable from any thread and loop."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, own: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`own`: the functions of data sets that have another than `config.fn`, by the data set's name."""
+        self._own = {name: RewardPool(replace(config, fn=fn, weights=[])) for name, fn in own.items()}
         self._config = config
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -107,11 +113,17 @@ class RewardPool:
         is found out after one time limit, not after one for each sample. `made`: tokens and end of each completion.
         `group`: all texts of the prompt, where `completions` are only some. They are divided among the processes.
         """
+        if (own := self.of(prompt.dataset)) is not self:
+            return await own.score(completions, prompt, whole_or_none=whole_or_none, made=made, group=group)
         items = _items(completions, prompt, made, group or completions)
         share = -(-len(items) // self._config.workers)
         parts = [items[start : start + share] for start in range(0, len(items), share)] if items else []
         jobs = [self._submit(Job(items=part, whole_or_none=whole_or_none)) for part in parts]
         return [score for scores in await asyncio.gather(*map(asyncio.wrap_future, jobs)) for score in scores]
+
+    def of(self, dataset: str) -> RewardPool:
+        """What scores the prompts of a data set."""
+        return self._own.get(dataset, self)
 
     def find_bad_answers(self, answers: Sequence[object]) -> dict[int, str]:
         """By its place, why an answer is none that the reward function can compare with. Raises RewardImportError."""
@@ -139,6 +151,8 @@ class RewardPool:
 
     def close(self) -> None:
         """Kill the processes; callers that wait for a score get RewardError."""
+        for own in self._own.values():
+            own.close()
         with self._submitting:
             self._closed.set()
         for _ in self._scorers:

@@ -93,6 +93,9 @@ class LiveRollouts:
             prompts=len(self._held_out),
             sampled=mean_reward(sampled),
             greedy=mean_reward(best),
+            by_dataset={
+                name: [mean, best.rewards_by_dataset[name]] for name, mean in sampled.rewards_by_dataset.items()
+            },
         )
 
     def stop(self) -> None:

@@ -77,7 +77,7 @@ class Training:
         self._journal = Journal(paths.events, attempt, time.time)
         self._records = StepRecords(paths)
         self._thread = LoopThread("rollouts")
-        self._reward = RewardPool(config.reward)  # its processes start while the model loads
+        self._reward = RewardPool(config.reward, config.own_rewards())  # its processes start while the model loads
         if parts is None or parts.config != config:
             crew = RankController(config, paths, self._journal, rank_options) if config.actor.dp_size > 1 else None
             parts = TrainingParts.load(config, self._journal, reward=self._reward, crew=crew)
@@ -123,7 +123,8 @@ class Training:
             servers=self.servers.pool.servers,
             record=self._recorded,
         )
-        self._queue = PromptQueue(list(self._data.prompts), seed=config.seed, shuffle=config.train_dataset.shuffle)
+        data, shuffle = self._data, config.train_dataset.shuffle
+        self._queue = PromptQueue(list(data.prompts), seed=config.seed, shuffle=shuffle, circles=data.circles)
         self._first_position = self._queue.state_dict()
         self._checkpointer = Checkpointer(config, paths, self._journal)
         self._samples = SampleLog(
@@ -140,7 +141,7 @@ class Training:
             total_steps=self._loop.total_steps,
             steps_per_epoch=self._loop.steps_per_epoch,
             policy_version=self._loop.policy_version,
-            prompts=len(self._data.prompts),
+            prompts=len(self._queue),
             held_out=len(self._data.held_out),
             left_out=self._data.left_out,
             pid=os.getpid(),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.data.dataset import DataRecord
+from actors.data.mixture import in_epoch
 from actors.data.training_data import DataLoader, TrainingData, record_bad
 from actors.model.policy_model import Crew, PolicyModel
-from actors.reward.data_check import datasets_of, records_of
+from actors.reward.data_check import records_of
 from actors.reward.reward_pool import RewardPool
 from launcher.config.data import DatasetConfig
 from launcher.config.schema import RunConfig
@@ -30,36 +32,36 @@ class TrainingParts:
         ranks of `crew` don't meet.
         """
         scorer = None if config.rollout.episode else reward
-        records, held_out = (_read(dataset, key, scorer, journal) for key, dataset in datasets_of(config))
+        records = {key: _read(dataset, key, scorer, journal) for key, dataset in config.datasets().items()}
         model = PolicyModel(
             config.actor,
             config.ref,
             temperature=config.gconfig.temperature,
-            total_steps=planned_steps(config, prompts=len(records)),
+            total_steps=planned_steps(config, records),
             tokenizer_path=config.tokenizer_path,
             crew=crew,
         )
         context = config.sglang.context_length or model.context_length
-        data = DataLoader(config, model.tokenizer, context, journal).load(records, held_out)
+        data = DataLoader(config, model.tokenizer, context, journal).load(records)
         return cls(config=config, model=model, data=data)
 
 
 def can_be_loaded_ahead(config: RunConfig) -> bool:
     """Without other ranks, and without the reward function."""
-    skips = any(dataset is not None and dataset.bad_records == "skip" for _, dataset in datasets_of(config))
+    skips = any(dataset.bad_records == "skip" for dataset in config.datasets().values())
     return config.actor.dp_size == 1 and not skips
 
 
-def _read(dataset: DatasetConfig | None, key: str, reward: RewardPool | None, journal: Journal) -> list[DataRecord]:
+def _read(dataset: DatasetConfig, key: str, reward: RewardPool | None, journal: Journal) -> list[DataRecord]:
     """Without those that were skipped. That the others fit was checked before anything was started."""
-    if dataset is None:
-        return []
     records, bad = records_of(dataset, reward if dataset.bad_records == "skip" else None, key=key)
     record_bad(journal, bad, key)
     return records
 
 
-def planned_steps(config: RunConfig, *, prompts: int) -> int:
+def planned_steps(config: RunConfig, records: Mapping[str, Sequence[DataRecord]]) -> int:
     """Length of the learning-rate schedule, in optimizer steps."""
+    training = [(one, len(records[key])) for key, one in config.datasets().items() if key.startswith("train")]
+    prompts = sum(in_epoch(one.weight, count) for one, count in training)
     in_epochs = config.total_train_epochs * -(-prompts // config.train_dataset.batch_size)
     return min(in_epochs, config.total_train_steps or in_epochs)

@@ -91,12 +91,16 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Accuracy on held-out prompts at one policy version: `sampled` at the training temperature, `greedy` at 0."""
+    """Accuracy on held-out prompts at one policy version: `sampled` at the training temperature, `greedy` at 0.
+
+    `by_dataset`: the same two of each held-out data set, where there are several.
+    """
 
     policy_version: int
     prompts: int
     sampled: float
     greedy: float
+    by_dataset: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,14 @@ class Prompt:
 
     `id` is stable across runs and attempts. `token_ids` is the chat template applied to the question.
     `record` is the data set's own record, as the reward function gets it; `answer_key` its column of answers.
+    `dataset`: the name of a further data set, "" of the first one.
     """
 
     id: str
     token_ids: tuple[int, ...]
     record: Mapping[str, object]
     answer_key: str | None = "answer"
+    dataset: str = ""
 
     @property
     def answer(self) -> object:
@@ -103,6 +105,15 @@ class RolloutBatch:
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
         return tuple(rollout for group in self.groups for rollout in group.rollouts)
+
+    @property
+    def rewards_by_dataset(self) -> dict[str, float]:
+        """The mean of each data set, the first being `main`; empty where there is no further one."""
+        rewards: dict[str, list[float]] = {}
+        for group in self.groups:
+            scored = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+            rewards.setdefault(group.prompt.dataset or "main", []).extend(scored)
+        return {} if set(rewards) <= {"main"} else {name: mean_of(those) for name, those in rewards.items()}
 
     @property
     def weight_versions(self) -> tuple[int, ...]:

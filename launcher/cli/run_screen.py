@@ -135,10 +135,14 @@ class Screen:
         self.line(
             f"held-out accuracy at policy_version {report.policy_version}: sampled {report.sampled:.3f}, "
             f"greedy {report.greedy:.3f} ({report.prompts} prompts)"
+            + "".join(f"; {name} {sampled:.3f}, {best:.3f}" for name, (sampled, best) in report.by_dataset.items())
         )
         if self._wandb is not None:
             step = report.policy_version - 1
-            self._wandb.log({"global_step": step, "eval/sampled": report.sampled, "eval/greedy": report.greedy})
+            figures = {"global_step": step, "eval/sampled": report.sampled, "eval/greedy": report.greedy}
+            for name, (sampled, best) in report.by_dataset.items():
+                figures |= {f"eval/{name}/sampled": sampled, f"eval/{name}/greedy": best}
+            self._wandb.log(figures)
 
 
 class _DriverLog(logging.FileHandler):

@@ -125,9 +125,8 @@ def _completed(config: RunConfig) -> RunConfig:
     config.recover.mode = YAML_SWITCHES.get(config.recover.mode, config.recover.mode)
     for model in (config.actor, config.ref):
         model.path = local_or_name(model.path)
-    for dataset in (config.train_dataset, config.valid_dataset):
-        if dataset is not None:
-            dataset.path = local_or_name(dataset.path)
+    for dataset in config.datasets().values():
+        dataset.path = local_or_name(dataset.path)
     config.sglang.model_path = local_or_name(config.sglang.model_path)
     config.tokenizer_path = local_or_name(config.tokenizer_path)
     if config.reward.canaries is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.settings import COUNT, DEADLINE, MISSING, Matching, OneOf, same_as, setting
+from launcher.config.settings import COUNT, DEADLINE, MISSING, POSITIVE, Matching, OneOf, same_as, setting
 
 DATA_ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow")
 """Of the files that hold records (actors/data/record_sources.py reads them)."""
@@ -33,6 +33,7 @@ class DatasetConfig:
     shuffle: bool = setting(True, "a new order, drawn from the seed, in each epoch")
     max_length: int | None = setting(None, "prompts of more tokens are left out, and their number is reported", COUNT)
     max_items: int | None = setting(None, "the first n records only", COUNT)
+    weight: float = setting(1.0, "of training data: how often an epoch has each record (docs/your_data.md)", POSITIVE)
 
 
 @dataclass
@@ -47,6 +48,21 @@ class HeldOutConfig(DatasetConfig):
         "train_dataset.bad_records", "refuse or skip a record that doesn't fit", OneOf(("refuse", "skip"))
     )
 
+
+FUNCTIONS = Matching(
+    r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\s*\+\s*[A-Za-z_][\w.]*:[A-Za-z_]\w*)*",
+    "module:function, e.g. my_rewards.maths:score, or several joined by +",
+)
+
+
+@dataclass
+class FurtherConfig(HeldOutConfig):
+    """One of several data sets, by a name of the user's."""
+
+    reward_fn: str | None = setting(None, "its own reward function; null: reward.fn", FUNCTIONS)
+
+
+FURTHER = ("train_datasets", "valid_datasets")
 
 NO_TEMPLATE = "none"
 WRITTEN_BY_US = ("add_generation_prompt", "chat_template", "conversation", "return_dict", "tokenize", "tools")
@@ -71,10 +87,7 @@ class RewardConfig:
     fn: str = setting(
         "actors.reward:gsm8k_reward",
         "the reward function by import path, or several joined by + (docs/your_data.md)",
-        Matching(
-            r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\s*\+\s*[A-Za-z_][\w.]*:[A-Za-z_]\w*)*",
-            "module:function, e.g. my_rewards.maths:score, or several joined by +",
-        ),
+        FUNCTIONS,
     )
     weights: list[float] = setting([], "of the functions in the order of fn; empty: 1 each")
     canaries: str | None = setting(

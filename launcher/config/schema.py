@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
+from launcher.config.data import ChatConfig, DatasetConfig, FurtherConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
 from launcher.config.recipe import RecipeConfig
@@ -304,7 +304,9 @@ class RunConfig:
     cluster: ClusterConfig = part(ClusterConfig)
     hardware: HardwareConfig = part(HardwareConfig)
     train_dataset: DatasetConfig = part(DatasetConfig)
+    train_datasets: dict[str, FurtherConfig] = setting({}, "further ones by name, e.g. `+train_datasets.code.path=…`")
     valid_dataset: DatasetConfig | None = None
+    valid_datasets: dict[str, FurtherConfig] = setting({}, "further held-out ones by name, each with its curve")
     chat: ChatConfig = part(ChatConfig)
     gconfig: GenerationConfig = part(GenerationConfig)
     rollout: RolloutConfig = part(RolloutConfig)
@@ -329,3 +331,15 @@ class RunConfig:
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)
     trainer: ForeignTrainerConfig = part(ForeignTrainerConfig)
+
+    def datasets(self) -> dict[str, DatasetConfig]:
+        """All, by the setting that names them, those to train on first."""
+        found: dict[str, DatasetConfig] = {"train_dataset": self.train_dataset}
+        found |= {f"train_datasets.{name}": one for name, one in self.train_datasets.items()}
+        found |= {} if self.valid_dataset is None else {"valid_dataset": self.valid_dataset}
+        return found | {f"valid_datasets.{name}": one for name, one in self.valid_datasets.items()}
+
+    def own_rewards(self) -> dict[str, str]:
+        """The reward functions of data sets that have one of their own, by the data sets' names."""
+        further = [*self.valid_datasets.items(), *self.train_datasets.items()]
+        return {name: one.reward_fn for name, one in further if one.reward_fn is not None}

@@ -171,7 +171,7 @@ def value_of(config: object, key: str) -> Any:
     """The value at a dotted key; None where a section on the way is None."""
     value: Any = config
     for name in key.split("."):
-        value = None if value is None else getattr(value, name)
+        value = value.get(name) if isinstance(value, dict) else None if value is None else getattr(value, name)
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 from launcher.html_report.axis_scale import reward_span, step_span, step_ticks
 from launcher.html_report.svg_chart import DIAMOND, TOP, TRIANGLE, Chart, Plot, Size, chart
@@ -43,7 +44,7 @@ def incident_legend(facts: RunFacts) -> Legend:
 def _draw(facts: RunFacts, size: Size) -> Plot:
     lines = [*facts.steps, *(line for segment in facts.taken_back for line in segment)]
     steps = [line.step for line in lines] + [report.policy_version for report in facts.evals]
-    evals = [value for report in facts.evals for value in (report.sampled, report.greedy)]
+    evals = [value for one in facts.evals for value in (one.sampled, one.greedy, *chain(*one.by_dataset.values()))]
     plot = Plot(size, x=step_span(steps), y=reward_span([*(line.reward for line in lines), *evals]))
     plot.y_axis(lambda value: f"{value:g}")
     plot.x_axis("global step", step_ticks(0, max(steps), most=size.ticks_across))
@@ -99,6 +100,10 @@ def _draw_evals(facts: RunFacts, plot: Plot) -> None:
     for name in ("sampled", "greedy"):
         points = [(float(report.policy_version), getattr(report, name)) for report in facts.evals]
         plot.line(points, f"eval {name}")
+        for dataset in sorted({dataset for report in facts.evals for dataset in report.by_dataset}):
+            those = [(report.policy_version, report.by_dataset.get(dataset)) for report in facts.evals]
+            curve = [(float(version), pair[name == "greedy"]) for version, pair in those if pair is not None]
+            plot.line(curve, f"eval {name}", title=f"held-out, {name}, {dataset}: {curve[-1][1]:.3f} at the end")
         for version, value in points:
             if math.isfinite(value):
                 title = f"held-out, {name}: {value:.3f} at policy_version {version:.0f}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -247,7 +247,12 @@ def _evals(events: Sequence[Record]) -> tuple[EvalReport, ...]:
         if event.get("event") == "eval.done" and version is not None and prompts is not None:
             sampled, greedy = as_float(event.get("sampled")), as_float(event.get("greedy"))
             if math.isfinite(sampled) and math.isfinite(greedy):
-                reports[version] = EvalReport(policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy)
+                given = event.get("by_dataset")
+                pairs = given.items() if isinstance(given, Mapping) else ()
+                by_dataset = {name: [*map(as_float, pair)] for name, pair in pairs if len(pair) == 2}
+                reports[version] = EvalReport(
+                    policy_version=version, prompts=prompts, sampled=sampled, greedy=greedy, by_dataset=by_dataset
+                )
     return tuple(reports[version] for version in sorted(reports))
 
 

@@ -6,13 +6,15 @@ Ranges are declared beside each setting (`launcher/config/schema.py`). The machi
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.base.addresses import is_every_interface, url_problem
 from launcher.base.errors import ConfigError, ResourceError
-from launcher.config.data import NO_TEMPLATE, WRITTEN_BY_US
+from launcher.config.data import FURTHER, NO_TEMPLATE, WRITTEN_BY_US, FurtherConfig
 from launcher.config.foreign import OWN
 from launcher.config.lora import find_lora_problems
 from launcher.config.recipe import find_recipe_problems
@@ -85,7 +87,8 @@ def _given(config: RunConfig, key: str) -> object:
 
 
 def _out_of_range(config: RunConfig) -> Iterator[ConfigProblem]:
-    for setting in settings_of(RunConfig):
+    further = [settings_of(FurtherConfig, f"{key}.{name}.") for key in FURTHER for name in getattr(config, key)]
+    for setting in itertools.chain(settings_of(RunConfig), *further):
         value = value_of(config, setting.key)
         if setting.allowed is not None and value is not None and not setting.allowed.allows(value):
             given = "(not shown)" if setting.key == "alerts.webhook" else value
@@ -151,10 +154,10 @@ def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
     train, sglang, rollout = config.train_dataset, config.sglang, config.rollout
-    for key in ("train_dataset.path", "valid_dataset.path"):
-        path = value_of(config, key)
-        if path is not None and not path.strip():
-            yield key, "a hub name, a file or a folder"
+    for key, dataset in config.datasets().items():
+        if not dataset.path.strip():
+            yield f"{key}.path", "a hub name, a file or a folder"
+    yield from _several_datasets(config)
     if config.chat.template == NO_TEMPLATE:
         for key in ("train_dataset.messages_key", "train_dataset.tools_key", "chat.system_prompt"):
             if value_of(config, key) is not None:
@@ -185,6 +188,21 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name in FREQUENCIES:
         if config.valid_dataset is None and getattr(config.evaluator, name) is not None:
             yield f"evaluator.{name}", "null without held-out data; else set valid_dataset.path"
+
+
+def _several_datasets(config: RunConfig) -> Iterator[tuple[str, str]]:
+    train, valid = config.train_datasets, config.valid_datasets
+    for key in FURTHER:
+        if any(not re.fullmatch(r"[A-Za-z]\w*", name) or name == "main" for name in getattr(config, key)):
+            yield key, "names of letters, digits and _, but not main, which is the first data set's"
+    if valid and config.valid_dataset is None:
+        yield "valid_datasets", "none without valid_dataset, which is the first held-out one"
+    for name in train.keys() & valid.keys():
+        if valid[name].reward_fn not in (None, train[name].reward_fn):
+            yield f"valid_datasets.{name}.reward_fn", f"null, or that of train_datasets.{name}"
+    if config.rollout.episode is not None and config.own_rewards():
+        key = next(key for key, one in config.datasets().items() if getattr(one, "reward_fn", None) is not None)
+        yield f"{key}.reward_fn", "null with rollout.episode: it alone can tell what its samples earn"
 
 
 def _with_episodes(config: RunConfig) -> Iterator[tuple[str, str]]:

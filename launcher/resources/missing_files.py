@@ -126,9 +126,7 @@ def _models_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageErro
 
 def missing_data(config: RunConfig) -> Iterator[UsageError]:
     """Each data set: there, and not empty."""
-    paths = {"train_dataset.path": config.train_dataset.path}
-    if config.valid_dataset is not None:
-        paths["valid_dataset.path"] = config.valid_dataset.path
+    paths = {f"{key}.path": dataset.path for key, dataset in config.datasets().items()}
     for path, keys in _keys_by_path(paths).items():
         yield from _missing_dataset(path, keys)
 
