@@ -29,8 +29,6 @@ TRIES = 2
 """A function that scores the same item differently each time can't be tested with it."""
 CONFIRMATIONS = 8
 """How often a known answer that was scored wrongly is scored once more, before it accuses the function."""
-ITEM_WEIGHT = 20
-"""Scores of its own that weigh as much as what all items show."""
 WRONG = "wrong: "
 LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
@@ -105,9 +103,8 @@ class ErrorRates:
         self._scored = Counter({name: int(n) for name, n in kept.items() if not name.startswith(WRONG)})
 
     def of(self, name: str) -> float:
-        """That of all items, begun with one in a hundred, until an item's own scores say otherwise."""
-        common = (1 + self._wrong.total()) / (100 + self._scored.total())
-        return (ITEM_WEIGHT * common + self._wrong[name]) / (ITEM_WEIGHT + self._scored[name])
+        """One in a hundred, until as many scores say otherwise."""
+        return (1 + self._wrong[name]) / (100 + self._scored[name])
 
     def add(self, name: str, *, wrong: int, scored: int) -> None:
         self._wrong[name] += wrong

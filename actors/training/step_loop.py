@@ -293,7 +293,7 @@ class GrpoLoop:
             prompts=report.prompts,
             sampled=report.sampled,
             greedy=report.greedy,
-            **({"by_dataset": report.by_dataset} if report.by_dataset else {}),
+            by_dataset=report.by_dataset,
         )
 
     def forget(self) -> None:

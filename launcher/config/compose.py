@@ -6,6 +6,7 @@ plain object, and nothing below sees a DictConfig.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ValidationError
 
 from launcher.base.errors import ConfigError
 from launcher.config import hydra_plugin
-from launcher.config.data import HeldOutConfig
+from launcher.config.data import FURTHER, FurtherConfig, HeldOutConfig
 from launcher.config.hydra_messages import explain, unknown_key
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
@@ -83,6 +85,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     """Resolve, convert and complete a composed configuration, once. Raises ConfigError."""
     _refuse_other_keys(composed)
     _drop_absent_held_out(composed)
+    _complete_further(composed)
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         config = None if missing else cast(RunConfig, OmegaConf.to_object(composed))
@@ -114,8 +117,25 @@ def _keys(node: Any, settings: set[str], prefix: str = "") -> Iterator[str]:
 
 def _drop_absent_held_out(composed: DictConfig) -> None:
     """No held-out data set is meant where nothing of it was given."""
-    if OmegaConf.to_container(composed.valid_dataset) == OmegaConf.to_container(OmegaConf.structured(HeldOutConfig)):
+    absent = OmegaConf.to_container(OmegaConf.structured(HeldOutConfig))
+    if composed.valid_dataset is not None and OmegaConf.to_container(composed.valid_dataset) == absent:
         composed.valid_dataset = None
+
+
+def _complete_further(composed: DictConfig) -> None:
+    """Each further data set with all its settings."""
+    known = {field.name for field in dataclasses.fields(FurtherConfig)}
+    for key in FURTHER:
+        for name, given in composed[key].items():
+            if not isinstance(given, DictConfig):
+                raise ConfigError(f"{key}.{name}={given}: a data set is needed", f"set {key}.{name}.path")
+            for wrong in sorted({str(field) for field in given} - known):
+                raise unknown_key(f"{key}.{name}.{wrong}", f"+{key}.{name}.{wrong}")
+            try:
+                composed[key][name] = OmegaConf.merge(OmegaConf.structured(FurtherConfig), given)
+            except ValidationError as error:
+                what = str(error).splitlines()[0]
+                raise ConfigError(f"{key}.{name}: {what}", f"correct {key}.{name} (docs/your_data.md)") from error
 
 
 def _completed(config: RunConfig) -> RunConfig:

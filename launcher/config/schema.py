@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.data import ChatConfig, DatasetConfig, FurtherConfig, RewardConfig
+from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
 from launcher.config.recipe import RecipeConfig
@@ -304,9 +304,9 @@ class RunConfig:
     cluster: ClusterConfig = part(ClusterConfig)
     hardware: HardwareConfig = part(HardwareConfig)
     train_dataset: DatasetConfig = part(DatasetConfig)
-    train_datasets: dict[str, FurtherConfig] = setting({}, "further ones by name, e.g. `+train_datasets.code.path=…`")
+    train_datasets: dict[str, Any] = setting({}, "further ones by name, e.g. `+train_datasets.code.path=…`")
     valid_dataset: DatasetConfig | None = None
-    valid_datasets: dict[str, FurtherConfig] = setting({}, "further held-out ones by name, each with its curve")
+    valid_datasets: dict[str, Any] = setting({}, "further held-out ones by name, each with its curve")
     chat: ChatConfig = part(ChatConfig)
     gconfig: GenerationConfig = part(GenerationConfig)
     rollout: RolloutConfig = part(RolloutConfig)
@@ -331,6 +331,8 @@ class RunConfig:
     memory: MemoryConfig = part(MemoryConfig)
     sweep: SweepConfig = part(SweepConfig)
     trainer: ForeignTrainerConfig = part(ForeignTrainerConfig)
+
+    # `train_datasets` and `valid_datasets` hold a FurtherConfig each; Hydra can't add one to a typed mapping.
 
     def datasets(self) -> dict[str, DatasetConfig]:
         """All, by the setting that names them, those to train on first."""

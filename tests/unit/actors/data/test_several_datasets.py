@@ -110,5 +110,9 @@ def test_what_can_not_be_used_is_refused_with_its_key(made, settings, said):
 def test_an_unknown_key_of_a_further_data_set_is_refused(made):
     with pytest.raises(ConfigError, match=r"train_datasets.b"):
         made("+train_datasets.b.weigth=2", b=[SAME])
-    with pytest.raises(ConfigError, match=r"train_datasets.c.path"):
+    with pytest.raises(ConfigError, match=r"train_datasets.b: Value 'much' of type 'str' could"):
+        made("+train_datasets.b.weight=much", b=[SAME])
+    with pytest.raises(ConfigError, match=r"train_datasets.b=x: a data set is needed"):
+        made("+train_datasets.b=x")
+    with pytest.raises(ConfigError, match=r"no value for train_datasets.c.path"):
         made("+train_datasets.c.weight=2", b=[SAME])
