@@ -161,7 +161,7 @@ class PromptQueue:
         if changed:
             raise CheckpointError(
                 f"the data set, its order or the seed is not the checkpoint's: {'; '.join(changed)}",
-                f"set train_dataset.*, train_datasets.* and seed as they were; {BEGIN_ANEW}",
+                f"set train_dataset.* and seed as they were, and train_datasets.*; {BEGIN_ANEW}",
             )
 
 

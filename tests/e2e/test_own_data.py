@@ -76,28 +76,3 @@ def test_the_page_is_followed(folder):
     assert max(step["reward_parts/right/avg"] for step in steps) > 0
     assert [event["prompts"] for event in read_lines(paths.events) if event["event"] == "eval.done"] == [8, 8]
     print("right by step:", [round(step["reward_parts/right/avg"], 3) for step in steps])
-
-
-def test_two_data_sets_each_with_its_own_reward_and_held_out_curve(folder):
-    lines = (folder / "chats.jsonl").read_text().splitlines(keepends=True)
-    (folder / "more.jsonl").write_text("".join(lines[:16]))
-    reward = block("python") + "\n\ndef tens(completion, record):\n    return 10.0 + len(record['messages'])\n"
-    (folder / "my_rewards.py").write_text(reward)
-    further = (
-        *("+train_datasets.more.path=more.jsonl", "+train_datasets.more.weight=0.5"),
-        *("+train_datasets.more.reward_fn=my_rewards:tens", "+valid_datasets.more.path=more.jsonl"),
-        *("train_dataset.max_items=8", "total_train_steps=8", "recover.freq_steps=2"),  # two epochs of 8 + 8 prompts
-    )
-    run = launched(folder, *further)
-    assert run.returncode == 0, run.stdout
-    paths = RunPaths(fileroot=folder / "out", user=login_name(), experiment_name="own_data", trial_name="trial0")
-    trained = [one for line in read_lines(paths.ledger) for one in line["prompt_ids"]]
-    assert len(trained) == 32 and len(set(trained[:16])) == len(set(trained[16:])) == 16
-    own, further = ([one for one in trained if one.startswith("more:") is side] for side in (False, True))
-    assert len(own) == 16 and len(set(own)) == 8, "each once in each epoch"
-    assert len(further) == len(set(further)) == 16, "half of them in each epoch"
-    assert {step.get("reward_by_dataset/more/avg", 11.0) for step in read_lines(paths.metrics)} == {11.0}
-    evals = [event["by_dataset"] for event in read_lines(paths.events) if event["event"] == "eval.done"]
-    assert [one["more"] for one in evals] == [[11.0, 11.0]] * 2
-    assert all(one["main"][0] < 2 for one in evals)
-    assert "held-out, greedy, more: 11.000" in paths.report.read_text()
