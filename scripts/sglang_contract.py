@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import re
 import sys
 import zipfile
@@ -26,6 +25,7 @@ from actors.serving import auth_middleware, sglang_cpu
 from actors.serving.server_processes import TITLES, TOKENS
 from actors.serving.sglang_client import CONFIGURED
 from actors.serving.sglang_command import NodeSpan, command
+from actors.serving.sglang_features import BY_LENGTH, ROUTES, STREAMER, sglang_folder
 from launcher.config.schema import SGLangConfig
 from launcher.reporting.terminal_text import SafeConsole
 from scripts.health.server_check import KV_USE, QUEUED, RUNNING
@@ -33,15 +33,15 @@ from scripts.health.server_check import KV_USE, QUEUED, RUNNING
 Sources = Mapping[str, str]
 """The package's Python files by their path in it, `srt/server_args.py`."""
 
-HTTP = "srt/entrypoints/http_server.py"
 REQUESTS = "srt/managers/io_struct.py"
-STREAMER = "srt/managers/scheduler_components/output_streamer.py"
+FEATURES = "actors/serving/sglang_features.py"
 ARGUMENTS = r"srt/(server_args|arg_groups/.*)\.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """`name` of a `kind` in the files that match `files`; `use`: our module that needs it."""
+    """`name` of a `kind` in the files that match `files`; of a text one of those between bars. `use`: our module that
+    needs it."""
 
     kind: str
     name: str
@@ -72,12 +72,12 @@ def needs() -> Iterator[Need]:
     for name in auth_middleware.BYPASSES:  # one of another name would no longer be refused
         yield Need(kind="argument", name=name, files=ARGUMENTS, use="actors/serving/auth_middleware.py")
     for path in ("/generate", "/model_info", "/health", "/flush_cache", "/abort_request"):
-        yield Need(kind="route", name=path, files=HTTP, use="actors/serving/sglang_client.py")
+        yield Need(kind="route", name=path, files=ROUTES, use="actors/serving/sglang_client.py")
     for path, request, given in (
         ("/update_weights_from_disk", "UpdateWeightFromDiskReqInput", ("model_path",)),
         ("/update_weights_from_tensor", "UpdateWeightsFromTensorReqInput", ("serialized_named_tensors",)),
     ):
-        yield Need(kind="route", name=path, files=HTTP, use="actors/serving/sglang_client.py")
+        yield Need(kind="route", name=path, files=ROUTES, use="actors/serving/sglang_client.py")
         for name in (*given, "weight_version", "abort_all_requests", "flush_cache"):
             yield Need(kind="field", name=f"{request}.{name}", files=REQUESTS, use="actors/serving/sglang_client.py")
     for name in ("input_ids", "sampling_params", "return_logprob", "stream"):
@@ -89,7 +89,7 @@ def needs() -> Iterator[Need]:
             files=r"srt/sampling/sampling_params\.py",
             use="actors/serving/sglang_client.py",
         )
-    yield Need(kind="text", name="% stream_interval == 0", files=STREAMER, use="actors/serving/sglang_client.py")
+    yield Need(kind="text", name=f"{BY_LENGTH} | num_unsent >= stream_interval", files=STREAMER, use=FEATURES)
     for name in ("output_token_logprobs", "completion_tokens", "finish_reason", "weight_version", "output_ids"):
         yield Need(kind="text", name=f'"{name}"', files=r"srt/managers/.*\.py", use="actors/serving/completions.py")
     for name in ("SGLANG_USE_CPU_ENGINE", "SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"):
@@ -129,7 +129,7 @@ def missing(sources: Sources) -> list[Need]:
     def has(path: str, need: Need) -> bool:
         match need.kind:
             case "text":
-                return need.name in sources[path]
+                return any(name in sources[path] for name in need.name.split(" | "))
             case "route":
                 return re.search(rf'@app\.\w+\(\s*"{re.escape(need.name)}"', sources[path]) is not None
             case "argument" if f'"--{need.name.replace("_", "-")}"' in sources[path]:
@@ -199,14 +199,6 @@ def _is_of_use(name: str) -> bool:
     return name == "launch_server.py" or name.startswith("srt/")
 
 
-def installed() -> Path:
-    """Found, not imported. Raises ValueError where there is none."""
-    found = importlib.util.find_spec("sglang")
-    if found is None or found.origin is None:
-        raise ValueError("SGLang isn't installed: give the path of a wheel or of its folder")
-    return Path(found.origin).parent
-
-
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m scripts.sglang_contract",
@@ -221,8 +213,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     path = parser().parse_args(arguments).path
     try:
-        sources = read_sources(path or installed())
-    except (ValueError, OSError) as error:
+        sources = read_sources(path or sglang_folder())
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2
     gone = missing(sources)

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +22,7 @@ import aiohttp
 import orjson
 
 from actors.serving.completions import CompletionStream, Samples, completion_from, malformed, refusal
+from actors.serving.sglang_features import streams_by_length, updates_in_sessions
 from launcher.base.errors import RequestFailed as RequestFailed
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
@@ -150,9 +152,8 @@ class SGLangClient:
         One request for all costs the server three quarters of what a request for each does, and us a fifth. A
         completion is sent as soon as it is complete, and before in parts of `stream_interval` tokens.
         """
-        # SGLang 0.5.17 sends what it has whenever a completion's length modulo the interval is 1, or 0 where the
-        # interval is not above 1: a positive one would send each first token by itself.
-        parameters = [{**each.parameters(), "stream_interval": -stream_interval} for each in samplings]
+        interval = -stream_interval if streams_by_length() else stream_interval
+        parameters = [{**each.parameters(), "stream_interval": interval} for each in samplings]
         body = {"input_ids": inputs, "sampling_params": parameters, "return_logprob": True, "stream": True}
         try:
             async with self._response("POST", url, "/generate", timeout_s, body) as response:
@@ -224,7 +225,29 @@ class SGLangClient:
 
         with shared(named_tensors) as handles:
             weights = {"serialized_named_tensors": [handles] * tp_size}
-            await self._update(url, "/update_weights_from_tensor", weights, weight_version, timeout_s)
+            async with self._update_session(url, timeout_s):
+                await self._update(url, "/update_weights_from_tensor", weights, weight_version, timeout_s)
+
+    @asynccontextmanager
+    async def _update_session(self, url: str, timeout_s: float) -> AsyncIterator[None]:
+        """Where SGLang wants one. One that is open already, of a trainer that was killed, lets no other begin: it is
+        ended first."""
+        if not updates_in_sessions():
+            yield
+            return
+        begin, end = (
+            partial(self._answer, "POST", url, f"/{verb}_weight_update", timeout_s, {}, admin=True)
+            for verb in ("begin", "end")
+        )
+        try:
+            await begin()
+        except RequestFailed as failure:
+            if failure.kind != "http_4xx":
+                raise
+            await end()
+            await begin()
+        yield
+        await end()
 
     async def _update(
         self, url: str, path: str, weights: Mapping[str, object], weight_version: int, timeout_s: float
