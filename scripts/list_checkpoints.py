@@ -21,7 +21,7 @@ from launcher.reporting.formats import age
 from launcher.reporting.terminal_text import SafeConsole, as_far_as_it_is_read, console_of_width
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import read_catalog
-from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, table
+from scripts.checkpoints.display import catalog_facts, entry_facts, say_damage, say_not_read, table
 from scripts.ending import DONE, ended, print_json
 
 WIDTH = 140
@@ -204,18 +204,20 @@ def _show(
     console.print(_answer(catalog, good, now))
     if catalog.health.damage is not None:
         console.print(say_damage(catalog.health.damage), style="red")
-    if not shown:
+    if shown:
+        console.print()
+        console_of_width(WIDTH).print(table(shown, now))
+        console.print(f"\nin {catalog.trial.default}")
+    else:
         console.print(_nothing(catalog))
-        return
-    console.print()
-    console_of_width(WIDTH).print(table(shown, now))
-    console.print(f"\nin {catalog.trial.default}")
     for entry in shown:
         if entry.verification is not None:
             for note in (*entry.verification.problems[1:], *entry.verification.notes):
                 console.print(f"step {entry.global_step}: {note}", style="dim")
-    if recover is not None:
+    if recover is not None and shown:
         _show_recover(console, recover, now)
+    if skipped := say_not_read(catalog):
+        console.print(skipped, style="dim")
 
 
 def _answer(catalog: CheckpointCatalog, good: CatalogEntry | None, now: float) -> str:

@@ -37,6 +37,8 @@ def _report(given: argparse.Namespace) -> int:
         print_json(said, indent=1)
     else:
         print(said["report"])
+        if facts.not_read:
+            print(f"not read: {'; '.join(facts.not_read)}")
     return DONE
 
 
@@ -72,6 +74,7 @@ def summary_of(facts: RunFacts, paths: RunPaths) -> dict[str, object]:
         "ettr": losses.ettr,
         "ettr_strict": losses.strict,
         "ettr_semantic": losses.semantic,
+        "not_read": list(facts.not_read),
         "violations": None if facts.audit is None else list(facts.audit.problems),
     }
 

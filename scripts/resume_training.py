@@ -21,7 +21,7 @@ from launcher.config.fingerprint import Difference
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Wanted, read_catalog
 from scripts.checkpoints.command import Command, lost_arguments, recorded_command
-from scripts.checkpoints.display import say_damage
+from scripts.checkpoints.display import say_damage, say_not_read
 from scripts.checkpoints.resume_source import ResumeSource, differences_of, find_source
 from scripts.checkpoints.trial_lock import held
 from scripts.ending import DONE, WRONG, ended
@@ -130,6 +130,8 @@ def _show(catalog: CheckpointCatalog, source: ResumeSource) -> None:
         print(f"{'damage':<11} {say_damage(catalog.health.damage)}")
     if why := catalog.health.not_known:
         print(f"{'health':<11} not seen: {why}")
+    if skipped := say_not_read(catalog):
+        print(skipped)
 
 
 def _fit(catalog: CheckpointCatalog, source: ResumeSource) -> str:

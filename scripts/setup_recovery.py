@@ -18,7 +18,7 @@ from scripts.checkpoints import areal_setup
 from scripts.checkpoints.arguments import NOTHING_FITS, Parser, add_trial, step, trial_of
 from scripts.checkpoints.choosing import Chosen, Wanted, choose, read_catalog
 from scripts.checkpoints.command import next_command
-from scripts.checkpoints.display import say_damage
+from scripts.checkpoints.display import say_damage, say_not_read
 from scripts.checkpoints.trial_lock import held
 from scripts.ending import DONE, ended, print_json
 
@@ -95,6 +95,7 @@ def _stays(catalog: CheckpointCatalog) -> tuple[dict[str, object], list[str]]:
         f"{trial.name}: nothing to do: AReaL's own recover folder fits, of step {step}, with its optimizer",
         f"  {trial.areal_checkpoint}",
         f"continue with: {command}",
+        *filter(None, [say_not_read(catalog)]),
     ]
 
 
@@ -143,6 +144,8 @@ def _lines(catalog: CheckpointCatalog, chosen: Chosen, facts: dict[str, object])
         yield f"  the data position is that of step {facts['data_position_of_step']}: prompts are left out or met again"
     yield "  take it back: the same command with --undo in place of the choice"
     yield f"continue with: {facts['next_command']}"
+    if skipped := say_not_read(catalog):
+        yield skipped
 
 
 def _undo(given: argparse.Namespace) -> int:

@@ -235,7 +235,8 @@ class ActionExecutor:
             raise
         if self._monitor is not None:
             await self._monitor.restored(global_step, onset_step)
-        return {"next_step": next_step, "lineage": self._history.lineage}
+        probation = {} if onset_step is None else {"probation_steps": self._config.reward_health.probation_steps}
+        return {"next_step": next_step, "lineage": self._history.lineage, **probation}
 
     async def _restart_server(self, slot: ServerHandle, rung: Overrides) -> Facts:
         if (where := self._observer.ran_out(slot)) is not None:

@@ -64,10 +64,11 @@ class StepRecords:
         self._reports.append(report)
         self.committed += 1
         log.info(
-            "step %d: reward %.3f, policy_version %d",
+            "step %d: reward %.3f, policy_version %d (Train step %d)",  # as AReaL counts: people look for it
             report.global_step,
             report.metrics["rollout/reward"],
             report.policy_version,
+            report.global_step + 1,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def some_of(names: Sequence[str], *, most: int = 12, none: str = "nothing") -> str:
@@ -29,3 +30,11 @@ def ranges(numbers: Iterable[int]) -> str:
     for run in runs:
         words += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
     return ", ".join(words)
+
+
+def lines_not_read(count: int, path: Path, first: str = "") -> str:
+    """That so many lines of a file were passed over, and why the first was; "" of none."""
+    if not count:
+        return ""
+    are = f"1 line of {path.name} is" if count == 1 else f"{count:,} lines of {path.name} are"
+    return f"{are} no record of a run{f' ({first})' if first else ''}"

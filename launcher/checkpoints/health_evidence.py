@@ -55,7 +55,8 @@ class SeenSteps:
     """The steps that count, in order and each once, with their mean rewards (NaN: none that can be read).
 
     `origins`: of each the index in `files`. `total`: how many steps the run is to have, 0 where that is not known.
-    `unread`: files that could not be read, each with why.
+    `unread`: files that could not be read, each with why. `passed_over`: what else was not read, which vouches for
+    nothing and hides no stretch of steps.
     """
 
     steps: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -64,6 +65,7 @@ class SeenSteps:
     files: tuple[str, ...] = ()
     total: int = 0
     unread: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from launcher.base.messages import Cause, Incident
+from launcher.base.wording import lines_not_read
 from launcher.checkpoints.health_evidence import HealthEvidence, SeenSteps, judge
 from launcher.checkpoints.onset import find_falls, standing
 from launcher.config.supervision import RestoreConfig
@@ -35,7 +36,8 @@ def read_health(paths: RunPaths) -> HealthEvidence:
     settings = _section(paths.config, "restore", RestoreConfig)
     unread = tuple(f"{path.name}: {why}" for path in (paths.events, paths.metrics) if (why := unreadable(path)))
     # In the order of time: a restore undoes only the steps that existed by then.
-    lines: list[Record] = [*_lines(paths.events), *_lines(paths.metrics)]
+    files = [read_lines(path) for path in (paths.events, paths.metrics) if not unreadable(path)]
+    lines: list[Record] = [line for file in files for line in file]
     rewards, damages, base = _replay(sorted(lines, key=lambda line: number_of(line.get("time"), 0.0)))
     seen = SeenSteps(
         steps=np.array([step for step, _ in rewards], dtype=np.int64),
@@ -43,6 +45,9 @@ def read_health(paths: RunPaths) -> HealthEvidence:
         origins=np.zeros(len(rewards), dtype=np.int64),
         files=(str(paths.metrics),),
         unread=unread,
+        passed_over=tuple(
+            lines_not_read(file.skipped, file.path, file.first_skipped) for file in files if file.skipped
+        ),
     )
     if damages:
         damage = min(damages, key=lambda one: one.first_step)
@@ -61,10 +66,6 @@ def unreadable(path: Path) -> str:
         return ""
     except OSError as error:
         return f"can't be read: {error.strerror or error}"
-
-
-def _lines(path: Path) -> list[Record]:
-    return [] if unreadable(path) else list(read_lines(path))
 
 
 def _replay(lines: Iterable[Record]) -> tuple[list[tuple[int, float]], list[Damage], int]:

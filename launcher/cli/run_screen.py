@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -21,6 +22,7 @@ from launcher.reporting.closing_summary import write_summary
 from launcher.reporting.live_display import Display
 from launcher.reporting.run_gauges import gauges_of_facts, gauges_of_snapshot
 from launcher.reporting.run_view import RunProgress
+from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.reporting.wandb_sink import WandbSink
 from launcher.run_files.run_paths import RunPaths
 
@@ -38,6 +40,7 @@ class Screen:
         self._started = time.monotonic() if began is None else began
         self._progress: RunProgress | None = None
         self._wandb: WandbSink | None = None
+        self._tensorboard: TensorBoardSink | None = None
         self._report: ReportWriter | None = None
         self._metrics: RayMetrics | None = None
         self._watch: WatchProcess | None = None
@@ -59,8 +62,8 @@ class Screen:
             self._watch.close()
         if self._report is not None:
             self._report.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        for sink in self._sinks:
+            sink.finish()
 
     @property
     def began(self) -> float:
@@ -93,6 +96,7 @@ class Screen:
         log_to_file(self._paths)
         write_config(settings, self._paths, attempt)
         self._wandb = WandbSink(config.stats_logger.wandb, self._paths, settings=settings, say=self.line)
+        self._tensorboard = TensorBoardSink(config.stats_logger.tensorboard.path, self._paths, say=self.line)
         self._metrics = RayMetrics(config, self._paths)
         metrics = self._metrics
         self._report = ReportWriter(self._paths, heard=lambda facts: metrics.export(gauges_of_facts(facts)))
@@ -115,7 +119,7 @@ class Screen:
         lines = [report.metrics_line() for report in reports]
         self._progress.add(lines)
         for line in lines:
-            self._wandb.log(line)
+            self._log(line)
         for held_out in evals:
             if held_out not in self._evals:
                 self._tell_eval(held_out)
@@ -125,8 +129,8 @@ class Screen:
     def close(self, outcome: RunOutcome) -> None:
         """The last panel stays; below it the summary, which also goes into the run's folder with the curve."""
         self._display.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        for sink in self._sinks:
+            sink.finish()
         if self._report is not None:
             self._report.close()
         self._display.line(write_summary(self._paths, outcome))
@@ -137,12 +141,19 @@ class Screen:
             f"greedy {report.greedy:.3f} ({report.prompts} prompts)"
             + "".join(f"; {name} {sampled:.3f}, {best:.3f}" for name, (sampled, best) in report.by_dataset.items())
         )
-        if self._wandb is not None:
-            step = report.policy_version - 1
-            figures = {"global_step": step, "eval/sampled": report.sampled, "eval/greedy": report.greedy}
-            for name, (sampled, best) in report.by_dataset.items():
-                figures |= {f"eval/{name}/sampled": sampled, f"eval/{name}/greedy": best}
-            self._wandb.log(figures)
+        figures: dict[str, object] = {"global_step": report.policy_version - 1}
+        figures |= {"eval/sampled": report.sampled, "eval/greedy": report.greedy}
+        for name, (sampled, best) in report.by_dataset.items():
+            figures |= {f"eval/{name}/sampled": sampled, f"eval/{name}/greedy": best}
+        self._log(figures)
+
+    @property
+    def _sinks(self) -> list[WandbSink | TensorBoardSink]:
+        return [sink for sink in (self._wandb, self._tensorboard) if sink is not None]
+
+    def _log(self, line: Mapping[str, object]) -> None:
+        for sink in self._sinks:
+            sink.log(line)
 
 
 class _DriverLog(logging.FileHandler):

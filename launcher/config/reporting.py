@@ -1,4 +1,4 @@
-"""The settings of what a run shows of itself: WandB, samples of completions, the page in a browser."""
+"""The settings of what a run shows of itself: WandB, TensorBoard, samples of completions, the page in a browser."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ class WandbConfig:
 
 
 @dataclass
+class TensorBoardConfig:
+    path: str | None = setting(
+        None, "folder of TensorBoard's files, in one for each experiment and trial; null: none; needs tensorboardX"
+    )
+
+
+@dataclass
 class StatsLoggerConfig:
     samples: int = setting(4, "completions of each step that samples.jsonl keeps; 0: none", NATURAL)
     samples_mib: float = setting(64.0, "samples.jsonl and the file before it together hold no more (MiB)", POSITIVE)
     wandb: WandbConfig = part(WandbConfig)
+    tensorboard: TensorBoardConfig = part(TensorBoardConfig)
 
 
 @dataclass

@@ -237,8 +237,11 @@ class SaverConfig(FreqConfig):
 class RecoverConfig(FreqConfig):
     """Checkpoints to resume from; older ones make room."""
 
+    freq_secs: int | None = setting(
+        600, "due every n seconds, the most that a lost machine costs; null: not by time", COUNT
+    )
     first_steps: int | None = setting(
-        None, "the first one besides, after so many steps; null: as the others are due", COUNT
+        2, "one besides after so many steps, which shows early what can't be saved; null: none", COUNT
     )
     mode: str = setting(
         "auto",

@@ -15,6 +15,7 @@ from launcher.base.own_python import python
 from launcher.html_report.page_template import TEMPLATES, render_page
 from launcher.html_report.reward_chart import reward_chart
 from launcher.html_report.time_charts import GIB, memory_chart, timeline_chart, tokens_chart
+from launcher.html_report.training_charts import training_charts
 from launcher.reporting.formats import NONE, percent, seconds, spread
 from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts, finite
@@ -41,8 +42,11 @@ def report_page(
     word, css, reason = status_of(facts, is_live)
     names = f"--experiment-name {shlex.quote(facts.experiment_name)} --trial-name {shlex.quote(facts.trial_name)}"
     shown = [one for one in reversed(facts.checkpoints) if one.fate in ("", "condemned", "damaged")]
+    training, further = training_charts(facts)
     return render_page(
         REPORT,
+        training=training,
+        further=further,
         script=TEMPLATES / "refresh.js",
         title=facts.title,
         facts=facts,

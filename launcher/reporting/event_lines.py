@@ -49,6 +49,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "incident.ended": lambda e: _ended(e),
     "trainer.started": "trainer ready: {prompts} prompts, {held_out} held out, {total_steps} steps in all",
     "trainer.restored": lambda e: f"trainer restored {e.get('reason')}; step {_next(e)} is next",
+    "trainer.loaded": lambda e: _probation(e),
     "trainer.unwatched": "the trainer: {short_reason}",
     "trainer.pausing": "the trainer is being paused: {short_reason}",
     "server.restarting_failed": "{subject} could not be restarted: {short_reason}",
@@ -172,6 +173,14 @@ def _held(event: Record) -> str:
 
 def _names(names: object) -> str:
     return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
+
+
+def _probation(event: Record) -> str:
+    """Of a restore from before a fall: for how long rewards are watched more closely."""
+    first, steps = event.get("next_step"), event.get("probation_steps")
+    if not (isinstance(first, int) and isinstance(steps, int) and steps):
+        return ""
+    return f"steps {first} to {first + steps - 1} are on probation: a fall of the rewards is found sooner"
 
 
 def _next(event: Record) -> int:

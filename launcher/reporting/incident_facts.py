@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.reporting.run_reader import RunData, StepLine, as_float, as_integer, as_unix_time
+from launcher.reporting.line_values import as_float, as_integer, as_unix_time
+from launcher.reporting.run_reader import RunData, StepLine
 from launcher.run_files.journal import Record
 
 HANGS = frozenset({"server_hang", "trainer_hang"})

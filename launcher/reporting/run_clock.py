@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.reporting.run_reader import RunData, as_integer, as_unix_time
+from launcher.reporting.line_values import as_integer, as_unix_time
+from launcher.reporting.run_reader import RunData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

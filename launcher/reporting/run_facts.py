@@ -17,11 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
+
 from launcher.base.errors import JournalError
 from launcher.base.messages import EvalReport
 from launcher.reporting.event_lines import what_happened
+from launcher.reporting.figures import Figures
 from launcher.reporting.incident_facts import IncidentFacts, incidents_of
 from launcher.reporting.ledger_audit import Audit, audit
+from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.reporting.lost_time import Losses, losses_of
 from launcher.reporting.run_clock import AttemptSpan, RunClock, attempts_of
 from launcher.reporting.run_reader import (
@@ -29,9 +33,6 @@ from launcher.reporting.run_reader import (
     RunData,
     RunReader,
     StepLine,
-    as_float,
-    as_integer,
-    as_unix_time,
     incident_folders,
 )
 from launcher.reporting.run_view import MEAN_OVER_STEPS
@@ -68,7 +69,8 @@ class CheckpointSummary:
 class RunFacts:
     """`steps` are the current ones, in order. `taken_back` were undone: one tuple for each time that steps were.
 
-    `word` is the run's final status, "" while it has none. `audit` is None where there is nothing to audit against.
+    `figures` grow on with their file. `not_read`: lines that say nothing. `word` is the run's final status, "" while it
+    has none. `audit` is None where there is nothing to audit against.
     """
 
     experiment_name: str
@@ -91,6 +93,8 @@ class RunFacts:
     rollouts_retried: int
     audit: Audit | None
     losses: Losses
+    figures: Figures
+    not_read: tuple[str, ...]
 
     @property
     def title(self) -> str:
@@ -111,6 +115,11 @@ class RunFacts:
         """Of the time spent in rollouts."""
         seconds = sum(finite(line.seconds.get("rollout", math.nan) for line in self.steps))
         return sum(finite(line.tokens for line in self.steps)) / seconds if seconds > 0 else None
+
+    def kept_lines(self) -> np.ndarray:
+        """Which lines of `figures` are of steps that no restore undid."""
+        went_back = bool(self.restores) and (not self.steps or self.restores[-1].time > self.steps[-1].time)
+        return self.figures.kept(self.restores[-1].step if went_back else None)
 
     def _rewards(self) -> list[float]:
         return finite(line.reward for line in self.steps)
@@ -168,6 +177,8 @@ def facts_of(
     backs = {one.incident: one.steps_back for one in restores if one.incident is not None}
     incidents = incidents_of(data, steps_back=backs, folders=folders, say=what_happened)
     return RunFacts(
+        figures=data.figures,
+        not_read=data.not_read,
         experiment_name=experiment_name,
         trial_name=trial_name,
         word=word,

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.base.wording import lines_not_read
+from launcher.reporting.figures import Figures
 from launcher.reporting.ledger_audit import DISTANCE
+from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.reporting.run_view import REWARD, TOKENS_PER_S
-from launcher.run_files.journal import Record, number_of
+from launcher.run_files.journal import Record
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
 
@@ -27,10 +31,8 @@ KEPT_EVENTS = ("run.", "incident.", "trainer.", "checkpoint.", "eval.", "memory.
 MOST_MEMORY = 4000
 """Readings kept; beyond that the larger of two neighbours stays, so that no peak is lost."""
 LONGEST_TEXT = 2000
+METRICS, LEDGER, EVENTS, MEMORY = "metrics.jsonl", "ledger.jsonl", "events.jsonl", "memory.jsonl"
 TEXTS = frozenset({"event", "subject", "reason", "cause", "doing", "state"})
-MOST, MOST_WHOLE = 1e100, 2**53
-MOST_SECONDS = 2.0**35
-"""Unix seconds of the year 3058: what is later is damage, and would stretch every axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +69,21 @@ class RunData:
 
     def __init__(self) -> None:
         self.steps: list[StepLine] = []
+        self.figures = Figures()
         self.ledger: list[Record] = []
         self.events: list[Record] = []
         self.memory: list[MemoryReading] = []
         self.rollouts_failed = self.rollouts_retried = 0
+        self.foreign: Counter[str] = Counter()
+        """Objects that are not what their file holds, by its name."""
+        self.not_read: tuple[str, ...] = ()
         self._since_memory = 0
         self._thinning = 1
 
     def take_step(self, line: Record) -> None:
         step = as_integer(line.get("global_step"))
         if step is None:
+            self.foreign[METRICS] += 1
             return
         self.steps.append(
             StepLine(
@@ -94,10 +101,12 @@ class RunData:
                 distance=as_float(line.get(DISTANCE)),
             )
         )
+        self.figures.add(step, line)
 
     def take_ledger(self, line: Record) -> None:
         step, ids, versions = as_integer(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
         if step is None:
+            self.foreign[LEDGER] += 1
             return
         self.rollouts_failed += as_integer(line.get("rollouts_failed")) or 0
         self.rollouts_retried += as_integer(line.get("rollouts_retried")) or 0
@@ -110,12 +119,14 @@ class RunData:
 
     def take_event(self, line: Record) -> None:
         name = line.get("event")
+        self.foreign[EVENTS] += not isinstance(name, str)
         if isinstance(name, str) and name.startswith(KEPT_EVENTS):
             self.events.append({key: _kept(key, value) for key, value in line.items() if key != "traceback"})
 
     def take_memory(self, line: Record) -> None:
         in_use = line.get("in_use")
         if not isinstance(in_use, dict):
+            self.foreign[MEMORY] += 1
             return
         pairs = {
             str(name): (as_float(pair[0]), as_float(pair[1]))
@@ -158,6 +169,8 @@ class RunReader:
             for line in tail.read(has_ended=has_ended):
                 take(line)
                 count += 1
+        counts = ((tail.path, tail.skipped + self.data.foreign[tail.path.name]) for tail, _ in self._files)
+        self.data.not_read = tuple(lines_not_read(number, path) for path, number in counts if number)
         return count
 
 
@@ -171,22 +184,6 @@ def _folder(path: Path) -> Iterator[Path]:
         yield from path.iterdir()
     except OSError:  # none yet
         return
-
-
-def as_float(value: object, otherwise: float = math.nan) -> float:
-    """What could not even be summed is infinite too."""
-    number = number_of(value, otherwise)
-    return math.copysign(math.inf, number) if abs(number) > MOST else number  # not of NaN: it compares as False
-
-
-def as_unix_time(value: object) -> float:
-    """Unix seconds; 0 where they are not known."""
-    time = as_float(value)
-    return time if math.isfinite(time) and 0 < time < MOST_SECONDS else 0.0
-
-
-def as_integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE else None
 
 
 def _kept(key: str, value: object) -> object:

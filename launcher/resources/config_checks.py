@@ -312,10 +312,11 @@ def find_notes(config: RunConfig) -> list[str]:
     if config.trainer.adapter != OWN:
         return notes
     steps, epochs = config.total_train_steps, config.total_train_epochs
-    if all(getattr(section, name) is None for section in (config.saver, config.recover) for name in FREQUENCIES):
+    saves = [getattr(section, name) for section in (config.saver, config.recover) for name in FREQUENCIES]
+    if all(one is None for one in (*saves, config.recover.first_steps)):
         notes.append(
-            "no checkpoint will be written before the end (saver.freq_* and recover.freq_* are null): "
-            "after a failure the run starts from the beginning"
+            "no checkpoint will be written before the end (saver.freq_*, recover.freq_* and recover.first_steps are "
+            "null): after a failure the run starts from the beginning"
         )
     for name, section in (("saver", config.saver), ("recover", config.recover), ("evaluator", config.evaluator)):
         if steps is not None and section.freq_steps is not None and section.freq_steps > steps:

@@ -15,7 +15,7 @@ from launcher.config.foreign import SERVERS
 from launcher.config.schema import RunConfig
 from launcher.resources.config_checks import token_pool_on_cpu
 from launcher.resources.hardware import device_for, find_hardware
-from launcher.resources.missing_machine import missing_login, missing_webhook
+from launcher.resources.missing_machine import missing_login, missing_webhook, missing_writer
 from launcher.run_files.journal import current_lines, read_lines
 from launcher.run_files.run_paths import RunPaths
 
@@ -71,6 +71,7 @@ def find_missing_for_command(config: RunConfig) -> list[UsageError]:
         *(_model(config) if config.trainer.rung == SERVERS else ()),
         *(_checkpoints(config, adapter) if is_here else ()),
         *missing_login(config),
+        *missing_writer(config),
         *missing_webhook(config),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import netrc
 import os
 import shutil
@@ -160,6 +161,16 @@ def missing_webhook(config: RunConfig) -> Iterator[UsageError]:
             webhook_url(config.alerts.webhook, RunPaths.of(config).keys)
     except UsageError as error:
         yield error
+
+
+def missing_writer(config: RunConfig) -> Iterator[UsageError]:
+    """What writes TensorBoard's files: an extra of this package."""
+    path = config.stats_logger.tensorboard.path
+    if path is not None and importlib.util.find_spec("tensorboardX") is None:
+        yield ConfigError(
+            f"stats_logger.tensorboard.path={path} needs tensorboardX, which is not installed",
+            'pip install -c constraints.txt -e ".[tensorboard]"',
+        )
 
 
 def missing_login(config: RunConfig) -> Iterator[UsageError]:

@@ -29,6 +29,7 @@ from launcher.resources.missing_machine import (
     missing_ports,
     missing_room,
     missing_webhook,
+    missing_writer,
 )
 from launcher.resources.node_checks import missing_on_node
 from launcher.resources.run_plan import RunPlan
@@ -86,6 +87,7 @@ def find_missing(
         *missing_room(config, plan),
         *(missing_ports(config) if here else ()),
         *missing_login(config),
+        *missing_writer(config),
         *missing_webhook(config),
         *_missing_protocol(config),
         *(_missing_peft(config) if here else ()),

@@ -19,13 +19,16 @@ class LineTail:
 
     def __init__(self, path: Path, *, since: int = 0) -> None:
         """`since`: the byte to begin at; a line that it falls into is torn, and so passed over."""
-        self._path = path
+        self.path = path
         self._offset = since
+        self._is_torn = since > 0
+        self.skipped = 0
+        """Lines that are no object, but for one that `since` falls into."""
 
     def read(self, *, has_ended: bool = False) -> Iterator[Mapping[str, object]]:
         """`has_ended`: nobody writes any more, so that a last line without its end is all that will ever be there."""
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 file.seek(self._offset)
                 for line in iter(lambda: file.readline(LONGEST_LINE), b""):
                     if not line.endswith(b"\n") and len(line) < LONGEST_LINE and not has_ended:
@@ -34,6 +37,9 @@ class LineTail:
                     record = _parse(line)
                     if record is not None:
                         yield record
+                    elif not line.isspace():
+                        self.skipped += not self._is_torn
+                    self._is_torn = False
         except OSError:
             return  # not there yet, or not readable now: it is tried again
 

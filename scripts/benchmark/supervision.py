@@ -25,7 +25,9 @@ WARM_UP = 20
 SAME_WORK = (
     "actor.optimizer.lr=1e-9",
     "evaluator.freq_steps=100000",
-    "recover.freq_steps=100000",
+    "recover.freq_steps=null",
+    "recover.first_steps=null",
+    "recover.freq_secs=null",
 )
 
 

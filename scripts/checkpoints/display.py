@@ -66,6 +66,12 @@ def say_damage(damage: Damage) -> str:
     )
 
 
+def say_not_read(catalog: CheckpointCatalog) -> str:
+    """The last line of every tool here; "" where all was read."""
+    skipped = catalog.health.seen.passed_over
+    return f"not read: {'; '.join(skipped)}" if skipped else ""
+
+
 def entry_facts(entry: CatalogEntry, now: float) -> dict[str, object]:
     """One checkpoint as JSON; keys are only ever added."""
     name = entry.checkpoint.name
@@ -104,6 +110,7 @@ def catalog_facts(catalog: CheckpointCatalog) -> dict[str, object]:
         "fileroot": str(trial.paths.fileroot),
         "folder": str(trial.default),
         "made_by": "grpo-launcher" if trial.is_ours else "AReaL",
+        "not_read": list(catalog.health.seen.passed_over),
         "last_step": catalog.health.last_step if catalog.health.last_step >= 0 else None,
         "damage": None
         if damage is None

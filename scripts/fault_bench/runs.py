@@ -39,7 +39,7 @@ UNSUPERVISED = (
 )
 """Nothing finds hangs, old weights or broken rewards; ends of processes are seen still."""
 DISK_ALONE = ("recover.memory=false",)
-NEVER_SAVED = (*DISK_ALONE, "recover.freq_steps=100000")
+NEVER_SAVED = (*DISK_ALONE, "recover.freq_steps=null", "recover.first_steps=null", "recover.freq_secs=null")
 SILENT = frozenset({"C5", "C6", "S1", "S2"})
 """No process ends and nobody waits, so that a job without supervision goes on."""
 WAIT_S, HANG_S = 10.0, 60.0

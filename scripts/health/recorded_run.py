@@ -10,8 +10,9 @@ from statistics import median
 
 from actors.supervision.fleet_record import FleetRecord
 from launcher.base.errors import StorageError
+from launcher.base.wording import lines_not_read
 from launcher.reporting.event_lines import what_happened
-from launcher.reporting.run_reader import as_float, as_integer, as_unix_time
+from launcher.reporting.line_values import as_float, as_integer, as_unix_time
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
@@ -44,7 +45,7 @@ class ServerRecord:
 class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
     `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory.
-    `held`: by whom and why a pause was asked for that holds."""
+    `held`: by whom and why a pause was asked for that holds. `not_read`: lines that say nothing."""
 
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -61,6 +62,7 @@ class RecordedRun:
     ran_out: list[str] = field(default_factory=list)
     total_steps: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    not_read: str = ""
 
     def setting(self, key: str) -> object:
         """As the run wrote it down; None where it didn't."""
@@ -104,9 +106,12 @@ class RecordedRun:
 
 
 def read_view(paths: RunPaths) -> RecordedRun:
-    events = list(read_lines(paths.events))
+    file = read_lines(paths.events)
+    events = list(file)
     last = max((number for event in events if (number := as_integer(event.get("attempt"))) is not None), default=0)
-    view = RecordedRun(settings=read_run_settings(paths))
+    view = RecordedRun(
+        settings=read_run_settings(paths), not_read=lines_not_read(file.skipped, file.path, file.first_skipped)
+    )
     for event in events:
         if as_integer(event.get("attempt")) == last:
             view.take(event)
@@ -131,10 +136,12 @@ class LastSteps:
     policy_version: int | None
     usual_step_s: float | None
     last_rewards: tuple[float, ...]
+    not_read: str = ""
 
 
 def read_steps(path: Path) -> LastSteps:
-    lines = [line for line in _last_lines(path) if as_integer(line.get("global_step")) is not None]
+    tail = _tail(path)
+    lines = [line for line in tail.read() if as_integer(line.get("global_step")) is not None]
     seconds = [value for line in lines if math.isfinite(value := as_float(line.get("timeperf/step_s")))]
     rewards = [value for line in lines[-LAST_STEPS:] if math.isfinite(value := as_float(line.get("rollout/reward")))]
     last: Mapping[str, object] = lines[-1] if lines else {}
@@ -144,20 +151,21 @@ def read_steps(path: Path) -> LastSteps:
         policy_version=as_integer(last.get("policy_version")),
         usual_step_s=median(seconds) if seconds else None,
         last_rewards=tuple(rewards),
+        not_read=lines_not_read(tail.skipped, path),
     )
 
 
 def trainer_version(paths: RunPaths) -> int | None:
     """The weights that servers should hold: after the last step, or after a restore that no step has followed yet."""
     steps = read_steps(paths.metrics)
-    restored = [event for event in _last_lines(paths.events) if event.get("event") == "trainer.restored"]
+    restored = [event for event in _tail(paths.events).read() if event.get("event") == "trainer.restored"]
     if restored and as_unix_time(restored[-1].get("time")) > (steps.last_at or 0.0):
         step = as_integer(restored[-1].get("global_step"))
         return None if step is None else step + 1
     return steps.policy_version
 
 
-def _last_lines(path: Path) -> list[Mapping[str, object]]:
-    """The records in the last TAIL_BYTES of a file, however long it is."""
+def _tail(path: Path) -> LineTail:
+    """Of the records in the last TAIL_BYTES of a file, however long it is."""
     size = path.stat().st_size if path.exists() else 0
-    return list(LineTail(path, since=max(size - TAIL_BYTES, 0)).read())
+    return LineTail(path, since=max(size - TAIL_BYTES, 0))

@@ -108,6 +108,8 @@ def check_run(subject: Subject) -> list[Finding]:
         findings.append(_processes(subject.processes, is_starting=is_starting))
     elif subject.is_live is False:
         findings.append(_left_over(subject.paths))
+    if skipped := [text for text in (view.not_read, steps.not_read) if text]:
+        findings.append(Finding("run", "files", NOTE, f"not read: {'; '.join(skipped)}"))
     return findings
 
 

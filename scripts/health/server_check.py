@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from actors.monitoring.generation_probe import PROMPT, SAMPLING
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import RequestFailed
-from launcher.reporting.run_reader import as_integer
+from launcher.reporting.line_values import as_integer
 from launcher.run_files.run_keys import ServerKeys
 from launcher.run_files.written_settings import foreign_trainer
 from scripts.faults.run_processes import state

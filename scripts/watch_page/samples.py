@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.reporting.run_reader import as_integer
+from launcher.reporting.line_values import as_integer
 from launcher.reporting.terminal_text import visible
 from launcher.run_files.journal import Record
 from launcher.run_files.line_tail import WINDOW, LineTail

@@ -14,6 +14,7 @@ import time
 from launcher.html_report.report_page import status_of, tiles_of
 from launcher.reporting.current_status import CurrentStatus, read_now
 from launcher.reporting.event_lines import incident_title
+from launcher.reporting.figures import Window, charts_of
 from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts, check_readable, facts_of_run
 from launcher.reporting.run_reader import RunData, RunReader
@@ -24,7 +25,6 @@ from launcher.run_files.run_ends import ENDS, STARTED
 from launcher.run_files.run_paths import RunPaths
 from scripts.health.recorded_run import SERVER_STATES
 from scripts.report import is_live
-from scripts.watch_page.figures import Figures, Window, charts_of
 from scripts.watch_page.lanes import lanes_of
 
 PAUSE_FACTOR = 20.0
@@ -36,18 +36,11 @@ KEPT = frozenset({STARTED, "server.left", *ENDS, *SERVER_STATES})
 
 
 class _Data(RunData):
-    """What the report keeps, and besides every figure of each step and the states of servers."""
+    """What the report keeps, and besides the states of servers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.figures = Figures()
         self.server_events: list[Record] = []
-
-    def take_step(self, line: Record) -> None:
-        before = len(self.steps)
-        super().take_step(line)
-        if len(self.steps) > before:
-            self.figures.add(line)
 
     def take_event(self, line: Record) -> None:
         super().take_event(line)
@@ -104,8 +97,7 @@ class WatchedRun:
 
     def _answer(self, facts: RunFacts, seen: Seen, life: LifeSigns) -> dict[str, object]:
         figures, window = self._data.figures, seen.window
-        went_back = bool(facts.restores) and (not facts.steps or facts.restores[-1].time > facts.steps[-1].time)
-        kept = figures.kept(facts.restores[-1].step if went_back else None)
+        kept = facts.kept_lines()
         generation = f"{self._file}.{int(len(kept) - kept.sum())}.{window.first}.{window.last}"
         curves = figures.curves(kept, window)
         if generation == seen.generation and curves["width"] == seen.width and seen.since is not None:
@@ -132,6 +124,7 @@ class WatchedRun:
         """What changes seldom."""
         return {
             "title": visible(facts.title),
+            "not_read": list(facts.not_read),
             "total_steps": facts.total_steps,
             "attempts": len(facts.attempts),
             "started": facts.attempts[0].start if facts.attempts else None,

@@ -64,7 +64,7 @@ def run_config(root: str, steps: int, *, memory: bool) -> RunConfig:
         train_dataset=DatasetConfig(path="none", batch_size=BATCH),
         gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
         actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1),
-        recover=RecoverConfig(freq_steps=10, keep_last=2, memory=memory, memory_share=1.0),
+        recover=RecoverConfig(freq_steps=10, first_steps=None, keep_last=2, memory=memory, memory_share=1.0),
     )
     config.cluster.fileroot = root
     return config

@@ -63,7 +63,7 @@ def run_config(fileroot: str, steps: int, servers: int, ranks: int = 1) -> RunCo
     config.actor.threads, config.actor.optimizer.lr = 1, 3e-4
     config.actor.dp_size = ranks
     config.sglang.n_servers, config.sglang.context_length, config.sglang.random_seed = servers, 256, 1
-    config.recover = RecoverConfig(freq_steps=5, memory_share=1.0)
+    config.recover = RecoverConfig(freq_steps=5, first_steps=None, memory_share=1.0)
     config.evaluator.freq_steps = config.saver.freq_steps = FreqConfig().freq_steps
     config.reward_health.warmup_steps = 5  # short runs have short baselines
     config.reward.workers = 2

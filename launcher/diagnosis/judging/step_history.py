@@ -90,6 +90,7 @@ def evidence_of(contents: Contents, falls: Sequence[FoundFall], passes: Sequence
         files=tuple(source.path for source in contents.sources),
         total=contents.total_steps,
         unread=tuple(source.note for source in contents.sources if source.is_unread),
+        passed_over=tuple(contents.not_read),
     )
     fall = standing([one.fall for one in falls if passes and one.rows is passes[-1].rows])
     return judge(seen, fall, RestoreConfig(), source="the rewards, as read now")

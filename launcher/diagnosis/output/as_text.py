@@ -9,12 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from launcher.base.wording import in_one_line, some_of
+from launcher.base.wording import in_one_line
 from launcher.diagnosis.judging.causes import Causes, RankedCause
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_timeline import ONSET, TimelineMoment, in_brief
 from launcher.diagnosis.judging.verdict import Diagnosis, Onset, RunCondition
-from launcher.diagnosis.reading.log_records import NOT_READ, Contents
+from launcher.diagnosis.reading.log_records import NOT_READ
 
 COLOURS = {
     RunCondition.FINE: "bold green",
@@ -28,7 +28,6 @@ SHOWN_CAUSES = 6
 LABEL = 12
 COMMANDS = ("settings", "resume with")
 LAST = ("note", "read", "not read")
-MOST_NAMES = 100
 LINE, NEW_LINE = 88, "\n"
 
 
@@ -110,20 +109,8 @@ def facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             f"{source.path} ({source.what}, {source.bytes:,} bytes{steps})"
             + (f": {source.note}" if source.note else ""),
         )
-    if said := list(_not_read(diagnosis.contents)):
+    if said := diagnosis.contents.not_read:
         yield "not read", "; ".join(said)
-
-
-def _not_read(contents: Contents) -> Iterator[str]:
-    """How many files, which, and why."""
-    tried = [source for source in contents.sources if source.what == NOT_READ]
-    if count := len(tried) + len(contents.passed_over):
-        yield f"{count} file{'' if count == 1 else 's'}"
-    for source in tried:
-        yield source.note if source.path in source.note else f"{source.path}: {source.note}"
-    yield from (name for name in contents.passed_over if name.endswith(")"))
-    if others := [name for name in contents.passed_over if not name.endswith(")")]:
-        yield f"{some_of(others, most=MOST_NAMES)}: not named as a log"
 
 
 def say_onset(onset: Onset) -> str:

@@ -167,14 +167,18 @@ def _not_read(one: Input, error: LauncherError, *, may_hold_steps: bool) -> Cont
     return Contents(sources=(source,))
 
 
+IN_MERGED, OF_A_SERVER = "its lines are in merged.log", "a server's, which tells of no step"
+
+
 def _passed_over(inputs: Sequence[Input]) -> Iterator[str]:
     """Names of the files beside those that a folder was read for; of a log with the reason. Settings are read later."""
     read = {one.path for one in inputs}
+    has_merged = any(path.name.startswith("merged.log") for path in read)
     for folder in sorted({one.path.parent for one in inputs if not one.is_named}):
         for path in sorted(folder.iterdir()):
             if path in read or not path.is_file() or fnmatch(path.name, "config*.yaml"):
                 continue
-            why = "Ray's own" if path.name == "ray.log" else "its lines are in merged.log"
+            why = "Ray's own" if path.name == "ray.log" else IN_MERGED if has_merged else OF_A_SERVER
             why = why if path.stat().st_size else "empty"
             yield f"{path.name} ({why})" if _is_log_name(path.name) else path.name
 

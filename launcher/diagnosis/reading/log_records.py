@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.base.wording import some_of
+
 Floats = NDArray[np.float64]
 
 REWARD, ROLLOUT_REWARD, ROLLOUT_S = "reward", "rollout_reward", "rollout_s"
@@ -183,13 +185,14 @@ class LogEvent:
 
 
 NOT_READ = "not read"
+MOST_NAMES = 100
 TENSORBOARD = "TensorBoard's events"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A file that was read. `role`: who wrote it. `steps`: how many it has. `first_time`, `last_time`: its dates.
-    `is_unread`: it may hold steps, and could not be read, as `note` says."""
+    `is_unread`: it may hold steps, and could not be read, as `note` says. `skipped`: lines that were not read."""
 
     path: str
     what: str
@@ -200,6 +203,7 @@ class Source:
     last_time: float | None = None
     note: str = ""
     is_unread: bool = False
+    skipped: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +219,19 @@ class Contents:
     keys: tuple[str, ...] = ()
     total_steps: int = 0
     passed_over: tuple[str, ...] = ()
+
+    @property
+    def not_read(self) -> list[str]:
+        """How many files, which, and why; and lines of those that were read."""
+        said = []
+        tried = [source for source in self.sources if source.what == NOT_READ]
+        if count := len(tried) + len(self.passed_over):
+            said.append(f"{count} file{'' if count == 1 else 's'}")
+        said += [one.note if one.path in one.note else f"{one.path}: {one.note}" for one in tried]
+        said += [name for name in self.passed_over if name.endswith(")")]
+        if others := [name for name in self.passed_over if not name.endswith(")")]:
+            said.append(f"{some_of(others, most=MOST_NAMES)}: not named as a log")
+        return said + [source.skipped for source in self.sources if source.skipped]
 
     @property
     def has_server_log(self) -> bool:

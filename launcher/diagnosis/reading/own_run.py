@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.base.wording import lines_not_read
 from launcher.diagnosis.reading.log_clock import from_unix
 from launcher.diagnosis.reading.log_records import Contents, FigureNames, Kind, LogEvent, Role, Source, Steps
 from launcher.reporting.event_lines import tell
-from launcher.run_files.journal import number_of, read_lines
+from launcher.run_files.journal import Lines, number_of, read_lines
 
 KINDS: Mapping[str, Kind] = {
     "incident.began": Kind.INCIDENT,
@@ -33,7 +34,8 @@ HEAD = ("global_step", "time", "epoch", "epoch_step", "attempt", "policy_version
 def read_metrics(path: Path, names: FigureNames) -> Contents:
     """The steps of a metrics.jsonl, in the order written."""
     steps, keys = Steps(), set[str]()
-    for line in read_lines(path):
+    lines = read_lines(path)
+    for line in lines:
         step = line.get("global_step")
         if not isinstance(step, int):
             continue
@@ -49,16 +51,23 @@ def read_metrics(path: Path, names: FigureNames) -> Contents:
         steps=len(steps),
         first_time=times[0] if times else None,
         last_time=times[-1] if times else None,
+        skipped=_not_read(lines),
     )
     return Contents(steps=steps, sources=(source,), keys=tuple(sorted(keys)))
 
 
 def read_events(path: Path) -> Contents:
     """The events of an events.jsonl that matter here."""
-    lines = list(read_lines(path))
+    file = read_lines(path)
+    lines = list(file)
     events = tuple(_log_event(kind, line, path) for line in lines if (kind := _kind_of(line)) is not None)
-    source = Source(path=str(path), what=f"{len(lines)} events", role=Role.UNKNOWN, bytes=path.stat().st_size)
+    size, what = path.stat().st_size, f"{len(lines)} events"
+    source = Source(path=str(path), what=what, role=Role.UNKNOWN, bytes=size, skipped=_not_read(file))
     return Contents(log_events=events, sources=(source,))
+
+
+def _not_read(file: Lines) -> str:
+    return lines_not_read(file.skipped, file.path, file.first_skipped)
 
 
 def _kind_of(line: Mapping[str, object]) -> Kind | None:

@@ -17,6 +17,7 @@ export class RunHead {
     this.tiles = el("div", { class: "tiles" });
     this.servers = el("p", { class: "faint" });
     this.said = el("p", { class: "faint", role: "status" });
+    this.notRead = el("p", { class: "faint" });
     this.why = el("input", { type: "text", placeholder: "reason, for the journal", maxlength: 200, "aria-label": "reason" });
     this.buttons = [
       this.button("Pause", "pause"),
@@ -28,7 +29,7 @@ export class RunHead {
     sign.style.background = color;
     this.root = el("section", { class: "card run" });
     this.root.append(el("div", { class: "top" }, sign, this.title, this.word), this.reason, this.line, this.late, this.tiles);
-    this.root.append(this.servers, el("div", { class: "bar asks" }, ...this.buttons, this.why), this.said);
+    this.root.append(this.servers, el("div", { class: "bar asks" }, ...this.buttons, this.why), this.said, this.notRead);
   }
 
   button(label, what, question = "") {
@@ -74,6 +75,7 @@ export class RunHead {
     });
     this.servers.textContent = servers.join(" · ");
     this.servers.hidden = !servers.length;
+    this.notRead.textContent = run.not_read.length ? `Not read: ${run.not_read.join("; ")}.` : "";
     if (run.asked && !isOver && !this.said.textContent) this.said.textContent = `asked last: ${run.asked}`;
     this.tick();
   }

@@ -70,7 +70,7 @@ class Trial:
             train_dataset=DatasetConfig(path="none", batch_size=BATCH),
             gconfig=GenerationConfig(n_samples=SAMPLES, max_new_tokens=16),
             actor=ActorConfig(path=str(MODEL), dtype="float32", device="cpu", threads=1, **(recipe or {})),
-            recover=RecoverConfig(freq_steps=4, keep_last=2, memory=memory, memory_share=1.0),
+            recover=RecoverConfig(freq_steps=4, first_steps=None, keep_last=2, memory=memory, memory_share=1.0),
             **settings,
         )
         self.config.cluster.fileroot = str(root)

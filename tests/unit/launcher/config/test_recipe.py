@@ -56,6 +56,14 @@ def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
     assert instead in error.value.hint
 
 
+def test_the_field_s_safer_settings_are_taken():
+    settings = ["rollout.request_timeout=7200", "rollout.request_retries=5", "sglang.mem_fraction_static=0.7"]
+    config = compose(["conf=gsm8k_h200", *settings, "sglang.gpu_fraction=1", "actor.device=cpu"])
+    assert find_problems(config) == []
+    assert (config.rollout.request_timeout, config.rollout.request_retries) == (7200, 5)
+    assert config.sglang.mem_fraction_static == 0.7
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -42,8 +42,8 @@ def test_the_first_one_shows_early_what_can_not_be_saved():
     assert due_steps(schedule, first=3, last=16) == [7, 14], "it has it by then"
 
 
-@pytest.mark.parametrize("preset", [name for name in presets() if name.startswith("gsm8k")])
-def test_presets_save_after_step_two_and_every_ten_minutes(preset):
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_saves_after_step_two_and_every_ten_minutes(preset):
     recover = compose([f"conf={preset}"]).recover
     assert (recover.first_steps, recover.freq_secs) == (2, 600)
 

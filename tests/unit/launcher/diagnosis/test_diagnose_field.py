@@ -5,8 +5,10 @@ import pytest
 from launcher.checkpoints.onset import Shape
 from launcher.diagnosis.judging.causes import Guess
 from launcher.diagnosis.judging.verdict import RunCondition
+from launcher.diagnosis.output.as_text import say_onset
 from launcher.diagnosis.reading.log_records import Kind
 from scripts.benchmark.made_data.made_logs import Made, RunMaker, table
+from tests.support.checkpoint_makers import write_areal_log
 from tests.unit.launcher.diagnosis.test_diagnose_causes import diagnosis_of
 
 FIRST = {0: 0.34, 1: 0.47, 2: 0.34, 3: 0.50, 4: 0.34, 27: 0.41, 62: 0.59, 79: 0.63, 81: 0.75, 82: 0.38}
@@ -64,6 +66,14 @@ def test_run_b_s_figures_accuse_servers_and_nothing_else(tmp_path, guess):
     assert any("no server log was given" in text for text in causes.missing)
 
 
+def test_a_fall_is_as_long_as_its_zeros(tmp_path):
+    """Run A: reward 0 up to its last checkpoint, of step 1869."""
+    write_areal_log(tmp_path / "trainer.log", [0.6 + 0.02 * (step % 3) if step < 940 else 0.0 for step in range(1870)])
+    found = diagnosis_of(tmp_path)
+    assert (found.onset.step, found.onset.bad_steps) == (940, 930)
+    assert "to exactly 0, 930 steps" in say_onset(found.onset)
+
+
 def test_connections_refused_long_after_the_fall_are_no_cause_of_it(tmp_path):
     write_run(tmp_path / "trainer.log")
     with (tmp_path / "trainer.log").open("a") as log:
@@ -72,6 +82,14 @@ def test_connections_refused_long_after_the_fall_are_no_cause_of_it(tmp_path):
     assert found.onset.step == 188
     assert [e.after_step for e in found.contents.log_events if e.kind is Kind.REFUSED] == [879]
     assert not any("refused" in e.text for one in found.causes.ranked for e in one.supporting)
+
+
+def test_areals_line_of_a_recovery_point_is_one_of_a_checkpoint(tmp_path):
+    write_run(tmp_path / "trainer.log")
+    with (tmp_path / "trainer.log").open("a") as log:
+        log.write("20251114-05:09:00.000 RecoverHandler INFO: Dumped recover info to file.\n")
+    found = diagnosis_of(tmp_path).contents.log_events
+    assert [(e.kind, e.after_step) for e in found if e.kind is Kind.CHECKPOINT] == [(Kind.CHECKPOINT, 879)]
 
 
 @pytest.mark.parametrize(

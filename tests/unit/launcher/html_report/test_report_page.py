@@ -34,7 +34,22 @@ OURS = frozenset(
     {
         *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "div", "span", "p"),
         *("b", "a", "h1", "h2", "ul", "li", "i", "dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td"),
-        *("details", "summary", "code", "script", "svg", "g", "line", "path", "rect", "circle", "polygon", "text"),
+        *(
+            "details",
+            "figure",
+            "figcaption",
+            "summary",
+            "code",
+            "script",
+            "svg",
+            "g",
+            "line",
+            "path",
+            "rect",
+            "circle",
+            "polygon",
+            "text",
+        ),
     }
 )
 

@@ -64,6 +64,13 @@ def test_an_incident_is_told_in_one_line(event, line):
     assert tell({"event": "incident.began", "incident": 1, **event}) == line
 
 
+def test_a_restore_from_before_a_fall_says_how_long_the_run_is_on_probation():
+    restored = {"event": "trainer.loaded", "global_step": 29, "next_step": 30}
+    said = "steps 30 to 79 are on probation: a fall of the rewards is found sooner"
+    assert tell(restored | {"probation_steps": 50}) == said
+    assert tell(restored) == tell(restored | {"probation_steps": 0}) == ""
+
+
 def test_one_that_was_not_mended_says_so_and_a_long_reason_is_cut():
     ended = {"event": "incident.ended", "incident": 2, "subject": "server-0", "reason": "given up", "seconds": 9}
     assert tell(ended | {"is_mended": False}) == "incident 2 was not repaired after 9.0 s: given up"

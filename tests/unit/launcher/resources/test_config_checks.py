@@ -14,7 +14,13 @@ ARITHMETIC = compose(  # with the values that the cases below stand on, whatever
     [
         "conf=arithmetic_cpu",
         *("total_train_epochs=1", "total_train_steps=200", "saver.freq_epochs=1", "saver.freq_steps=null"),
-        *("recover.freq_epochs=null", "recover.freq_steps=20", "recover.freq_secs=null", "evaluator.freq_steps=100"),
+        *(
+            "recover.freq_epochs=null",
+            "recover.freq_steps=20",
+            "recover.freq_secs=null",
+            "recover.first_steps=null",
+            "evaluator.freq_steps=100",
+        ),
         *("gconfig.max_new_tokens=26", "train_dataset.batch_size=16", "train_dataset.max_length=null"),
         *("sglang.context_length=256", "sglang.max_total_tokens=20000", "actor.mb_spec.max_tokens_per_mb=8192"),
         *("actor.optimizer.warmup_steps=5", "sglang.dtype=float32", "actor.dtype=float32"),

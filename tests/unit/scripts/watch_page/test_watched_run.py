@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from launcher.reporting.current_status import CurrentStatusFile
+from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunLock, RunPaths
 from scripts.watch_page import watched_run
-from scripts.watch_page.figures import Window
 from scripts.watch_page.watched_run import Seen, WatchedRun
 from tests.support.long_run import LongRun
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.reporting.run_reader import as_float, as_integer
+from launcher.reporting.line_values import as_float
 from launcher.run_files.journal import Record
 
 MOST_POINTS = 600
@@ -62,9 +62,7 @@ class Figures:
         self._steps = array("q")
         self._values: dict[str, array[float]] = {}
 
-    def add(self, line: Record) -> None:
-        step = as_integer(line.get("global_step"))
-        assert step is not None, "the reader takes no other"
+    def add(self, step: int, line: Record) -> None:
         before = len(self._steps)
         self._steps.append(step)
         for key, value in line.items():

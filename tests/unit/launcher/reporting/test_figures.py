@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.watch_page.figures import CHARTS, MOST_POINTS, Figures, Window, charts_of
+from launcher.reporting.figures import CHARTS, MOST_POINTS, Figures, Window, charts_of
 
 REWARD = "rollout/reward"
 
@@ -13,7 +13,7 @@ REWARD = "rollout/reward"
 def figures_of(lines):
     figures = Figures()
     for step, value in lines:
-        figures.add({"global_step": step, "attempt": 1, "time": 5.0, REWARD: value, "word": "no figure", "flag": True})
+        figures.add(step, {"global_step": step, "time": 5.0, REWARD: value, "word": "no figure", "flag": True})
     return figures
 
 
@@ -62,7 +62,7 @@ def test_what_is_new_continues_what_was_had(had, more, first):
     window = Window(first=first)
     before = figures.curves(np.ones(had, dtype=bool), window)
     for step, value in lines[had:]:
-        figures.add({"global_step": step, REWARD: value})
+        figures.add(step, {"global_step": step, REWARD: value})
     kept = np.ones(len(lines), dtype=bool)
     since = int(before["x"][-1]) if had else 0
     new = figures.curves(kept, window, since=since, width=before["width"])
@@ -93,7 +93,7 @@ def test_what_is_not_finite_is_no_point_and_is_counted():
 
 def test_a_figure_that_comes_late_has_no_points_before():
     figures = figures_of([(0, 0.5)])
-    figures.add({"global_step": 1, "late": 3})
+    figures.add(1, {"global_step": 1, "late": 3})
     series = figures.curves(np.ones(2, dtype=bool))["series"]
     assert series["late"]["mean"] == [None, 3.0] and series[REWARD]["mean"] == [0.5, None]
 

@@ -1,0 +1,27 @@
+"""Values of a run's lines as numbers, whatever a damaged line has in their place."""
+
+from __future__ import annotations
+
+import math
+
+from launcher.run_files.journal import number_of
+
+MOST, MOST_WHOLE = 1e100, 2**53
+MOST_SECONDS = 2.0**35
+"""Unix seconds of the year 3058: what is later is damage, and would stretch every axis."""
+
+
+def as_float(value: object, otherwise: float = math.nan) -> float:
+    """What could not even be summed is infinite too."""
+    number = number_of(value, otherwise)
+    return math.copysign(math.inf, number) if abs(number) > MOST else number  # not of NaN: it compares as False
+
+
+def as_unix_time(value: object) -> float:
+    """Unix seconds; 0 where they are not known."""
+    time = as_float(value)
+    return time if math.isfinite(time) and 0 < time < MOST_SECONDS else 0.0
+
+
+def as_integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE else None
