@@ -56,7 +56,7 @@ def test_torn_lines_are_counted_at_the_end(last_line, tool, flags):
 
 
 def test_what_resumes_a_run_says_so_before_it_asks(last_line):
-    assert TORN in last_line(resume_training, "--command", "python x.py")
+    assert TORN in last_line(resume_training, "--command", "python -m launcher conf=arithmetic_cpu")
 
 
 def test_programs_get_it_too(root, capsys):

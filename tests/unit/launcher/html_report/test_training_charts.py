@@ -6,7 +6,7 @@ import pytest
 
 from launcher.html_report.report_writer import write_report
 from launcher.html_report.training_charts import LARGE_ONES, training_charts
-from launcher.reporting.figures import CHARTS, charts_of
+from launcher.reporting.figures import charts_of
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
@@ -27,7 +27,6 @@ def test_every_curve_of_the_watch_page_is_in_the_report(paths):
     text = paths.report.read_text()
     shown = [one["title"] for one in charts_of(facts.figures.keys) if one["title"] not in LARGE_ONES]
     assert {"KL", "Entropy", "Gradient norm", "Learning rate", "Seconds of a step", "own/<figure>"} <= {*shown}
-    assert {title for title, _, _ in CHARTS} - LARGE_ONES <= {*shown} | {"Requests failed and retried"}
     captions = [html.unescape(part.partition("</")[0]) for part in text.split("<figcaption>")[1:]]
     assert [caption.partition(",")[0] for caption in captions] == [title.partition(",")[0] for title in shown]
 
@@ -39,4 +38,4 @@ def test_steps_that_a_restore_undid_are_in_no_curve(paths):
         )
     (chart,), _ = training_charts(read_facts(paths))
     titles = [shape.title for shape in chart.plots[0].shapes if shape.title]
-    assert titles == ["step 0: grpo_actor/grad_norm 1", "step 1: grpo_actor/grad_norm 2"]
+    assert titles == ["step 0: 1", "step 1: 2"]
