@@ -6,7 +6,7 @@ import pytest
 
 from launcher.reporting.figures import Window
 from launcher.run_files.run_paths import RunPaths
-from scripts import check_health, diagnose, list_checkpoints, report, resume_training, setup_recovery
+from scripts import check_health, diagnose, list_checkpoints, report, setup_recovery
 from scripts.watch_page.watched_run import Seen, WatchedRun
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, learned, make_trial, write_areal_log, write_rewards
 from tests.unit.launcher.checkpoints.test_recorded_health import HEALTHY
@@ -53,10 +53,6 @@ def last_line(root, capsys):
 def test_torn_lines_are_counted_at_the_end(last_line, tool, flags):
     said = last_line(tool, *flags)
     assert TORN in said and FOREIGN in said
-
-
-def test_what_resumes_a_run_says_so_before_it_asks(last_line):
-    assert TORN in last_line(resume_training, "--command", "python -m launcher conf=arithmetic_cpu")
 
 
 def test_programs_get_it_too(root, capsys):

@@ -105,11 +105,12 @@ def launched(folder, *settings):
 
 @pytest.mark.slow
 def test_a_sound_run_goes_on_from_the_newest_and_is_told_the_last_good(tool, folder, paths):
+    paths.metrics.write_text(paths.metrics.read_text() + "{\n")
     became, said = tool("--yes")
     assert became == launched(folder)
     assert said.splitlines()[0] == "exp/t1: resumes from step 38, the newest; no damage is known"
-    assert "last good   step 25: " in said
-    assert "settings    fit the checkpoint" in said
+    assert "last good   step 25: " in said and "settings    fit the checkpoint" in said
+    assert "\nnot read: 1 line of metrics.jsonl is no record of a run (line 41: " in said
     assert f"command     cd {folder} && {python()} -m launcher {' '.join(SETTINGS)}" in said
     assert not paths.recover_checkpoint.exists()
 

@@ -11,7 +11,7 @@ from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import CheckpointError, ResourceError
 from launcher.base.messages import ServerState, TerminalStatus, TrainerView
 from launcher.config.schema import RunConfig
-from launcher.policy.actions import Halt
+from launcher.policy.actions import Halt, RestoreTrainer
 from launcher.run_files.journal import Journal, read_lines
 from tests.support.fake_actors import FakeActor, never
 
@@ -159,3 +159,13 @@ def test_an_action_that_nobody_carries_out_is_not_recorded_as_done(tmp_path):
 
     with pytest.raises(AssertionError, match="Expected code to be unreachable"):
         play(scenario)
+
+
+@pytest.mark.parametrize(("onset_step", "steps"), [(25, 50), (None, None)])
+def test_a_restore_from_before_a_fall_records_how_long_the_run_is_on_probation(tmp_path, onset_step, steps):
+    async def scenario():
+        return await Trial(tmp_path).hands.perform(
+            RestoreTrainer(global_step=19, onset_step=onset_step, reason="rewards fell")
+        )
+
+    assert asyncio.run(scenario()).get("probation_steps") == steps
