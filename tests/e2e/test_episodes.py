@@ -15,12 +15,12 @@ from tests.programs.supervised_run import REAL_SERVERS, SupervisedRun
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 ASSETS = REPOSITORY / "assets" / "calculator"
-STEPS = 12
+STEPS = 8
 SETTINGS = [
     f"train_dataset.path={ASSETS / 'train.jsonl'}",
     *(f"{key}={ASSETS / 'model'}" for key in ("actor.path", "ref.path", "sglang.model_path", "tokenizer_path")),
     "rollout.episode=actors.reward.calculator:solve",
-    "train_dataset.batch_size=8",
+    "train_dataset.batch_size=4",
     "gconfig.n_samples=4",
 ]
 
