@@ -19,9 +19,11 @@ from typing import Any, cast
 from launcher.reporting.run_view import REWARD
 from launcher.run_files.run_paths import RunPaths
 
-FINISH_S = 10.0
+FINISH_S = 30.0
 """For what is queued to be written at the end."""
 MOST_QUEUED = 10_000
+NUMBERS = itertools.count()
+"""Of this process's files: the library's names differ by the second alone, and it would write over one of the same."""
 
 
 class TensorBoardSink:
@@ -39,7 +41,6 @@ class TensorBoardSink:
         self._queue: queue.Queue[Mapping[str, object] | None] = queue.Queue(MOST_QUEUED)
         self._writer: Any = None
         self._last_step: int | None = None
-        self._numbers = itertools.count()
         self.missed = 0
         """Lines that TensorBoard does not have."""
         self._thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
@@ -102,7 +103,7 @@ class TensorBoardSink:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._writer is not None:
             self._writer.close()
-        self._writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{next(self._numbers)}")
+        self._writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{next(NUMBERS)}")
         if drop_from is not None:
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(wall_time=time.time(), step=drop_from, session_log=start))
