@@ -234,6 +234,11 @@ class ModelPart:
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         yield from merged_weights(self.model, self._actor, self._whole)
 
+    def exported(self, learned: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """The same from weights that were collected before; what doesn't learn is the model's own."""
+        for name, own in model_folder.named_weights(self.model):
+            yield name, learned.get(name, own).to("cpu", dtype)
+
     def gather_weights(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         """All at once: a generator that stopped half-way would leave the other ranks waiting."""
         return list(self.weights(dtype))

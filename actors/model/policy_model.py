@@ -14,8 +14,8 @@ On a CPU the same inputs give the same bits. It was written for CUDA too but has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,11 +27,11 @@ from actors.model.model_part import ModelPart, Sources
 from actors.model.objective import Batch, Sums
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
-from actors.model.torch_settings import torch_dtype, training_device
+from actors.model.torch_settings import stream_of_its_own, torch_dtype, training_device
+from actors.model.training_state import TrainingState
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
-from launcher.checkpoints.manifest import TENSORS_FILE
 from launcher.config.schema import ActorConfig, RefConfig
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
@@ -225,35 +225,53 @@ class PolicyModel:
             folder, side_files=self._side_files, weights=self.named_weights(dtype), dtype=dtype
         )
 
-    def save(self, folder: Path) -> None:
-        """Write a complete Hugging Face folder and the training state into `folder`, which may exist.
+    def save(self, folder: Path, state: TrainingState | None = None) -> None:
+        """Write a complete Hugging Face folder and `state` into `folder`, which may exist. None: the present state.
 
-        Raises CheckpointError. Not atomic and not synced: that is the checkpoint store's.
+        With a state, any thread's. Raises CheckpointError. Not atomic and not synced: that is the checkpoint store's.
         """
+        state = state or self.training_state()
+        learned = training_state.master_weights(state)
         exact = self._dtype == torch.float32 and not self._actor.use_lora
+        weights = self.named_weights(self._dtype) if self._actor.use_lora else self._part.exported(learned, self._dtype)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.export(folder, self._dtype)
-            learned = self._do("learned")
+            model_folder.write_model_folder(folder, side_files=self._side_files, weights=weights, dtype=self._dtype)
             if self._actor.use_lora:
-                lora.write_adapter(folder, self._actor, learned.weights)
-            training_state.save_training_state(
-                folder,
-                learned,
-                policy_version=self.policy_version,
-                master_weights=model_folder.WEIGHTS_FILE if exact else TENSORS_FILE,
-            )
+                lora.write_adapter(folder, self._actor, learned)
+            training_state.save_training_state(folder, state, has_masters=exact)
         except OSError as error:
             raise CheckpointError(f"{folder} was not written: {error}", "is there room, may we write there?") from error
 
-    def training_state(self) -> tuple[Mapping[str, object], Mapping[str, Tensor]]:
+    def training_state(self) -> TrainingState:
         """All that `load` needs, as the content of its two files: facts for JSON, and tensors, the weights among them.
 
-        They share memory with the model: write them before the next commit.
+        In one process they share memory with the model: read them before the next `step_ahead` or `commit`.
         """
-        return training_state.collect_training_state(
-            self._do("learned"), policy_version=self.policy_version, master_weights=TENSORS_FILE
-        )
+        return training_state.collect_training_state(self._do("learned"), policy_version=self.policy_version)
+
+    def detached(self, state: TrainingState, *, room: float) -> TrainingState | None:
+        """`state` in memory of its own in the host, which `save` can be given at any time. Any thread's.
+
+        None where that takes more than `room` bytes, and with actor.use_lora, whose export is read from the model.
+        """
+        facts, tensors = state
+        if self._actor.use_lora:
+            return None
+        if self._crew is not None:  # gathered in the host's memory
+            return state
+        if sum(tensor.nbytes for tensor in tensors.values()) > room:
+            return None
+        return facts, {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def beside_the_steps(self) -> AbstractContextManager[object]:
+        """For a thread that reads the state while another computes: on a GPU, a stream of its own."""
+        return stream_of_its_own(self._device)
+
+    @property
+    def saves_alone(self) -> bool:
+        """Whether `save` needs the other ranks, which then can't compute: LoRA's export is gathered from them."""
+        return self._crew is not None and self._actor.use_lora
 
     def load(self, folder: Path) -> None:
         """Restore exactly what `save` wrote: weights, moments, counters, random numbers. Drops any gradient.

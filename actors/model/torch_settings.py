@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from launcher.base.errors import ConfigError, ResourceError
@@ -30,3 +33,17 @@ def training_device(actor: ActorConfig) -> torch.device:
     if device.type == "cpu" and actor.threads is not None:
         torch.set_num_threads(actor.threads)
     return device
+
+
+@contextmanager
+def stream_of_its_own(device: torch.device) -> Iterator[None]:
+    """What this thread copies from a GPU runs beside the kernels of other threads, behind those of before. Nothing on a
+    CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            yield

@@ -54,6 +54,10 @@ class LearnedState:
     steps: Mapping[str, int]
 
 
+TrainingState = tuple[Mapping[str, object], Mapping[str, Tensor]]
+"""The content of both files, every float32 weight among the tensors."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReader:
     """A saved state, tensor by tensor: `weight(name)`, `moment(moment, name)`. Either raises CheckpointError."""
@@ -63,17 +67,14 @@ class StateReader:
     moment: Callable[[str, str], Tensor]
 
 
-def collect_training_state(
-    learned: LearnedState, *, policy_version: int, master_weights: str
-) -> tuple[dict[str, object], dict[str, Tensor]]:
+def collect_training_state(learned: LearnedState, *, policy_version: int) -> TrainingState:
     """The content of both files. The tensors are those of `learned`, and random states."""
     tensors = {f"{moment}.{name}": tensor for name, m in learned.moments.items() for moment, tensor in m.items()}
-    if master_weights == TENSORS_FILE:
-        tensors |= {f"{MASTER}{name}": weight for name, weight in learned.weights.items()}
+    tensors |= {f"{MASTER}{name}": weight for name, weight in learned.weights.items()}
     facts: dict[str, object] = {
         "format": STATE_FORMAT,
         "policy_version": policy_version,
-        "master_weights": master_weights,
+        "master_weights": TENSORS_FILE,
         "optimizer_steps": dict(learned.steps),
         "python_random": random.getstate(),
         "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
@@ -81,12 +82,20 @@ def collect_training_state(
     return facts, tensors | _torch_random()
 
 
-def save_training_state(folder: Path, learned: LearnedState, *, policy_version: int, master_weights: str) -> None:
-    """Write both files. `master_weights` names the file with the float32 weights; ours then holds them too.
+def master_weights(state: TrainingState) -> dict[str, Tensor]:
+    """The float32 weights in a state, by parameter."""
+    return {name.removeprefix(MASTER): tensor for name, tensor in state[1].items() if name.startswith(MASTER)}
+
+
+def save_training_state(folder: Path, state: TrainingState, *, has_masters: bool) -> None:
+    """Write both files. `has_masters`: the model's own file has the float32 weights, so ours leaves them out.
 
     Raises OSError.
     """
-    facts, tensors = collect_training_state(learned, policy_version=policy_version, master_weights=master_weights)
+    facts, tensors = state
+    if has_masters:
+        facts = {**facts, "master_weights": WEIGHTS_FILE}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(MASTER)}
     (folder / FACTS_FILE).write_text(json.dumps(facts))
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)

@@ -216,7 +216,7 @@ class ClusterObserver:
             evals=self.trainer.view.evals,
             rejections=self.trainer.view.rejections,
             monitor_silent_s=0.0 if self.monitor is None else self.monitor.silent_s,
-            disk=self.disks.trouble(now, patient=view.phase == "checkpoint" and view.is_running),
+            disk=self.disks.trouble(now, patient=view.is_saving and view.is_running),
             standby_trainer=StandbyTrainer.NONE if self.standby is None else self.standby.state,
         )
 

@@ -1,33 +1,49 @@
-"""Decides when to save a checkpoint, and saves and loads it: model, optimizer, data position, counters."""
+"""Decides when to save a checkpoint, and saves and loads it: model, optimizer, data position, counters.
+
+A step waits for neither the state in memory nor a checkpoint: threads of their own write them while the next rollouts
+are collected.
+
+    step N ─► collect the state ─► rollouts and gradients of N + 1 ─► wait_to_step ─► step N + 1
+                   ├─ written to memory, renamed; then the step's lines ──┤
+                   └─ copied ─────────────────────────────────────────────┴─ written, hashed, renamed; old ones pruned
+
+Weights and moments stay as they are until the next step, so until then they are read where they are. A checkpoint
+outlasts that: it is written from a copy in the host's memory; where there is no room for one, from the model, and the
+next step waits for that. Of several ranks the state is gathered first, which is a copy. One checkpoint at a time.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
+from actors.model.training_state import TrainingState
+from actors.training.checkpoint_writer import CheckpointWriter, Save
 from actors.training.run_position import RunPosition
 from actors.training.step_memory import Restored, StepMemory
-from launcher.base.disk_faults import DiskFault, Refusal
+from launcher.base.disk_faults import DiskFault, Refusal, fault_of
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
-from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
-from launcher.checkpoints.checkpoint_store import Checkpoint, CheckpointState, CheckpointStore
+from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoint
 from launcher.checkpoints.manifest import POSITION_FILE
 from launcher.checkpoints.uploads import Uploader, remote_of
 from launcher.checkpoints.verification import verify
-from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schedule import Schedule
 from launcher.config.schema import RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
+
+STATE_S, CHECKPOINT_S = "timeperf/state_s", "timeperf/checkpoint_s"
+"""How long steps have waited for them."""
 
 
 class Checkpointer:
@@ -37,29 +53,99 @@ class Checkpointer:
         self._config = config
         self._journal = journal
         self._store = CheckpointStore(paths.default_checkpoints)
-        self._catalog = CheckpointCatalog.of_run(config, paths)
-        self._fingerprint = config_fingerprint(config)
         now = time.monotonic()
         self._saver = Schedule(config.saver, now=now)
         self._recover = Schedule(config.recover, now=now, first_steps=config.recover.first_steps)
         self._evaluator = Schedule(config.evaluator, now=now)
         self._memory = StepMemory(config, paths, journal)
-        self._base = self._newest()
         self._keep_next = False
+        self._beside = ThreadPoolExecutor(2, thread_name_prefix="beside")  # the state in memory, and a checkpoint
+        self._keeping: Future[None] | None = None
+        self._saving: tuple[Save, Future[bool]] | None = None
+        self._is_read = threading.Event()
+        self._collected: TrainingState | None = None
+        self.is_owed = False
+        self._stalls = {STATE_S: 0.0, CHECKPOINT_S: 0.0}
         remote = remote_of(config)
         self._uploads = (
             None if remote is None else Uploader(remote, self._store, journal, keep_last=config.recover.keep_last)
         )
+        self._writer = CheckpointWriter(config, paths, journal, self._store, self._uploads)
 
-    def _newest(self) -> Checkpoint | None:
-        return next((c for c in reversed(self._store.list()) if c.state is CheckpointState.COMMITTED), None)
+    # ── beside the steps ──
 
-    def remember(self, model: PolicyModel, queue: PromptQueue, position: RunPosition, report: StepReport) -> None:
-        """Keep the state after the step of `report` in memory: from then on no kill loses the step."""
-        self._memory.keep(model, queue, position, report, self._base)
+    def remember(
+        self,
+        model: PolicyModel,
+        queue: PromptQueue,
+        position: RunPosition,
+        report: StepReport,
+        record: Callable[[], None],
+    ) -> None:
+        """Keep the state after the step of `report` in memory: from then on no kill loses the step. Then `record` it.
+
+        Returns before both, and `wait_to_step` after both; where the state isn't kept, `record` comes first.
+        """
+        if not self._memory.is_due:
+            record()
+            return
+        with self._waiting(STATE_S):
+            state = self._collected = model.training_state()
+            content, base = queue.state_dict(), self._writer.newest
+
+        def work() -> None:
+            with model.beside_the_steps():
+                self._memory.keep(state, content, position, report, base)
+            record()
+
+        self._keeping = self._beside.submit(work)
+
+    def wait_to_step(self) -> float:
+        """Returns, with the seconds that it took, when the weights may change. Raises what `record` raised."""
+        began = time.monotonic()
+        if self._saving is not None:
+            with self._waiting(CHECKPOINT_S):
+                self._is_read.wait()
+        if self._keeping is not None:
+            with self._waiting(STATE_S):
+                wait([self._keeping])
+            self._memory.cost(self._stalls[STATE_S])
+            kept, self._keeping = self._keeping, None
+            kept.result()
+        self._collected = None
+        return time.monotonic() - began
+
+    def stalls(self) -> dict[str, float]:
+        """How long the steps have waited for states and checkpoints since the last call."""
+        stalls = dict(self._stalls)
+        self._stalls = dict.fromkeys(stalls, 0.0)
+        return stalls
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stalls[what] += time.monotonic() - began
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saving is not None and not self._saving[1].done()
+
+    def settle(self) -> None:
+        """Returns when nothing is being written any more, whatever became of it: the weights may change."""
+        if self._keeping is not None:
+            wait([self._keeping])
+        if self._saving is not None:
+            wait([self._saving[1]])
+        self._keeping = self._collected = None
 
     def forget(self, position: RunPosition) -> None:
         """The trainer ends: remove from memory what is on disk too."""
+        self.settle()
+        self._beside.shutdown()
         if self._uploads is not None:
             self._uploads.close()
         name = position.checkpoint_name
@@ -75,47 +161,63 @@ class Checkpointer:
     def evaluation_is_due(self, *, ended_epoch: bool) -> bool:
         return self._evaluator.step_done(ended_epoch=ended_epoch, now=time.monotonic())
 
-    def save(self, model: PolicyModel, queue: PromptQueue, position: RunPosition) -> Checkpoint | None:
-        """Commit the state after the last step, then prune; None where that step is saved already, or there is none.
-
-        Raises CheckpointError, with the older checkpoints as they were.
-        """
+    def save(
+        self, model: PolicyModel, queue: PromptQueue, position: RunPosition, may_commit: Callable[[], bool]
+    ) -> None:
+        """Begin to save the state after the last step, when the lines of the step are written and if it `may_commit`;
+        `conclude` comes before another one."""
         name = position.checkpoint_name
-        if name is None or self._store.find(name.global_step) is not None:
-            return None
-        wait_for_lease()
-        started = time.monotonic()
-        with self._store.staging(name) as staged:
-            model.save(staged)
-            state = {"position": position.to_json(), "queue": queue.state_dict()}
-            (staged / POSITION_FILE).write_text(json.dumps(state))
-            committed = self._store.commit(
-                staged,
-                global_step=name.global_step,
-                policy_version=model.policy_version,
-                config_fingerprint=self._fingerprint,
-                health={"reward_mean": fmean(position.recent_rewards), "verdict": "HEALTHY"},
-                keep=self._keep_next,
-            )
-        self._keep_next = False
-        self._base = committed
-        self._journal.record(
-            "checkpoint.committed",
-            subject=str(name),
-            global_step=name.global_step,
-            seconds=time.monotonic() - started,
-        )
-        keep_last = self._config.recover.keep_last
-        spare = self._catalog.worth_sparing(keep_last, healthy_until=position.next_step - 1)
-        for removed in self._store.prune(keep_last, spare=spare):
-            self._journal.record("checkpoint.pruned", subject=str(removed), global_step=removed.global_step)
-        if self._uploads is not None:
-            self._uploads.committed()
-        return committed
+        if name is None:
+            return
+        with self._waiting(CHECKPOINT_S):
+            state = self._collected or model.training_state()
+            keep, self._keep_next = self._keep_next, False
+            save = Save(name=name, model=model, state=state, queue=queue.state_dict(), position=position, keep=keep)
+            self._is_read.clear()
+            self._saving = save, self._beside.submit(self._save, save, self._keeping, may_commit)
+            if model.saves_alone:
+                self._is_read.wait()
 
-    def refusal(self, fault: DiskFault) -> Refusal:
+    def _save(self, save: Save, lines: Future[None] | None, may_commit: Callable[[], bool]) -> bool:
+        def has_lines() -> bool:
+            return (lines is None or lines.exception() is None) and may_commit()
+
+        try:
+            with save.model.beside_the_steps():
+                is_there = self._store.find(save.name.global_step) is not None
+                return is_there or self._writer.write(save, has_lines, self._is_read.set)
+        finally:
+            self._is_read.set()
+
+    def conclude(self, *, required: bool) -> Refusal | None:
+        """Wait for the save that was begun, if any: what did the disk refuse? The step `is_owed` a checkpoint then.
+
+        Another failure costs the run nothing unless it is `required`: then it raises CheckpointError. The older
+        checkpoints are as they were.
+        """
+        if self._saving is None:
+            return None
+        (save, saving), self._saving, is_saved = self._saving, None, False
+        try:
+            with self._waiting(CHECKPOINT_S):
+                is_saved = saving.result()
+            self.is_owed = not is_saved
+        except CheckpointError as error:
+            step = save.name.global_step
+            self._journal.record("checkpoint.failed", subject="trainer", reason=error.message, global_step=step)
+            fault = fault_of(error)
+            if fault is not None:
+                self.is_owed = True
+                return self._refusal(fault)
+            if required:
+                raise
+        finally:
+            self._keep_next |= save.keep and not is_saved
+        return None
+
+    def _refusal(self, fault: DiskFault) -> Refusal:
         """That a save met it. It would have taken about as much as the last one; with nothing to go by, 0."""
-        newest = None if self._base is None else self._base.manifest
+        newest = None if self._writer.newest is None else self._writer.newest.manifest
         needed = 0 if newest is None else newest.total_bytes
         return Refusal(path=str(self._store.root), fault=fault, at=time.monotonic(), needed=needed)
 
@@ -124,6 +226,7 @@ class Checkpointer:
 
         Checkpoints of later steps are set aside, as those steps are trained again. Raises CheckpointError.
         """
+        self.settle()
         model.load(folder)
         path = folder / POSITION_FILE
         try:
@@ -137,6 +240,7 @@ class Checkpointer:
 
     def load_step(self, global_step: int, model: PolicyModel, queue: PromptQueue) -> Restored:
         """Restore the state after a step, from memory or else from disk, verified before anything changes."""
+        self.settle()
         state = self._memory.find(global_step, self._store.list())
         if state is not None:
             try:
@@ -158,6 +262,7 @@ class Checkpointer:
 
     def begin_anew(self, model: PolicyModel, queue: PromptQueue, first: Mapping[str, Any]) -> RunPosition:
         """Restore the run's first weights and the data position `first`; all checkpoints are set aside."""
+        self.settle()
         model.begin_anew()
         queue.load_state_dict(first)
         self._continue_from(RunPosition(), "the beginning")
@@ -171,7 +276,7 @@ class Checkpointer:
         self._memory.drop_after(done)
         if self._uploads is not None:
             self._uploads.set_back(done)
-        self._base = self._newest()
+        self._writer.look()
         steps, epochs = (done, position.last_epoch) if is_last_step_owed else (position.next_step, position.epoch)
         now = time.monotonic()
         for schedule in (self._saver, self._recover, self._evaluator):

@@ -5,9 +5,10 @@
          └────────── prompts requeued ◄────────┴─────────────┴────────────────┘   publish ─► state in memory ─► ledger
                                                                                   ─► checkpoint when due
 
-A step is done when its state is in memory (actors/training/step_memory.py): a trainer killed before that has not
-taken it. The gate (the HealthMonitor) is asked last, since the distance between the server's and the trainer's
-log-probs is known only after the forward pass. No Ray, no HTTP: what it drives is passed in.
+What comes after `publish` is written beside the next rollouts (actors/training/checkpointing.py). A step is done when
+its state is in memory (actors/training/step_memory.py): a trainer killed before that has not taken it. The gate (the
+HealthMonitor) is asked last, since the distance between the server's and the trainer's log-probs is known only after
+the forward pass. No Ray, no HTTP: what it drives is passed in.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from actors.training.checkpointing import Checkpointer
 from actors.training.interfaces import Gate, Phase, RolloutSource
 from actors.training.rejections import Rejections
 from actors.training.run_position import RunPosition
-from launcher.base.disk_faults import Refusal, fault_of
-from launcher.base.errors import CheckpointError, TrainerError
+from launcher.base.disk_faults import Refusal
+from launcher.base.errors import TrainerError
 from launcher.base.messages import Cause, EvalReport, StepReport
 from launcher.base.rollouts import RolloutBatch
 from launcher.config.schema import RunConfig
@@ -75,8 +76,6 @@ class GrpoLoop:
         self._nonfinite_in_a_row = 0
         self._is_last_step_owed = False
         self._is_half_taken = False
-        self._checkpoint_s = self._state_s = 0.0
-        self._is_save_owed = False
         self.refusal: Refusal | None = None
         self.rejections = Rejections(journal)
         self.evals: list[EvalReport] = []
@@ -115,7 +114,7 @@ class GrpoLoop:
         self._position = position
         self._is_last_step_owed = is_last_step_owed
         self._nonfinite_in_a_row = 0
-        self._is_half_taken = self._is_save_owed = False
+        self._is_half_taken = self._checkpointer.is_owed = False
         self.rejections.restored()
         self.evals = list(position.evals)
 
@@ -137,18 +136,20 @@ class GrpoLoop:
         try:
             finished = self._steps()
         except TrainerError:
+            self._conclude(required=False)
             raise  # the weights may be at fault: the existing checkpoint is the better one
         except Exception:
             self._save_what_is_sound()
             raise
         if finished or (self._saves and self.refusal is None):
             self._save(required=finished)
+        self._conclude(required=finished)
         self.phase.enter("idle")
         return finished and self.refusal is None
 
     def _steps(self) -> bool:
         try:
-            if self._is_save_owed:
+            if self._checkpointer.is_owed:
                 self._save(required=False)
             if self._is_last_step_owed:
                 self._is_last_step_owed = False
@@ -156,6 +157,8 @@ class GrpoLoop:
             if self.next_step == 0 and not self.evals:
                 self._evaluate()
             while self.next_step < self.total_steps:
+                if not self._checkpointer.is_saving:
+                    self._conclude(required=False)
                 if self._stopping or self.refusal is not None:
                     return False
                 self._step()
@@ -180,6 +183,7 @@ class GrpoLoop:
         stats = self._model.compute_gradients(batch.groups)
         if not self._is_finite(stats, batch) or not self._gate_opens(batch, stats):
             return
+        waited = self._wait_to_step()
         with self.weights_lock:
             self._is_half_taken = True
             stats = self._model.step_ahead()
@@ -199,16 +203,14 @@ class GrpoLoop:
             self._publish(self.policy_version)
         finally:  # the step was taken, whatever became of its weights' way to the servers
             now = time.monotonic()
+            stalls = self._checkpointer.stalls()  # for the state and the checkpoint since the line before
             timing = {
                 "timeperf/rollout_s": batch.seconds,
-                "timeperf/train_s": publishing - training,
+                "timeperf/train_s": publishing - training - waited,
                 "timeperf/publish_s": now - publishing,
-                "timeperf/state_s": self._state_s,  # of the state and the checkpoint since the line before
-                "timeperf/checkpoint_s": self._checkpoint_s,
-                "timeperf/step_s": now - started + self._state_s + self._checkpoint_s,
+                "timeperf/step_s": now - started - waited + sum(stalls.values()),
             }
-            self._state_s = self._checkpoint_s = 0.0
-            self._write_down(taken, batch, metrics | timing)
+            self._write_down(taken, batch, metrics | timing | stalls)
         self._do_what_is_due()
 
     def _passes_check(self, batch: RolloutBatch) -> bool:
@@ -264,17 +266,18 @@ class GrpoLoop:
             rollouts_retried=batch.retried,
             metrics=metrics,
         )
-        started = time.monotonic()
-        self._checkpointer.remember(self._model, self._queue, self._position, report)
-        self._state_s = time.monotonic() - started
-        self.refusal = self._record(report, batch) or self.refusal
-        self._is_half_taken = False
+
+        def record() -> None:
+            self.refusal = self._record(report, batch) or self.refusal
+            self._is_half_taken = False
+
+        self._checkpointer.remember(self._model, self._queue, self._position, report, record)
 
     def _do_what_is_due(self) -> None:
         """After the last step: save and evaluate where it is time to."""
         ended_epoch = self._position.epoch != self._position.last_epoch
         if self._checkpointer.is_due(ended_epoch=ended_epoch):
-            self._save(required=False)
+            self._begin_save()
         if self._checkpointer.evaluation_is_due(ended_epoch=ended_epoch):
             self._evaluate()
 
@@ -300,31 +303,32 @@ class GrpoLoop:
         """The trainer ends: remove its state from memory where a checkpoint on disk holds it too."""
         self._checkpointer.forget(self._position)
 
-    def _save(self, *, required: bool) -> None:
-        """Commit a checkpoint of the last step; one that fails costs the run nothing unless it is `required`.
-
-        Where the disk refused it, the loop stops, and saves first when it is allowed to step again. Where it refused
-        the lines of the step, too: a kill after this checkpoint would leave the step out of the ledger.
-        """
-        if self.refusal is not None:
-            self._is_save_owed = True
-            return
+    def _wait_to_step(self) -> float:
+        """Until the last step is done, and what is being saved has been read. Returns the seconds that it took."""
         self.phase.enter("checkpoint")
-        started = time.monotonic()
-        try:
-            self._checkpointer.save(self._model, self._queue, self._position)
-        except CheckpointError as error:
-            self._journal.record(
-                "checkpoint.failed", subject="trainer", reason=error.message, global_step=self.next_step - 1
-            )
-            fault = fault_of(error)
-            if fault is not None:
-                self.refusal, self._is_save_owed = self._checkpointer.refusal(fault), True
-            elif required:
-                raise
-        else:
-            self._is_save_owed = False
-        self._checkpoint_s += time.monotonic() - started
+        waited = self._checkpointer.wait_to_step()
+        self.phase.enter("train")
+        if self.refusal is not None:
+            self._model.discard()
+            raise Stopped
+        return waited
+
+    def _save(self, *, required: bool) -> None:
+        """Have a checkpoint of the last step; one that fails costs the run nothing unless it is `required`."""
+        self._begin_save()
+        self._conclude(required=required)
+
+    def _begin_save(self) -> None:
+        """Owed where the disk refused the step's lines: a kill after it would leave the step out of the ledger."""
+        self.phase.enter("checkpoint")
+        self._conclude(required=False)
+        self._checkpointer.is_owed = self.refusal is not None
+        if self.refusal is None:
+            self._checkpointer.save(self._model, self._queue, self._position, lambda: self.refusal is None)
+
+    def _conclude(self, *, required: bool) -> None:
+        """Where the disk refused a checkpoint the loop stops, and saves first when it is allowed to step again."""
+        self.refusal = self._checkpointer.conclude(required=required) or self.refusal
 
     def _save_what_is_sound(self) -> None:
         """Save before the loop ends with an error, which nothing here may hide.
@@ -332,6 +336,7 @@ class GrpoLoop:
         Not within a step: an optimizer that ran out of memory has changed some weights and not others, and a
         checkpoint of a step without a line in the ledger would lose that step.
         """
+        self._checkpointer.settle()
         if self._is_half_taken:
             return
         try:

@@ -4,6 +4,10 @@ A step is done when its state's manifest is renamed. The state holds the step's 
 are written afterwards. So a trainer killed before the rename has not taken the step; one killed after it continues
 after the step and first writes the missing lines (actors/training/step_records.py). With the ledger first, a kill
 between the two would undo a step that was written down.
+
+The state is written beside the next rollouts (actors/training/checkpointing.py), straight from the model, whose weights
+stay as they are until the next step is committed; and that waits for the rename. So a kill costs the one step that
+was under way at most, however long the writing takes.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from actors.cluster.fencing import wait_for_lease
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
 from actors.model.stored_tensors import overwrite_tensors
+from actors.model.training_state import TrainingState
 from actors.training.run_position import RunPosition
 from launcher.base.errors import CheckpointError
 from launcher.base.messages import StepReport
@@ -59,35 +64,43 @@ class StepMemory:
         self._share = config.recover.memory_share
         self._next_at = float("-inf")
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the state after this step is to be kept."""
+        return self._is_on and self._slots != 0 and time.monotonic() >= self._next_at
+
+    def cost(self, seconds: float) -> None:
+        """So long the last state has kept the steps waiting: no other for as long as makes that its share."""
+        self._next_at = time.monotonic() + seconds * (1 - self._share) / self._share
+
     def keep(
-        self, model: PolicyModel, queue: PromptQueue, position: RunPosition, report: StepReport, base: Checkpoint | None
+        self,
+        state: TrainingState,
+        queue: Mapping[str, Any],
+        position: RunPosition,
+        report: StepReport,
+        base: Checkpoint | None,
     ) -> None:
-        """Keep the state at `position`, after the step of `report`. `base`: the newest checkpoint on disk."""
-        name = position.checkpoint_name
-        began = time.monotonic()
-        if not self._is_on or name is None or self._slots == 0 or began < self._next_at:
-            return
+        """Keep `state`, that after the step of `report`. `queue`: its state. `base`: the newest checkpoint on disk."""
         wait_for_lease()
-        facts, tensors = model.training_state()
+        facts, tensors = state
+        kept = {"position": position.to_json(), "queue": queue, "report": asdict(report)}
         try:
             if self._slots is None:
                 self._slots = self._find_slots(_full_size(tensors))
-                if self._slots == 0:
-                    return
+            if self._slots == 0:
+                return
             folder = self._states.begin(self._slots)
-            state = {"position": position.to_json(), "queue": queue.state_dict(), "report": asdict(report)}
             files = {
                 TENSORS_FILE: overwrite_tensors(folder / TENSORS_FILE, tensors),
                 FACTS_FILE: write_small(folder / FACTS_FILE, facts),
-                POSITION_FILE: write_small(folder / POSITION_FILE, state),
+                POSITION_FILE: write_small(folder / POSITION_FILE, kept),
             }
-            self._states.commit(folder, self._facts_of(position, model.policy_version, base), files)
+            self._states.commit(folder, self._facts_of(position, report.policy_version, base), files)
         except OSError as error:
             self._failed(position.next_step - 1, error)
         else:
             self._has_failed = False
-        ended = time.monotonic()
-        self._next_at = ended + (ended - began) * (1 - self._share) / self._share
 
     def _facts_of(self, position: RunPosition, policy_version: int, base: Checkpoint | None) -> StateFacts:
         return StateFacts(

@@ -242,6 +242,7 @@ class Training:
                 largest_micro_batch=self._model.largest_micro_batch,
                 failure=self._failure or self._failure_of_ranks(),
                 refusal=loop.refusal or self.servers.refusal,
+                is_saving=self._checkpointer.is_saving,
                 rejections=loop.rejections.since_step,
                 weights=self.servers.publisher.newest,
                 servers=self.servers.pool.servers(),

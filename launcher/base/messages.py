@@ -185,6 +185,7 @@ class TrainerView:
     of the batches so far, in tokens, padding included; 0 before the first. `refusal`: the write that made the loop
     stop, because a disk refused it; None once it is allowed to step again. `is_parked`: an empty process that has
     imported what takes long. `gpus`: those that it may use, as CUDA_VISIBLE_DEVICES has them, "" for none.
+    `is_saving`: a checkpoint is being written, perhaps beside a step.
     """
 
     pid: int
@@ -205,6 +206,7 @@ class TrainerView:
     largest_micro_batch: int = 0
     failure: LoopFailure | None = None
     refusal: Refusal | None = None
+    is_saving: bool = False
     rejections: tuple[Rejection, ...] = ()
     weights: PublishedWeights | None = None
     servers: tuple[ServerInfo, ...] = ()

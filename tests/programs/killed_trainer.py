@@ -49,6 +49,8 @@ MOMENTS = {
     "state half written": (stored_tensors, "_write_at"),
     "state renamed": (InMemoryCheckpoints, "commit"),
     "ledger, metrics": (LineLog, "append"),
+    "checkpoint copied": (PolicyModel, "detached"),
+    "checkpoint written": (PolicyModel, "save"),
     "checkpoint renamed": (CheckpointStore, "commit"),
     "checkpoints pruned": (CheckpointStore, "prune"),
 }
