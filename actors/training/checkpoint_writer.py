@@ -65,12 +65,12 @@ class CheckpointWriter:
         """
         wait_for_lease()
         started = time.monotonic()
-        own = save.model.detached(save.state, room=(1 - LEFT_FREE) * find_hardware().memory_free)
-        if own is not None:
-            was_read()
-        if not has_lines():
-            return False
         with self._store.staging(save.name) as staged:
+            own = save.model.detached(save.state, room=(1 - LEFT_FREE) * find_hardware().memory_free)
+            if own is not None:
+                was_read()
+            if not has_lines():
+                return False
             save.model.save(staged, own or save.state)
             was_read()
             position = {"position": save.position.to_json(), "queue": save.queue}

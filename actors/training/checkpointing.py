@@ -106,11 +106,11 @@ class Checkpointer:
         if self._saving is not None:
             with self._waiting(CHECKPOINT_S):
                 self._is_read.wait()
-        if self._keeping is not None:
+        kept, self._keeping = self._keeping, None
+        if kept is not None:
             with self._waiting(STATE_S):
-                wait([self._keeping])
+                wait([kept])
             self._memory.cost(self._stalls[STATE_S])
-            kept, self._keeping = self._keeping, None
             kept.result()
         self._collected = None
         return time.monotonic() - began
@@ -132,20 +132,21 @@ class Checkpointer:
     @property
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._saving is not None and not self._saving[1].done()
+        saving = self._saving  # asked from other threads
+        return saving is not None and not saving[1].done()
 
     def settle(self) -> None:
         """Returns when nothing is being written any more, whatever became of it: the weights may change."""
-        if self._keeping is not None:
-            wait([self._keeping])
-        if self._saving is not None:
-            wait([self._saving[1]])
+        kept, saving = self._keeping, self._saving
+        if kept is not None:
+            wait([kept])
+        if saving is not None:
+            wait([saving[1]])
         self._keeping = self._collected = None
 
     def forget(self, position: RunPosition) -> None:
         """The trainer ends: remove from memory what is on disk too."""
         self.settle()
-        self._beside.shutdown()
         if self._uploads is not None:
             self._uploads.close()
         name = position.checkpoint_name

@@ -260,7 +260,7 @@ class RecoverConfig(FreqConfig):
     )
     url_timeout: float = setting(600.0, "after the last step, so long for the copies that are still missing", DEADLINE)
     memory: bool = setting(True, "keep the state after each step in memory too: a killed trainer loses no step")
-    memory_share: float = setting(0.1, "of the time, at most; a state that takes longer isn't kept at each step", SHARE)
+    memory_share: float = setting(0.1, "of the time that steps wait for it, at most; else not each is kept", SHARE)
 
 
 @dataclass

@@ -20,7 +20,7 @@ BENCHMARKS = {
     "failover": "from a server's SIGKILL to the next tokens, with a standby and without",
     "hangs": "from a server's SIGSTOP until it is condemned, and its requests are answered elsewhere",
     "trainer_kills": "a killed trainer to the next committed step, with a parked trainer and without",
-    "state": "the state after a step into memory, by its size",
+    "state": "how long a step waits for its state in memory and a checkpoint: on its path and beside the next",
     "start": "from the command to the first optimizer step",
     "logs": "how fast scripts/diagnose.py reads a log, and in how much memory",
     "restores": "made runs with one cause each: which is named, and what going back costs",

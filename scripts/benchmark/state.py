@@ -1,4 +1,8 @@
-"""Benchmark `state`: how long a step waits while its state is written into memory, for states of any size."""
+"""Benchmark `state`: how long a step waits for its state in memory and for a checkpoint, of a model of random weights.
+
+Written on the step's path and beside a next step that takes `--step-s`, in turn. Written on the path, the trainer waits
+until all of it is whole; it makes one copy more than it would have to, which `copy` tells.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +12,139 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from actors.model.stored_tensors import overwrite_tensors
-from launcher.checkpoints.in_memory_checkpoints import MEMORY_BACKED, SLOTS
-from scripts.benchmark.ratios import spread
+from actors.data.prompt_queue import PromptQueue
+from actors.model.policy_model import PolicyModel
+from actors.training.checkpointing import CHECKPOINT_S, STATE_S, Checkpointer
+from actors.training.run_position import RunPosition
+from launcher.base.messages import StepReport
+from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
+from launcher.config.compose import compose
+from launcher.config.schema import RunConfig
+from launcher.run_files.journal import Journal
+from launcher.run_files.run_paths import RunPaths
+from scripts.benchmark.experiment import PRESET
+from scripts.benchmark.ratios import paired_ratio, spread
 
-TENSORS = 72
-MB = 10**6
+HIDDEN, LAYER = 1024, 16_779_264
+"""The width of the model, and the parameters of one of its layers."""
+Times = dict[str, list[float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[5, 50, 500], help="sizes of the state")
-    parser.add_argument("--times", type=int, default=20, help="writes of each size")
+    parser.add_argument("--millions", type=int, default=100, help="parameters of the model, about")
+    parser.add_argument("--times", type=int, default=5, help="states and checkpoints by each way")
+    parser.add_argument("--step-s", type=float, default=30.0, help="of rollouts and gradients, which write nothing")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    torch.set_num_threads(1)
-    measured: dict[str, object] = {}
-    for size in arguments.megabytes:
-        seconds = measure(size, arguments.times)
-        print(f"{size:6} MB   {spread([1000 * second for second in seconds], ' ms', 1)}")
-        measured[str(size)] = seconds
-    return measured
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        model = make_model(Path(folder) / "model", max(1, arguments.millions * 10**6 // LAYER))
+        words = [
+            PRESET,
+            f"actor.path={model}",
+            f"tokenizer_path={compose([PRESET]).actor.path}",
+            "actor.dtype=bfloat16",
+        ]
+        words += [f"cluster.fileroot={folder}", "recover.memory_share=1.0", "recover.keep_last=2"]
+        return report(measure(compose([*words, *arguments.overrides]), arguments.times, arguments.step_s))
 
 
-def measure(megabytes: int, times: int) -> list[float]:
-    """Seconds of each write into the two slots in turn, the first of each slot left out: it finds no pages yet."""
-    tensors = {f"tensor{index}": torch.randn(megabytes * MB // 4 // TENSORS) for index in range(TENSORS)}
-    seconds = []
-    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=MEMORY_BACKED) as folder:
-        for number in range(times + len(SLOTS)):
-            began = time.perf_counter()
-            overwrite_tensors(Path(folder) / SLOTS[number % len(SLOTS)], tensors)
-            seconds.append(time.perf_counter() - began)
-    return seconds[len(SLOTS) :]
+def make_model(folder: Path, layers: int) -> Path:
+    config = AutoConfig.from_pretrained(compose([PRESET]).actor.path)
+    config.update({"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": layers})
+    config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "layer_types": ["full_attention"] * layers})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+class Steps:
+    """A trainer without rollouts: its state after each step is that of the first one."""
+
+    def __init__(self, config: RunConfig) -> None:
+        paths = RunPaths.of(config)
+        paths.prepare()
+        self.model = PolicyModel(
+            config.actor, config.ref, temperature=1.0, total_steps=1, tokenizer_path=config.tokenizer_path
+        )
+        for parameter in self.model._part.parameters.values():  # no batch is needed for AdamW to have moments
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        self.model._part.step(1e-6)
+        self.checkpointer = Checkpointer(config, paths, Journal(paths.events, 1))
+        self._queue = PromptQueue(["a"], seed=1, shuffle=False)
+        self._position = RunPosition()
+
+    def remember(self) -> None:
+        self._step()
+        step = self._position.next_step - 1
+        self.checkpointer.remember(self.model, self._queue, self._position, report_of(step), lambda: None)
+
+    def save(self) -> None:
+        self._step()
+        self.checkpointer.save(self.model, self._queue, self._position, lambda: True)
+
+    def _step(self) -> None:
+        self._position = self._position.after_step(reward=0.0, epoch=0)
+        self.checkpointer.stalls()
+
+
+def report_of(step: int) -> StepReport:
+    return StepReport(
+        global_step=step,
+        epoch=0,
+        epoch_step=step,
+        attempt=1,
+        policy_version=step + 1,
+        time=time.time(),
+        prompt_ids=("a",),
+        weight_versions=(step,),
+        rollouts_failed=0,
+        rollouts_retried=0,
+        metrics={},
+    )
+
+
+def measure(config: RunConfig, times: int, step_s: float) -> Times:
+    """Seconds that a step waited, after one round that warms up: a slot that was never written has no pages yet."""
+    steps, seconds = Steps(config), Times()
+    checkpointer = steps.checkpointer
+    try:
+        for number in range(times + 1):
+            found = {}
+            steps.remember()
+            checkpointer.wait_to_step()
+            found["state on the path"] = checkpointer.stalls()[STATE_S]
+            steps.remember()
+            time.sleep(step_s)
+            checkpointer.wait_to_step()
+            found["state beside"] = checkpointer.stalls()[STATE_S]
+            began = time.monotonic()
+            steps.model.detached(steps.model.training_state(), room=float("inf"))
+            found["copy"] = time.monotonic() - began
+            steps.save()
+            checkpointer.conclude(required=True)
+            found["checkpoint on the path"] = checkpointer.stalls()[CHECKPOINT_S]
+            steps.save()
+            time.sleep(step_s)
+            checkpointer.wait_to_step()
+            found["checkpoint beside"] = checkpointer.stalls()[CHECKPOINT_S]
+            checkpointer.conclude(required=True)
+            if number:
+                for name, second in found.items():
+                    seconds.setdefault(name, []).append(second)
+    finally:
+        checkpointer.settle()
+        InMemoryCheckpoints(RunPaths.of(config)).remove()
+    return seconds
+
+
+def report(times: Times) -> dict[str, object]:
+    for name, seconds in times.items():
+        print(f"{name:24} {spread([1e3 * one for one in seconds], ' ms', 1)}")
+    found: dict[str, object] = {"seconds": times}
+    for what in ("state", "checkpoint"):
+        ratio = paired_ratio(times[f"{what} beside"], times[f"{what} on the path"])
+        print(f"{what}, beside over on the path: {ratio}")
+        found[what] = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
+    return found

@@ -18,6 +18,8 @@ from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
 from tests.programs.killed_trainer import MOMENTS, Trainers
 
 FEW = 12
+BESIDE = {"rollout", "backward", "checkpoint copied"}
+"""What may come before the rename of the step before it, which is written meanwhile: these rollouts take no time."""
 FINISHED = 0
 
 
@@ -105,7 +107,8 @@ def test_killed_before_and_after_all_that_a_step_does(trainers, whole, root):
             killed(trainers, root, moment=moment, nth=nth, when=when)
     assert trainers.live(root)["exit_code"] == FINISHED
     check_nothing_lost(trainers, root, whole)
-    assert check_taken_steps(trainers, root, 2 * len(MOMENTS)) <= 6, "only where it died between optimizer and rename"
+    in_flight = check_taken_steps(trainers, root, 2 * len(MOMENTS))
+    assert in_flight <= 6 + 2 * len(BESIDE), "only where it died between optimizer and rename"
 
 
 def test_without_the_state_in_memory_a_kill_takes_steps_back(trainers, root):
