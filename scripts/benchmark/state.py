@@ -55,7 +55,7 @@ def make_model(folder: Path, layers: int) -> Path:
     config = AutoConfig.from_pretrained(compose([PRESET]).actor.path)
     config.update({"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": layers})
     config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "layer_types": ["full_attention"] * layers})
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
 
