@@ -22,11 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.initialization import no_init_weights
 
 from launcher.base.errors import ConfigError, ModelError
-from launcher.checkpoints.model_files import refuse_own_code
+from launcher.checkpoints.model_files import OTHER_WAY, refuse_own_code, unsupported
+from launcher.checkpoints.model_shape import MODEL_TYPES
 
 WEIGHTS_FILE = "model.safetensors"
-ARCHITECTURES = ("qwen2", "qwen3", "llama")
-"""Whose logits are the head applied to the last hidden state and nothing more, which `token_logprobs` relies on."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -57,7 +56,7 @@ def local_folder(path: str, *, key: str) -> Path:
 
 def load_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str, key: str) -> PreTrainedModel:
     """The causal language model in `folder`, every tensor of it from there. Raises ModelError, ConfigError."""
-    hint = f"set {key} to a complete {', '.join(ARCHITECTURES)} model folder with safetensors weights"
+    hint = f"set {key} to a complete {', '.join(MODEL_TYPES)} model folder with safetensors weights"
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json", hint)
     _refuse_own_code(folder, hint)
@@ -100,9 +99,8 @@ def empty_model(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -
 
 def _load(folder: Path, dtype: torch.dtype, attn_implementation: str) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of weights that transformers made up."""
-    kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"a {kind} model is not supported")
+    if problem := unsupported(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()):
+        raise ValueError(f"{problem}; {OTHER_WAY}")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,

@@ -32,6 +32,7 @@ from actors.model.training_state import TrainingState
 from actors.model.update_stats import LogprobDistance, UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
+from launcher.checkpoints.model_shape import trained_positions
 from launcher.config.schema import ActorConfig, RefConfig
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
@@ -107,7 +108,7 @@ class PolicyModel:
     @property
     def context_length(self) -> int | None:
         """Tokens of prompt and completion that the model was made for; None where its config doesn't contain it."""
-        return getattr(self._part.model.config, "max_position_embeddings", None)
+        return trained_positions(self._part.model.config.to_dict())
 
     def compute_gradients(self, groups: Sequence[RolloutGroup]) -> UpdateStats:
         """Forward and backward over the batch, in micro-batches; the gradient is clipped and waits for `commit`.

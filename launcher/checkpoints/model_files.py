@@ -18,20 +18,35 @@ from launcher.checkpoints.tensor_files import read_entries
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+OTHER_WAY = "others by a trainer that takes them (AReaL, TRL), under this supervision: docs/adapters.md"
 
 
 def read_shape(folder: Path) -> ModelShape:
     """The sizes from config.json. Raises ModelError: missing, not JSON, or of a kind that can't be trained here."""
     config = read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise ModelError(f"{folder / 'config.json'}: model_type={model_type!r}", f"supported: {', '.join(MODEL_TYPES)}")
+    if problem := unsupported(config):
+        what = f"{folder / 'config.json'}: model_type={model_type!r}: {problem}"
+        raise ModelError(what, f"supported: {', '.join(MODEL_TYPES)}; {OTHER_WAY}")
     try:
         return ModelShape.of(config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(
             f"{folder / 'config.json'} can't be used: {_what(error)}", "take the file that the model came with"
         ) from error
+
+
+def unsupported(config: Mapping[str, Any]) -> str:
+    """Why a model can't be trained here, by its kind; "" where it can."""
+    kind = config.get("model_type")
+    if kind in MODEL_TYPES:
+        return ""
+    if config.get("vision_config"):
+        return f"a {kind} model, which reads images, is not supported"
+    if any(config.get(name) for name in EXPERTS):
+        return f"a {kind} model, a mixture of experts, is not supported"
+    return f"a {kind} model is not supported"
 
 
 def refuse_own_code(folder: Path) -> None:

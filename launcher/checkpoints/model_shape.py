@@ -14,6 +14,10 @@ from typing import Any
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
+"""Whose logits are the head applied to the last hidden state and nothing more, which the trainer relies on."""
+RESCALED = ("dynamic", "longrope")
+"""Kinds of rotary positions that depend, beyond the trained length, on the longest sequence of a batch. A trainer pads
+and a server doesn't, so their log-probs would differ without a word."""
 QWEN3_HEAD_DIM = 128
 """transformers' default where a Qwen3 config names none; the others divide `hidden` by `heads`."""
 
@@ -52,7 +56,7 @@ class ModelShape:
             head_dim=int(config.get("head_dim") or (QWEN3_HEAD_DIM if model_type == "qwen3" else hidden // heads)),
             intermediate=int(config["intermediate_size"]),
             vocab=int(config["vocab_size"]),
-            positions=int(config.get("max_position_embeddings", 32768)),
+            positions=trained_positions(config) or 32768,
             tied=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
@@ -119,6 +123,16 @@ class ModelShape:
         """Of LoRA on the matrices of each layer whose names end so: `rank` rows and as many columns beside each."""
         shapes = [s for name, s in self._layer_tensors().items() if name.split(".")[-2] in names and len(s) == 2]
         return self.layers * rank * sum(map(sum, shapes))
+
+
+def trained_positions(config: Mapping[str, Any]) -> int | None:
+    """How long a sequence may be: as config.json says, or as it was trained where longer ones are RESCALED."""
+    longest = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if original and (rope.get("rope_type") or rope.get("type")) in RESCALED:
+        return min(int(original), int(longest or original))
+    return None if longest is None else int(longest)
 
 
 def _count(tensors: Mapping[str, tuple[int, ...]]) -> int:

@@ -38,6 +38,10 @@ BROKEN = {
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
     "config without a type": (lambda f: (f / "config.json").write_text("{}"), "model_type"),
     "another architecture": (lambda f: edit_config(f, model_type="gpt2"), "a gpt2 model is not supported"),
+    "a mixture of experts": (
+        lambda f: edit_config(f, model_type="qwen3_moe", num_experts=4),
+        "a qwen3_moe model, a mixture of experts, is not supported; others by a trainer that takes them",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
     "torn weights": (lambda f: os.truncate(f / "model.safetensors", 5000), "could not be loaded"),
     "garbage": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 99), "header too large"),

@@ -40,6 +40,9 @@ def test_a_model_that_is_a_file(config, model):
         ("[]", "config.json holds a list"),
         ('{"model_type": "gpt2"}', "model_type='gpt2'"),
         ('{"hidden_size": 1}', "supported: llama, qwen2, qwen3"),
+        ('{"model_type": "gpt_oss", "num_local_experts": 32}', "gpt_oss model, a mixture of experts, is not supported"),
+        ('{"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}}', "which reads images, is not supported"),
+        ('{"model_type": "gemma2"}', "others by a trainer that takes them (AReaL, TRL), under this supervision"),
         ('{"model_type": "qwen2"}', "'num_attention_heads' is missing"),
     ],
 )
