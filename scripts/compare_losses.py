@@ -14,7 +14,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +107,7 @@ def make_case(seed: int) -> Case:
 
 
 def ours(case: Case, **settings: Any) -> Pair:
-    """The loss, and its gradient for log-probs and entropies [2, tokens]."""
+    """The loss and its gradient for log-probs and entropies [2, tokens]; decoupled: `ref` is proximal."""
     leaf = torch.stack([case.logprobs, case.entropy]).requires_grad_()
     config = ActorConfig(
         path="", max_new_tokens=case.longest, mb_spec=MicroBatchConfig(40), **{"eps_clip_higher": 0.28, **settings}
@@ -127,7 +127,9 @@ def ours(case: Case, **settings: Any) -> Pair:
         reference=reference if config.needs_reference else None,  # type: ignore[arg-type]
     )
     (batch,) = objective.prepare(case.groups())[0]
-    loss = torch.stack([objective.run(model, one, batch).totals[0] for one in batch.micro_batches]).sum()
+    prox = case.ref if config.use_decoupled_loss else case.old
+    parts = [replace(one, old_logprobs=prox[one.targets]) for one in batch.micro_batches]
+    loss = torch.stack([objective.run(model, one, batch).totals[0] for one in parts]).sum()
     return loss.float(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
@@ -138,7 +140,8 @@ def theirs(case: Case, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Pair:
     return loss.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-SEQUENCE = {"importance_sampling_level": "sequence", "loss_aggregation": "sequence_mean"}
+PER_SEQUENCE = {"importance_sampling_level": "sequence"}
+SEQUENCE = {**PER_SEQUENCE, "loss_aggregation": "sequence_mean"}
 CONSTANT = {"loss_aggregation": "constant_length"}
 CISPO = {"policy_loss": "cispo", "eps_clip": 1.0, "eps_clip_higher": 0.5}
 CLIPS = {"epsilon_low": 0.2, "epsilon_high": 0.28}
@@ -164,14 +167,13 @@ VERL: tuple[tuple[str, dict[str, Any], str, str, dict[str, Any]], ...] = (
     ("GSPO (gspo)", SEQUENCE, "gspo", "seq-mean-token-mean", {}),
     ("CISPO (cispo)", {"policy_loss": "cispo"}, "cispo", "token-mean", {}),
 )
+DECOUPLED = {"use_decoupled_loss": True, "behave_imp_weight_cap": 1.2}
 AREAL: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("clip higher (ppo_actor_loss_fn)", {}, {}),
     ("dual clip (c_clip)", {"c_clip": 1.6}, {"c_clip": 1.6}),
-    (
-        "GSPO's ratio, token mean (sequence)",
-        {"importance_sampling_level": "sequence"},
-        {"importance_sampling_level": "sequence"},
-    ),
+    ("GSPO's ratio, token mean (sequence)", PER_SEQUENCE, PER_SEQUENCE),
+    ("decoupled, truncated", DECOUPLED, {"cap": 1.2, "action": "clamp"}),
+    ("decoupled, masked", {**DECOUPLED, "behave_imp_weight_mode": "token_mask"}, {"cap": 1.2, "action": "mask"}),
 )
 
 

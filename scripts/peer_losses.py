@@ -90,12 +90,16 @@ def verl_loss(verl: Any, case: Any, logprobs: Tensor, name: str, mode: str, **se
     return loss
 
 
-def areal_loss(functional: Any, case: Any, logprobs: Tensor, **settings: Any) -> Tensor:
-    """`ppo_actor_loss_fn`, not decoupled."""
+def areal_loss(
+    functional: Any, case: Any, logprobs: Tensor, *, cap: float | None = None, action: str = "", **settings: Any
+) -> Tensor:
+    """`ppo_actor_loss_fn`; with a `cap` decoupled: then `case.ref` are the proximal log-probs."""
     old = case.padded(case.old)
+    over = SimpleNamespace(level="token", action=action, metric="ratio", agg="mean", upper=cap, lower=None)
     loss: Tensor = functional.ppo_actor_loss_fn(
         logprobs=logprobs,
-        proximal_logprobs=old,
+        proximal_logprobs=old if cap is None else case.padded(case.ref),
+        rejection_sampling=None if cap is None else over,
         old_logprobs=old,
         advantages=case.advantages[:, None].expand(-1, case.longest),
         loss_mask=case.mask.bool(),

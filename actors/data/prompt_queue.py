@@ -4,6 +4,8 @@
       ▲         │
       └─────────┴ requeue (failed or rejected), or a restore: what was in flight is taken again, first
 
+What has been made of a prompt in flight may be kept with it (`keep`), so that a state holds it too.
+
 An epoch's order is a sort of the ids by a hash of (seed, epoch, id). Unlike a random shuffle it is the same under every
 version of Python and numpy, and doesn't depend on the order in which the data set was read, so a run resumes exactly.
 Of several data sets `actors/data/mixture.py` says which prompts an epoch has.
@@ -11,8 +13,10 @@ Of several data sets `actors/data/mixture.py` says which prompts an epoch has.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +24,7 @@ from typing import Any, TypeGuard
 
 from actors.data.mixture import Circle
 from launcher.base.errors import CheckpointError
+from launcher.base.rollouts import Completion
 
 FORMAT = 1
 BEGIN_ANEW = "resume from another checkpoint, or start over with recover.mode=off"
@@ -40,6 +45,7 @@ class PromptQueue:
             for circle in circles
         ]
         self._size = len(ids) - sum(len(circle.ids) - circle.in_epoch for circle in circles)
+        self._keeping = threading.Lock()  # what is made is kept on another thread than the one that restores
         self._begin(epoch=0)
 
     def _begin(self, epoch: int) -> None:
@@ -49,6 +55,7 @@ class PromptQueue:
         self._first: deque[str] = deque()  # in flight when the queue was saved
         self._last: deque[str] = deque()  # requeued; at the end, so that a prompt that always fails holds nothing up
         self._in_flight: dict[str, None] = {}  # in the order in which they were taken
+        self._kept: dict[str, tuple[Completion, ...]] = {}
 
     def _order_of(self, epoch: int) -> tuple[str, ...]:
         ids = self._ids
@@ -96,6 +103,21 @@ class PromptQueue:
             return self._order[self._cursor - 1]
         return self._last.popleft()
 
+    def keep(self, prompt_id: str, completions: Iterable[Completion]) -> None:
+        """What was made of a prompt in flight; of another one it is dropped, as of before a restore."""
+        with self._keeping:
+            if prompt_id in self._in_flight:
+                self._kept[prompt_id] = tuple(completions)
+
+    def kept(self, prompt_id: str) -> tuple[Completion, ...]:
+        return self._kept.get(prompt_id, ())
+
+    def abandon(self) -> None:
+        """All in flight are taken again, first, and what was made of them is dropped."""
+        with self._keeping:
+            self._first.extendleft(reversed(self._in_flight))
+            self._in_flight, self._kept = {}, {}
+
     def requeue(self, ids: Iterable[str]) -> None:
         """Back to the end of this epoch's queue: they were not trained on."""
         self._last.extend(self._land(ids))
@@ -111,12 +133,16 @@ class PromptQueue:
         strangers = [prompt_id for prompt_id in landing if prompt_id not in self._in_flight]
         if strangers or len(set(landing)) != len(landing):
             raise ValueError(f"not in flight, or named twice: {strangers or landing}")
-        for prompt_id in landing:
-            del self._in_flight[prompt_id]
+        with self._keeping:
+            for prompt_id in landing:
+                del self._in_flight[prompt_id]
+                self._kept.pop(prompt_id, None)
         return landing
 
     def state_dict(self) -> dict[str, Any]:
-        """For JSON; small, since the order is worked out again. In flight counts as not taken."""
+        """For JSON; small but for what is kept, since the order is worked out again. In flight counts as not taken."""
+        with self._keeping:
+            kept = {prompt_id: [_as_json(one) for one in made] for prompt_id, made in self._kept.items()}
         return {
             "format": FORMAT,
             "prompts": len(self),
@@ -127,6 +153,7 @@ class PromptQueue:
             "cursor": self._cursor,
             "first": [*self._in_flight, *self._first],
             "last": list(self._last),
+            **({"kept": kept} if kept else {}),
         }
 
     @functools.cached_property
@@ -146,8 +173,14 @@ class PromptQueue:
         nothing_left = cursor == len(order) and not returned
         if cursor > len(order) or nothing_left or len({*returned} & {*order[:cursor]}) != len(returned):
             raise CheckpointError(f"the data position contradicts itself: {_shortened(state)}", BEGIN_ANEW)
-        self.epoch, self._order, self._cursor = epoch, order, cursor
-        self._first, self._last, self._in_flight = deque(first), deque(last), {}
+        try:
+            here = {*first} & state.get("kept", {}).keys()
+            kept = {name: tuple(map(_from_json, state["kept"][name])) for name in here}
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise CheckpointError(f"what was kept of prompts in flight is damaged: {error!r}", BEGIN_ANEW) from error
+        with self._keeping:
+            self.epoch, self._order, self._cursor = epoch, order, cursor
+            self._first, self._last, self._in_flight, self._kept = deque(first), deque(last), {}, kept
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         now = {
@@ -167,6 +200,26 @@ class PromptQueue:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _as_json(completion: Completion) -> dict[str, Any]:
+    return {field.name: getattr(completion, field.name) for field in dataclasses.fields(completion)}
+
+
+def _from_json(data: Mapping[str, Any]) -> Completion:
+    """Raises ValueError for one that can't be trained on."""
+    made = Completion(
+        token_ids=tuple(data["token_ids"]),
+        logprobs=tuple(data["logprobs"]),
+        weight_version=data["weight_version"],
+        finish_reason=data["finish_reason"],
+        server=data["server"],
+        versions=tuple((version, tokens) for version, tokens in data["versions"]),
+    )
+    tokens = len(made.token_ids)
+    if not tokens or tokens != len(made.logprobs) or tokens != sum(count for _, count in made.runs):
+        raise ValueError(f"{tokens} tokens, {len(made.logprobs)} log-probs, versions {made.runs}")
+    return made
 
 
 def _is_count(value: object) -> TypeGuard[int]:

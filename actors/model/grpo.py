@@ -6,7 +6,8 @@
 
 Formulas: GRPO from DeepSeekMath (arXiv 2402.03300), asymmetric clip and token mean from DAPO (2503.14476), the
 constant length from Dr. GRPO (2503.20783), the sequence's ratio from GSPO (2507.18071), CISPO from MiniMax-M1
-(2506.13585), the dual clip from Ye et al. (1912.09729). The code that was followed for what the papers leave open is
+(2506.13585), the dual clip from Ye et al. (1912.09729), the decoupled loss from Hilton et al. (2110.00641) and AReaL
+(2505.24298). The code that was followed for what the papers leave open is
 TRL 1.16.0, verl 0.9.1 and AReaL 1.0.4; `python -m scripts.compare_losses` compares with theirs.
 A loss is a weighted sum whose weights come from the complete batch, so cutting the batch into pieces changes nothing.
 NaN is never hidden: a reward or log-prob that is not a number makes what it touches not a number.
@@ -86,6 +87,14 @@ def cispo_terms(
         clipped_low=fixed < low,
         clipped_high=fixed > high,
     )
+
+
+def behave_weights(proximal: Tensor, behaviour: Tensor, *, cap: float, masks: bool) -> tuple[Tensor, Tensor]:
+    """The weight of each token's loss in the decoupled objective, exp(proximal - behaviour) without a gradient, and
+    where that is more than `cap`: there it is `cap` (truncated), or 0 where it `masks`."""
+    weights = (proximal - behaviour).detach().exp()
+    is_over = weights > cap
+    return torch.where(is_over, torch.full_like(weights, 0.0 if masks else cap), weights), is_over
 
 
 def _bounds(eps_clip: float, eps_clip_higher: float | None) -> tuple[float, float]:

@@ -36,7 +36,7 @@ class SampledSequence:
     """One prompt with one of its completions, or a segment of an episode; `logprobs[t]` is the server's for
     `completion[t]`. `own`: the places of the completion that the model made and learns from; None: all.
 
-    `rollout` is the place of its rollout in the batch, `server` who made it.
+    `rollout` is the place of its rollout in the batch, `server` who made it, `version` the oldest weights that did.
     """
 
     prompt: tuple[int, ...]
@@ -45,6 +45,7 @@ class SampledSequence:
     own: tuple[int, ...] | None = None
     rollout: int = 0
     server: str = ""
+    version: int = 0
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
@@ -109,6 +110,7 @@ def sequences_of(groups: Sequence[RolloutGroup]) -> list[SampledSequence]:
                     own=own,
                     rollout=place,
                     server=completion.server,
+                    version=completion.weight_version,
                 )
             )
     return sequences

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from actors.model.advantages import group_advantages, kl_to_come, overlong_penalty
 from actors.model.grpo import (
     TokenTerms,
+    behave_weights,
     cispo_terms,
     clipped_terms,
     reference_kl,
@@ -26,10 +28,12 @@ from actors.model.grpo import (
 )
 from actors.model.micro_batches import MicroBatch, SampledSequence, sequences_of, share_out
 from actors.model.token_logprobs import LogprobModel
+from actors.model.update_stats import LogprobDistance
 from launcher.base.errors import TrainerError
 from launcher.base.rollouts import Completion, RolloutGroup
 from launcher.config.schema import ActorConfig
 
+Key = TypeVar("Key", bound=Hashable)
 MOST_KL = 10.0
 """Of one token, taken off the reward: AReaL's bound."""
 
@@ -51,7 +55,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Of one micro-batch, or of several: `totals` [8] over its tokens, float64, the loss and then
+    """Of one micro-batch, or of several: `totals` over its tokens, float64, the loss and then
     FIGURES; `farthest` is a maximum. `distances` [sequences of the batch]: sums over the tokens of each, 0 where it is
     of another one.
 
@@ -63,7 +67,12 @@ class Sums:
     distances: Tensor
 
 
-FIGURES = ("clip_fraction_low", "clip_fraction_high", "ratio_mean", "approx_kl", "kl_ref", "entropy", "distance")
+BEHAVE_FIGURES = ("behave_weight", "behave_over_cap")
+FIGURES = (
+    *("clip_fraction_low", "clip_fraction_high", "ratio_mean", "approx_kl", "kl_ref", "entropy"),
+    *BEHAVE_FIGURES,
+    "distance",
+)
 """Means over the completion tokens, in the order of the totals after the loss."""
 
 
@@ -142,14 +151,16 @@ class Objective:
         batch with several steps its distances, since those of later passes are of other weights."""
         actor, sequences = self._actor, micro_batch.sequences
         server, old, ref, sums = micro_batch.server_logprobs, None, None, None
-        if before_steps or (actor.recompute_logprob and actor.kl_ctl > 0):
+        of_trainer = actor.recompute_logprob and not actor.use_decoupled_loss
+        if before_steps or (of_trainer and actor.kl_ctl > 0):
             found, _ = self.logprobs(model, micro_batch, temperature=self._temperature, dtype=self._dtype)
             sums = self._sums([], (server - found).abs(), micro_batch, batch)
-            old = found if actor.recompute_logprob else server
+            old = found if actor.recomputes else server
         advantages = batch.advantages[sequences]
         if actor.kl_ctl > 0:
             ref = self._ref_logprobs(micro_batch)
-            kl = reference_kl(server if old is None else old, ref, actor.kl_estimator).clamp(-MOST_KL, MOST_KL)
+            sampled = old if of_trainer and old is not None else server
+            kl = reference_kl(sampled, ref, actor.kl_estimator).clamp(-MOST_KL, MOST_KL)
             advantages = (advantages.double() - actor.kl_ctl * kl_to_come(kl.double(), sequences)).float()
         looked = replace(micro_batch, old_logprobs=old, ref_logprobs=ref, advantages=advantages)
         return looked, sums
@@ -166,22 +177,27 @@ class Objective:
                 entropy_learns=actor.entropy_coeff > 0,
             )
             fixed = logprobs.detach()
-            terms = self._terms(logprobs, micro_batch, batch)
+            old = fixed if actor.recomputes else server
+            old = old if micro_batch.old_logprobs is None else micro_batch.old_logprobs
+            terms = self._terms(logprobs, old, micro_batch, batch)
+            behave, is_over = torch.ones_like(fixed), torch.zeros_like(fixed)
+            if actor.use_decoupled_loss:
+                masks = actor.behave_imp_weight_mode == "token_mask"
+                behave, is_over = behave_weights(old, server, cap=actor.behave_imp_weight_cap, masks=masks)
             kl_ref = self._kl_ref(logprobs, micro_batch)
             weights = batch.weights[micro_batch.sequences]
-            per_token = terms.loss + actor.kl_loss_coef * kl_ref
+            per_token = terms.loss * behave + actor.kl_loss_coef * kl_ref
             if actor.entropy_coeff > 0:
                 per_token = per_token - actor.entropy_coeff * entropy
             loss = per_token * weights
         if micro_batch.learns:
             loss.sum().backward()  # type: ignore[no-untyped-call]
         columns = [loss, terms.clipped_low, terms.clipped_high, terms.ratio, terms.approx_kl, kl_ref, entropy]
+        columns += [behave, is_over]
         return self._sums(columns, (server - fixed).abs(), micro_batch, batch)
 
-    def _terms(self, logprobs: Tensor, micro_batch: MicroBatch, batch: Batch) -> TokenTerms:
+    def _terms(self, logprobs: Tensor, old: Tensor, micro_batch: MicroBatch, batch: Batch) -> TokenTerms:
         actor, sequences = self._actor, micro_batch.sequences
-        old = logprobs.detach() if actor.recompute_logprob else micro_batch.server_logprobs
-        old = old if micro_batch.old_logprobs is None else micro_batch.old_logprobs
         advantages = batch.advantages[sequences] if micro_batch.advantages is None else micro_batch.advantages
         log_ratio = logprobs - old
         if actor.importance_sampling_level == "sequence":
@@ -234,18 +250,23 @@ class Objective:
         means = {name: total / n_tokens for name, total in zip(FIGURES, totals, strict=True)}
         return {"loss": loss, **means, "farthest": farthest}
 
-    def distances(self, groups: Sequence[RolloutGroup], sums: Sums) -> dict[str, float]:
-        """By server, the mean |server's - trainer's log-prob| over the tokens that it made; {} where one made all."""
-        sequences = sequences_of(groups)
-        if len({one.server for one in sequences}) < 2:
-            return {}
-        by_sequence = sums.distances.tolist()
-        totals: Counter[str] = Counter()
-        tokens: Counter[str] = Counter()
-        for one, total in zip(sequences, by_sequence, strict=True):
-            totals[one.server] += total
-            tokens[one.server] += len(one.places)
-        return {server: totals[server] / count for server, count in tokens.items() if count}
+    def distance(
+        self, groups: Sequence[RolloutGroup], sums: Sums, *, mean: float, farthest: float, version: int
+    ) -> LogprobDistance:
+        """|server's - trainer's log-prob| of the batch; `version`: of the trainer's weights."""
+        sequences = list(zip(sequences_of(groups), sums.distances.tolist(), strict=True))
+        current = [(one, total) for one, total in sequences if one.version == version]
+        if not 0 < len(current) < len(sequences):
+            is_one = len({one.server for one, _ in sequences}) < 2
+            by_server = {} if is_one else _means((one.server, one, total) for one, total in sequences)
+            return LogprobDistance(mean=mean, max=farthest, by_server=by_server)
+        return LogprobDistance(
+            mean=mean,
+            max=farthest,
+            by_server=_means((one.server, one, total) for one, total in current),
+            current=_means(("", one, total) for one, total in current).get(""),
+            older=_means(((one.server, one.version), one, total) for one, total in sequences if one.version != version),
+        )
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """One for each sequence, worked out in float64. A missing reward is not a number."""
@@ -303,6 +324,16 @@ class Objective:
         dtype = self._reference.model.dtype
         found, _ = self.logprobs(self._reference, micro_batch, temperature=self._temperature, dtype=dtype)
         return found
+
+
+def _means(sums: Iterable[tuple[Key, SampledSequence, float]]) -> dict[Key, float]:
+    """By key over tokens, of sums over those of each sequence."""
+    totals: Counter[Key] = Counter()
+    tokens: Counter[Key] = Counter()
+    for key, one, total in sums:
+        totals[key] += total  # type: ignore[assignment]
+        tokens[key] += len(one.places)
+    return {key: totals[key] / count for key, count in tokens.items() if count}
 
 
 def _arithmetic(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from actors.model import lora, model_folder, training_state
 from actors.model.model_part import ModelPart, Sources
-from actors.model.objective import Batch, Sums
+from actors.model.objective import BEHAVE_FIGURES, Batch, Sums
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
 from actors.model.torch_settings import stream_of_its_own, torch_dtype, training_device
 from actors.model.training_state import TrainingState
-from actors.model.update_stats import LogprobDistance, UpdateStats
+from actors.model.update_stats import UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
 from launcher.checkpoints.model_shape import trained_positions
@@ -333,8 +333,8 @@ class PolicyModel:
             all_tokens = sum(of_ranks[0].n_tokens for of_ranks in self._minibatches)
             seen = self._objective.figures(all_tokens, self._looked)
             figures |= {name: seen[name] for name in ("distance", "farthest")}
-        distances = self._objective.distances(self._groups, sums if self._looked is None else self._looked)
         kl_ref, distance, farthest = (figures.pop(name) for name in ("kl_ref", "distance", "farthest"))
+        behave_weight, behave_over_cap = (figures.pop(name) for name in BEHAVE_FIGURES)
         checked = {"loss": figures["loss"], "gradient norm": grad_norm, "distance of log-probs": distance}
         actor = self._actor
         return UpdateStats(
@@ -345,7 +345,13 @@ class PolicyModel:
             overlong_penalty=self._objective.penalties(self._groups).mean().item()
             if actor.overlong_reward_penalty
             else None,
-            logprob_distance=LogprobDistance(mean=distance, max=farthest, by_server=distances),
+            logprob_distance=self._objective.distance(
+                self._groups,
+                sums if self._looked is None else self._looked,
+                mean=distance,
+                farthest=farthest,
+                version=self.policy_version,
+            ),
             n_sequences=sum(len(batch.weights) for batch in batches),
             n_learning=sum(batch.n_learning for batch in batches),
             n_tokens=n_tokens,
@@ -353,5 +359,7 @@ class PolicyModel:
                 len(one.micro_batches) for of_ranks in self._minibatches[: len(batches)] for one in of_ranks
             ),
             n_minibatches=len(self._minibatches),
+            behave_weight=behave_weight if actor.use_decoupled_loss else None,
+            behave_over_cap=behave_over_cap if actor.use_decoupled_loss else None,
             problems=tuple(f"{name} is {value}" for name, value in checked.items() if not math.isfinite(value)),
         )

@@ -13,12 +13,16 @@ from launcher.base.rollouts import RolloutBatch
 class LogprobDistance:
     """|server's log-prob - trainer's| over the completion tokens, in nats: does the server hold our weights?
 
-    `by_server`: the mean of each one's tokens, by its URL; empty where one server made them all.
+    `by_server`: the mean of each one's tokens, by its URL; empty where one server made them all. Of a batch in which
+    current and older weights made completions, `current` and `by_server` are of those that current ones made alone,
+    and `older` of the others, by URL and (oldest) version.
     """
 
     mean: float
     max: float
     by_server: Mapping[str, float] = field(default_factory=dict)
+    current: float | None = None
+    older: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class UpdateStats:
     Where it has several optimizer steps (`n_minibatches`), those of the steps so far; `loss` and `grad_norm` are their
     means. `grad_norm` is before clipping; `problems` names what is not finite, and such a batch must not be committed.
     `kl_ref` is None without a reference, `overlong_penalty`, the mean over completions, where there is none.
+    `behave_weight` and `behave_over_cap`, of the decoupled loss: the mean weight, and the share of tokens over the cap.
     `n_learning`: sequences whose advantage is not 0; none at all means that `commit` leaves the weights exactly as they
     are.
     """
@@ -49,6 +54,8 @@ class UpdateStats:
     n_micro_batches: int
     n_minibatches: int
     problems: tuple[str, ...]
+    behave_weight: float | None = None
+    behave_over_cap: float | None = None
 
     @property
     def finite(self) -> bool:
@@ -72,6 +79,8 @@ class UpdateStats:
             "n_micro_batches": float(self.n_micro_batches),
             "update_successful": float(self.finite),
         }
+        if self.behave_weight is not None and self.behave_over_cap is not None:
+            figures |= {"behave_imp_weight/avg": self.behave_weight, "behave_over_cap/avg": self.behave_over_cap}
         if self.kl_ref is not None:
             figures["kl_ref/avg"] = self.kl_ref
         if self.overlong_penalty is not None:
@@ -97,7 +106,7 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "rollout/retried": float(batch.retried),
         "rollout/kept_tokens": float(batch.kept_tokens),
         "rollout/tokens": float(batch.generated_tokens),
-        "rollout/tokens_per_s": batch.generated_tokens / batch.seconds,
+        "rollout/tokens_per_s": batch.generated_tokens / (batch.generating_s or batch.seconds),
         "grpo_actor/n_seqs": float(len(rewards)),
         "grpo_actor/seq_len/avg": fmean(lengths),
         "grpo_actor/seq_len/max": float(max(lengths)),

@@ -274,7 +274,14 @@ class HealthMonitor:
         rewards = self._judge_rewards()
         canaries = judge_canaries(self._rounds, settings)
         learned = rewards.level is Level.BREAK and has_learned(self._series.points, rewards.onset_step, settings)
-        found = find_cause(rewards, canaries, tuple(self._faults.values()), since=self._clock(), had_learned=learned)
+        found = find_cause(
+            rewards,
+            canaries,
+            tuple(self._faults.values()),
+            since=self._clock(),
+            had_learned=learned,
+            staleness=self._config.rollout.max_head_offpolicyness,
+        )
         if self._outside is not None and (found is None or found.cause is Cause.REWARD_COLLAPSE):
             found = self._outside
         if found is not None and known is not None and (found.cause, found.subject) == (known.cause, known.subject):

@@ -29,11 +29,24 @@ def check_data(config: RunConfig) -> list[str]:
             records, bad = records_of(dataset, pool, key=key)
             if pool is not None:
                 pool.of(records[0].dataset).check(records[0])
+            if key == "train_dataset" and not config.train_datasets:
+                _check_staleness(config, len(records))
             if bad.count:
                 notes.append(f"{key}: {bad.count} records are skipped, such as {'; '.join(bad.examples)}")
         if pool is not None:
             asyncio.run(learn_known(read_known(config), pool, ErrorRates()))
     return notes
+
+
+def _check_staleness(config: RunConfig, prompts: int) -> None:
+    """What is never reached is refused, as whoever set it means something else."""
+    ahead, size = config.rollout.max_head_offpolicyness, config.train_dataset.batch_size
+    if ahead and (ahead + 1) * size > prompts:
+        raise DataError(
+            f"rollout.max_head_offpolicyness={ahead} makes {ahead} batches ahead of the current one, which are "
+            f"{(ahead + 1) * size} prompts of train_dataset.batch_size={size}, and an epoch has {prompts}",
+            f"set it to {max(prompts // size - 1, 0)} at most",
+        )
 
 
 @contextmanager

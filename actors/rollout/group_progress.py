@@ -12,15 +12,19 @@ from launcher.base.rollouts import Completion
 
 
 class GroupProgress:
-    """One completion for each of `samplings`, all at `weight_version`, whichever servers make them.
+    """One completion for each of `samplings`, all at `weight_version`, or with `or_newer` at least, whichever servers
+    make them.
 
     A completion that a server has begun is continued by the next from its last token that arrived.
     """
 
-    def __init__(self, token_ids: Sequence[int], samplings: Sequence[Sampling], weight_version: int) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], samplings: Sequence[Sampling], weight_version: int, *, or_newer: bool = False
+    ) -> None:
         self._token_ids = tuple(token_ids)
         self._samplings = samplings
         self._weight_version = weight_version
+        self._or_newer = or_newer
         self._whole: dict[int, Completion] = {}
         self._begun: dict[int, Completion] = {}
         self.kept_tokens = 0
@@ -48,7 +52,9 @@ class GroupProgress:
         """The answer to the last `request`. Returns how many tokens it brought; those of other weights are dropped."""
         missing, brought = self.missing(), 0
         for place, part in (*samples.completions.items(), *samples.begun.items()):
-            if part.weight_version != self._weight_version:
+            if part.weight_version != self._weight_version and not (
+                self._or_newer and part.weight_version > self._weight_version
+            ):
                 continue
             brought += len(part.token_ids)
             index = missing[place]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from actors.rollout.group_progress import GroupProgress
-from actors.rollout.server_pool import RequestMigrated, ServerPool
+from actors.rollout.server_pool import RequestMigrated, ServerPool, Version
 from actors.rollout.stream_pace import TICK_S, ServerKey, StreamPace
 from actors.serving.completions import CompletionStream, Samples
 from actors.serving.sglang_client import SGLangClient
@@ -85,7 +85,7 @@ class HedgedRequests:
         self._silences: dict[ServerKey, _Silence] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    async def ask(self, progress: GroupProgress, *, prompt: str, weight_version: int, avoid: str) -> Answer:
+    async def ask(self, progress: GroupProgress, *, prompt: str, weight_version: Version, avoid: str) -> Answer:
         """The answer to what is missing; MIGRATED is the failure of a server that leaves. Raises RolloutError where
         there is none."""
         leader, hedged, lost = self._begin(progress, prompt, weight_version, avoid), 0, 0
@@ -113,14 +113,14 @@ class HedgedRequests:
             await _end(leader)
 
     def _begin(
-        self, progress: GroupProgress, prompt: str, weight_version: int, avoid: str, *, is_hedge: bool = False
+        self, progress: GroupProgress, prompt: str, weight_version: Version, avoid: str, *, is_hedge: bool = False
     ) -> _Request:
         request = _Request(progress)
         request.task = asyncio.create_task(self._send(request, prompt, weight_version, avoid, is_hedge=is_hedge))
         return request
 
     async def _send(
-        self, request: _Request, prompt: str, weight_version: int, avoid: str, *, is_hedge: bool
+        self, request: _Request, prompt: str, weight_version: Version, avoid: str, *, is_hedge: bool
     ) -> Samples:
         inputs, samplings = request.progress.request()
         async with self._pool.acquire(weight_version, avoid=avoid, samples=len(samplings), prompt=prompt) as server:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from actors.data.prompt_queue import PromptQueue
 from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.rollout_stream import RolloutStream
 from actors.serving.sglang_client import Sampling
 from launcher.base.messages import EvalReport
 from launcher.base.rollouts import Prompt, RolloutBatch, mean_of
@@ -57,28 +58,48 @@ class LiveRollouts:
         config: RunConfig,
         prompts: Mapping[str, Prompt],
         held_out: Mapping[str, Prompt],
+        newest: Callable[[], int] | None = None,
     ) -> None:
+        """`newest`: the version that is served now, for what is made ahead of the trainer."""
         self._thread = thread
         self._engine = engine
         self._config = config
         self._prompts = prompts
         self._held_out = held_out
+        self._newest = newest
+        self._stream: RolloutStream | None = None
         self._sampling = Sampling.from_config(config.gconfig)
         self._stopping = threading.Event()
         self._waiting: Future[Any] | None = None
 
     def collect(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch:
-        return self._wait(
-            self._engine.collect(
-                queue,
-                self._prompts,
-                want=want,
-                n_samples=self._config.gconfig.n_samples,
-                sampling=self._sampling,
-                weight_version=weight_version,
-                concurrent_prompts=self._config.rollout.max_concurrent_rollouts,
-            )
+        """The next batch; with rollout.max_head_offpolicyness those after it are begun, and made meanwhile."""
+        return self._wait(self._next_batch(queue, want, weight_version))
+
+    async def _next_batch(self, queue: PromptQueue, want: int, weight_version: int) -> RolloutBatch:
+        if self._stream is None or self._stream.queue is not queue:
+            self._stream = self._stream_of(queue, ahead=self._config.rollout.max_head_offpolicyness)
+        return await self._stream.next_batch(want, version=weight_version)
+
+    def collect_apart(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch:
+        """Prompts of another queue than the run's, at these weights only; what is made ahead is left alone."""
+        return self._wait(self._stream_of(queue).next_batch(want, version=weight_version))
+
+    def _stream_of(self, queue: PromptQueue, *, ahead: int = 0) -> RolloutStream:
+        return self._engine.stream(
+            queue,
+            self._prompts,
+            n_samples=self._config.gconfig.n_samples,
+            sampling=self._sampling,
+            concurrent_prompts=self._config.rollout.max_concurrent_rollouts,
+            ahead=ahead,
+            newest=self._newest,
         )
+
+    def abandon(self) -> None:
+        """Drop what is being made ahead, as it is of weights that the trainer leaves."""
+        if self._stream is not None:
+            self._thread.call(self._stream.close())
 
     def evaluate(self, weight_version: int) -> EvalReport | None:
         """Mean reward on the held-out prompts, sampled as in training and greedy; None where there are none."""
@@ -99,11 +120,14 @@ class LiveRollouts:
         )
 
     def stop(self) -> None:
-        """The current wait raises Stopped, and so does every later one until `allow`."""
+        """The current wait raises Stopped, and so does every later one until `allow`. What is being made is dropped;
+        what is made stays in the queue."""
         self._stopping.set()
         waiting = self._waiting
         if waiting is not None:
             waiting.cancel()
+        if self._stream is not None:  # after that: a wait must not see its work cancelled before itself
+            self._thread.submit(self._stream.close())
 
     def allow(self) -> None:
         """Undo a stop."""

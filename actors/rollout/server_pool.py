@@ -4,10 +4,10 @@ A request acquires one of the servers that are READY at the weight version it as
 launcher/policy/routing.py chooses. Where there is none it waits: an outage costs time, never a rollout. A server that
 refused or reset a connection, or is silent, is SUSPECT and gets no traffic until it has generated again. One that is
 PARKED gets every version and no traffic. A server that leaves gets no new requests; those in flight finish or are
-migrated (`RequestMigrated`).
+migrated (`RequestMigrated`), as are those of one that is about to load weights.
 
-All methods run on one asyncio loop. `acquire` and `drain` wait; `update` (from the supervisor), `confirm` and `suspect`
-(from publisher and requests) and the release of a server wake them.
+All methods run on one asyncio loop. `acquire`, `drain` and `clear` wait; `update`, `confirm`, `suspect` and the release
+of a server wake them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -161,6 +161,19 @@ class ServerPool:
         if known is not None and known.state not in OVER:
             await self._put(name, state=ServerState.STALE, reason=reason)
 
+    async def clear(self, name: str) -> None:
+        """Migrate the requests of a server that gets no new ones, until they have let go of it."""
+        async with self._changed:
+            await self._migrate([load for (owner, _), load in self._loads.items() if owner == name])
+
+    async def _migrate(self, loads: Sequence[Load]) -> None:
+        for load in loads:
+            load.migrate.set()
+            load.migrate = asyncio.Event()  # whoever is given the server next stays
+        with contextlib.suppress(TimeoutError):  # a request that does not let go ends by its own deadline
+            async with asyncio.timeout(LET_GO_S):
+                await self._changed.wait_for(lambda: not any(load.requests for load in loads))
+
     def has_other(self, name: str) -> bool:
         """Whether another server may answer what this one is asked."""
         known = self._servers.get(name)
@@ -206,11 +219,7 @@ class ServerPool:
                     await self._changed.wait_for(lambda: not any(load.requests for load in mine))
             except TimeoutError:
                 moved = sum(load.requests for load in mine)
-                for load in mine:
-                    load.migrate.set()
-                with contextlib.suppress(TimeoutError):  # a request that does not let go ends by its own deadline
-                    async with asyncio.timeout(LET_GO_S):
-                        await self._changed.wait_for(lambda: not any(load.requests for load in mine))
+                await self._migrate(mine)
             if self._servers[name].generation == server.generation:
                 del self._servers[name]
                 self._admitted.pop(name, None)
@@ -240,12 +249,8 @@ class ServerPool:
             self.released += 1
             if load.requests == 0:
                 self._loads.pop(key, None)
-            if self._most_samples is not None or server.name not in self._servers or self._is_leaving(server.name):
-                async with self._changed:
-                    self._changed.notify_all()
-
-    def _is_leaving(self, name: str) -> bool:
-        return self._servers[name].state is ServerState.STOPPED
+            async with self._changed:
+                self._changed.notify_all()
 
     async def unless_migrated(self, server: ServerInfo, request: Coroutine[Any, Any, Answer]) -> Answer:
         """Await a request to an acquired server. Raises RequestMigrated where the server leaves first."""
@@ -314,8 +319,7 @@ class ServerPool:
         return None if taken is None else self._servers[taken.name]
 
     def _samples_of(self, server: ServerInfo) -> int:
-        load = self._loads.get((server.name, server.generation))
-        return 0 if load is None else load.samples
+        return self._loads.get((server.name, server.generation), Load()).samples
 
     async def _put(
         self,

@@ -12,6 +12,7 @@ whatever becomes of the others: a server that dies costs only what it had not se
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -75,10 +76,16 @@ def completion_from(answer: Mapping[str, Any], *, server: str, is_part: bool = F
 
 def joined(begun: Completion, rest: Completion) -> Completion:
     """`rest` continues `begun`. Where they are of two servers, `server` names both: the tokens are neither's alone."""
+    runs = [*begun.runs, *rest.runs]
+    versions = [
+        (version, sum(tokens for _, tokens in same))
+        for version, same in itertools.groupby(runs, key=lambda run: run[0])
+    ]
     return Completion(
         token_ids=begun.token_ids + rest.token_ids,
         logprobs=begun.logprobs + rest.logprobs,
-        weight_version=rest.weight_version,
+        weight_version=min(begun.weight_version, rest.weight_version),
+        versions=tuple(versions) if len(versions) > 1 else (),
         finish_reason=rest.finish_reason,
         server=rest.server if rest.server == begun.server else f"{begun.server} {rest.server}",
     )

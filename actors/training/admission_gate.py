@@ -13,11 +13,11 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
-from actors.model.update_stats import UpdateStats
+from actors.model.update_stats import LogprobDistance, UpdateStats
 from actors.rollout.live_rollouts import Stopped
 from launcher.base.messages import ServerInfo
 from launcher.base.rollouts import RolloutBatch
@@ -96,8 +96,7 @@ class AdmissionGate:
         record = self._record_of_run
         report = dataclasses.replace(
             report,
-            logprob_distance=stats.logprob_distance.mean,
-            distances=self._distances(batch, stats),
+            **self._distances(batch, stats.logprob_distance),
             can_check=record is not None and record.is_enough,
         )
         decision = self._decide(report)
@@ -118,13 +117,16 @@ class AdmissionGate:
     def allow(self) -> None:
         self._stop.clear()
 
-    def _distances(self, batch: RolloutBatch, stats: UpdateStats) -> Mapping[str, float]:
+    def _distances(self, batch: RolloutBatch, distance: LogprobDistance) -> dict[str, Any]:
         """By the name of each server that made tokens of the batch."""
-        distance = stats.logprob_distance
         names = {server.url: server.name for server in self._servers()}
         makers = {rollout.completion.server for rollout in batch.rollouts}
         by_server = distance.by_server or dict.fromkeys(makers, distance.mean)  # one made all of it
-        return {names[url]: by for url, by in by_server.items() if url in names}
+        return {
+            "logprob_distance": distance.mean if distance.current is None else distance.current,
+            "distances": {names[url]: by for url, by in by_server.items() if url in names},
+            "older": tuple((names.get(url, url), version, by) for (url, version), by in distance.older.items()),
+        }
 
     def _decide(self, report: BatchReport) -> Admission:
         if self._ask is None:

@@ -156,6 +156,7 @@ class Training:
         """
         self._busy, self._is_loaded, self._is_finished, self._failure = "restoring", False, False, None
         try:
+            self.servers.rollouts.abandon()
             with self._loop.changing():
                 restored = self._load(global_step)
                 if restored.last is not None:
@@ -314,7 +315,7 @@ class Training:
         before = self._loop.phase.name
         self._loop.phase.enter("rollout")
         try:
-            return self.servers.rollouts.collect(queue, want=want, weight_version=weight_version)
+            return self.servers.rollouts.collect_apart(queue, want=want, weight_version=weight_version)
         finally:
             self._loop.phase.enter(before)
 

@@ -92,6 +92,7 @@ class TrainingServers:
             config=config,
             prompts=self._data.prompts,
             held_out=self._data.held_out,
+            newest=self._version_served,
         )
         dtype = torch_dtype(config.sglang.dtype)
         self.publisher = WeightPublisher(
@@ -101,7 +102,13 @@ class TrainingServers:
             weights=lambda: dict(self._model.named_weights(dtype)),
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
+            migrates=config.rollout.max_head_offpolicyness > 0,
         )
+
+    def _version_served(self) -> int:
+        """While new weights are made ready for the servers, these still answer with those before."""
+        published = self.publisher.version
+        return self._model.policy_version if published is None else published
 
     async def _begin_episodes(self) -> EpisodeRunner:
         config = self._config

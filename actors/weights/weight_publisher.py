@@ -58,14 +58,19 @@ class WeightPublisher:
         weights: Callable[[], NamedWeights],
         tp_size: int,
         timeout_s: float,
+        migrates: bool = False,
     ) -> None:
-        """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs."""
+        """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs.
+
+        `migrates`: requests in flight at a server that is to load move on, so that none is answered by two versions.
+        """
         self._client = client
         self._pool = pool
         self._folders = folders
         self._weights = weights
         self._tp_size = tp_size
         self._timeout_s = timeout_s
+        self._migrates = migrates
         self.lineage = 0
         self.newest: PublishedWeights | None = None
         self._parcel: _Parcel | None = None
@@ -73,6 +78,11 @@ class WeightPublisher:
         self._reading: list[int] = []  # versions whose folders some server reads
         self._late: set[ServerKey] = set()
         self._exporting = asyncio.Lock()
+
+    @property
+    def version(self) -> int | None:
+        """The newest that was published since the last restore; None: none was."""
+        return None if self._parcel is None else self._parcel.version
 
     def loading(self) -> tuple[str, ...]:
         """Servers that are being sent weights now, those that no step waits for too."""
@@ -161,6 +171,8 @@ class WeightPublisher:
         if not self._pool.is_living(server):
             return False
         await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
+        if self._migrates:
+            await self._pool.clear(server.name)
         try:
             await self._send(server, parcel.send, parcel.version)
         except ServerError as error:

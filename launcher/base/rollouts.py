@@ -31,13 +31,22 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished completion. `logprobs[t]` belongs to `token_ids[t]`, at the sampling temperature."""
+    """One finished completion. `logprobs[t]` belongs to `token_ids[t]`, at the sampling temperature.
+
+    `versions`: where the weights changed on the way, each version and how many tokens it made, in order; then
+    `weight_version` is the oldest.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     weight_version: int
     finish_reason: str  # "stop" | "length"
     server: str = ""
+    versions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        return self.versions or ((self.weight_version, len(self.token_ids)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +94,8 @@ class RolloutBatch:
     `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
     completion before it failed, and from which another request continued; `unanswered` completions that were
     generated anew because the reward function had no answer for them; `hedged` requests that were sent to a second
-    server too, as the first was silent, and `hedges_lost` those that the first lost.
+    server too, as the first was silent, and `hedges_lost` those that the first lost. `seconds` that the trainer waited
+    for it; `generated_tokens` were made in `generating_s`, those of later batches among them.
     """
 
     groups: tuple[RolloutGroup, ...]
@@ -97,6 +107,7 @@ class RolloutBatch:
     unanswered: int = 0
     hedged: int = 0
     hedges_lost: int = 0
+    generating_s: float | None = None
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
@@ -117,7 +128,7 @@ class RolloutBatch:
 
     @property
     def weight_versions(self) -> tuple[int, ...]:
-        return tuple(sorted({rollout.completion.weight_version for rollout in self.rollouts}))
+        return tuple(sorted({version for rollout in self.rollouts for version, _ in rollout.completion.runs}))
 
 
 def mean_of(rewards: Sequence[float]) -> float:

@@ -93,6 +93,22 @@ class RecipeConfig:
         "old log-probs from the trainer instead of the server's; with ppo_n_minibatches=1 every ratio is then 1, "
         "and nothing is clipped",
     )
+    use_decoupled_loss: bool = setting(
+        False,
+        "clip against the trainer's log-probs before the batch, and weigh each token's loss by how much more likely it "
+        "was to them than to the weights that made it (rollout.max_head_offpolicyness)",
+    )
+    behave_imp_weight_cap: float = setting(5.0, "largest of those weights", Between(1))
+    behave_imp_weight_mode: str = setting(
+        "token_truncate",
+        "what a larger one is; token_truncate: the cap (TIS); token_mask: 0 (MIS)",
+        OneOf(("token_truncate", "token_mask")),
+    )
+
+    @property
+    def recomputes(self) -> bool:
+        """Ratios are to the trainer's own log-probs."""
+        return self.recompute_logprob or self.use_decoupled_loss
 
     @property
     def needs_reference(self) -> bool:
@@ -135,11 +151,12 @@ def describe_recipe(actor: RecipeConfig) -> str:
     """One line for the plan."""
     high = actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher
     ratio = f"{actor.importance_sampling_level} ratio in {1 - actor.eps_clip:g} … {1 + high:g}"
-    if actor.recompute_logprob and actor.ppo_n_minibatches == 1:
+    if actor.recomputes and actor.ppo_n_minibatches == 1:
         ratio = "ratio 1, as old log-probs are the trainer's own: nothing is clipped"
     norm, over = actor.reward_norm, actor.adv_norm
     parts = [
         f"{actor.policy_loss}, {ratio}",
+        *([_decoupled(actor)] if actor.use_decoupled_loss else []),
         *([f"at most {actor.c_clip:g} where the advantage is negative"] if actor.c_clip is not None else []),
         f"loss: {actor.loss_aggregation}",
         "advantage: the reward"
@@ -154,3 +171,8 @@ def describe_recipe(actor: RecipeConfig) -> str:
         f"{actor.ppo_n_minibatches} optimizer step{'s' if actor.ppo_n_minibatches > 1 else ''} a batch",
     ]
     return "objective: " + "; ".join(parts)
+
+
+def _decoupled(actor: RecipeConfig) -> str:
+    over = "left out" if actor.behave_imp_weight_mode == "token_mask" else "truncated"
+    return f"decoupled: weighed by the ratio to the sampling weights, {over} above {actor.behave_imp_weight_cap:g}"

@@ -106,7 +106,12 @@ class RolloutConfig:
     max_concurrent_rollouts: int = setting(
         16, "prompts in flight at once, each with all its samples in one request", COUNT
     )
-    max_head_offpolicyness: int = setting(0, "versions that a token's weights may be behind; 0: current weights only")
+    max_head_offpolicyness: int = setting(
+        0,
+        "versions that a token's weights may be behind: so many batches are made ahead while the trainer steps; "
+        "0: current weights only",
+        NATURAL,
+    )
     request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
     stream_interval: int = setting(
         64, "tokens after which a server sends what it has of a completion: another one continues from there", COUNT

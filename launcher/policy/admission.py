@@ -36,9 +36,10 @@ class BatchReport:
 
     `truncated`: cut at the token limit; `blank`: with tokens, but without text. `failed`: requests that ended without
     a completion. `logprob_distance`: mean |server's - trainer's log-prob| in nats, known once the gradients are;
-    None before; `distances`: the same of each server's share alone. `canaries`: the known answers, as they were scored
-    with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet. `replayed`: what
-    prompts of healthy steps earned when it had.
+    None before; `distances`: the same of each server's share alone. Where older weights made a part of the batch, both
+    are of the other part, `older` has one for each server and version. `canaries`: the known answers, as
+    they were scored with this batch. `can_check`: the trainer can ask the run's own record about it, and has not yet.
+    `replayed`: what prompts of healthy steps earned when it had.
     """
 
     policy_version: int
@@ -57,6 +58,7 @@ class BatchReport:
     high_reward: float | None = None
     logprob_distance: float | None = None
     distances: Mapping[str, float] = field(default_factory=dict)
+    older: tuple[tuple[str, int, float], ...] = ()
     canaries: tuple[CanaryScore, ...] = ()
     can_check: bool = False
     replayed: CanaryScore | None = None
@@ -103,7 +105,7 @@ class BatchReport:
             ),
             truncated_share=self.truncated_share,
             blank_share=self.blank_share,
-            distance=_number(self.logprob_distance),
+            distance=_number(self.logprob_distance if self.policy_version in self.weight_versions else None),
         )
 
     @property
@@ -279,7 +281,7 @@ def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) ->
         return []
     is_near = all(by <= SHARE_FACTOR * limit for by in report.distances.values())
     if report.logprob_distance <= limit and is_near:
-        return []
+        return _distant_older(report, max(limit, gate.settings.distance_unknown))
     far = {name: by for name, by in report.distances.items() if not by <= limit}
     worst = max(far.values(), key=lambda by: math.inf if math.isnan(by) else by, default=report.logprob_distance)
     reason = (
@@ -287,6 +289,13 @@ def _distant(report: BatchReport, gate: GateRules, usual: UsualValues | None) ->
         f"(gate.{'distance_float32' if gate.is_exact else 'distance_bfloat16'})"
     )
     return [BatchFault(reason=reason, cause=_cause_of_distance(worst, report, gate.settings), subjects=tuple(far))]
+
+
+def _distant_older(report: BatchReport, limit: float) -> list[BatchFault]:
+    """What older weights made by permission may be as far away as those are."""
+    far = [f"{name} at version {at} by {by:.2g}" for name, at, by in report.older if not by <= SHARE_FACTOR * limit]
+    reason = f"log-probs of older weights are more than {limit:.2g} from the trainer's (gate.distance_unknown): {far}"
+    return [BatchFault(reason=reason, cause=Cause.SERVER_STALE)] if far else []
 
 
 def _cause_of_distance(distance: float, report: BatchReport, settings: GateConfig) -> Cause:
@@ -302,7 +311,7 @@ def _distance_limit(report: BatchReport, gate: GateRules, usual: UsualValues | N
     limit = settings.distance_float32 if gate.is_exact else settings.distance_bfloat16
     if limit is None:
         return None
-    if report.weight_versions != (report.policy_version,):
+    if report.policy_version not in report.weight_versions:
         return max(limit, settings.distance_unknown)  # older weights by permission: the distance is theirs
     if gate.is_exact:
         return limit

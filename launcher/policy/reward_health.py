@@ -249,10 +249,13 @@ def find_cause(
     *,
     since: float,
     had_learned: bool = False,
+    staleness: int = 0,
 ) -> Incident | None:
-    """What broke, or None. `since`: when it was first seen, on the clock of whoever decides."""
+    """What broke, or None. `since`: when it was first seen, on the clock of whoever decides. `staleness`: how many
+    versions old the weights may be whose completions a step trains on: so much earlier may they have been damaged."""
     onsets = [onset for onset in (canaries.onset_step, rewards.onset_step) if onset is not None]
     guilty = _guilty_server(faults, rewards.onset_step)
+    onset_step = min(onsets, default=0)
     if canaries.is_broken:
         cause, subject, reason = Cause.VERIFIER_BROKEN, "reward", canaries.reason
     elif rewards.level is not Level.BREAK:
@@ -261,12 +264,13 @@ def find_cause(
         cause, subject, reason = guilty.cause, guilty.name, rewards.reason
     else:
         cause, subject, reason = Cause.REWARD_COLLAPSE, "policy", rewards.reason
+        onset_step = max(0, onset_step - staleness)
     return Incident(
         cause=cause,
         subject=subject,
         reason=reason,
         since=since,
-        onset_step=min(onsets),
+        onset_step=onset_step,
         evidence={"canaries": canaries.reason, "rewards": rewards.reason},
         had_learned=had_learned,
         is_sharp=rewards.is_sharp,

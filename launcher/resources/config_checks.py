@@ -97,11 +97,9 @@ def _out_of_range(config: RunConfig) -> Iterator[ConfigProblem]:
 
 def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
     actor, cluster = config.actor, config.cluster
-    if config.rollout.max_head_offpolicyness != 0:
-        yield (
-            "rollout.max_head_offpolicyness",
-            "allowed: 0 (this version generates on the current weights only)",
-        )
+    if config.rollout.max_head_offpolicyness > 0:
+        for allowed in _against_staleness(config):
+            yield "rollout.max_head_offpolicyness", f"0 {allowed}"
     if actor.weight_update_mode == "tensor" and cluster.n_nodes > 1:
         yield (
             "actor.weight_update_mode",
@@ -129,16 +127,30 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"
 
 
+def _against_staleness(config: RunConfig) -> Iterator[str]:
+    if config.trainer.adapter != OWN:
+        yield f"with trainer.adapter={config.trainer.adapter}: that trainer has settings of its own"
+        return
+    if config.rollout.episode is not None:
+        yield "with rollout.episode: an episode can't be continued on other weights"
+    if config.actor.recompute_logprob and not config.actor.use_decoupled_loss:
+        yield (
+            "with actor.recompute_logprob=true, which hides that older weights made the tokens; or "
+            "actor.use_decoupled_loss=true"
+        )
+
+
 def _lengths(config: RunConfig) -> Iterator[tuple[str, str]]:
     """A prompt of at least one token and a full completion must fit into each of the things that hold them."""
     generation, sglang = config.gconfig, config.sglang
     if generation.min_new_tokens > generation.max_new_tokens:
         yield "gconfig.min_new_tokens", f"at most gconfig.max_new_tokens={generation.max_new_tokens}"
-    if generation.min_new_tokens > 0 and not config.actor.recompute_logprob:
+    if generation.min_new_tokens > 0 and (config.actor.use_decoupled_loss or not config.actor.recompute_logprob):
         # SGLang masks the end token until then, so its log-probs are those of another distribution (measured: 1e-2).
         yield (
             "gconfig.min_new_tokens",
-            "0, or with actor.recompute_logprob=true (the server's log-probs are not the model's then)",
+            "0, or with actor.recompute_logprob=true, not actor.use_decoupled_loss (the server's log-probs are not "
+            "the model's then)",
         )
     prompt = config.train_dataset.max_length or 1
     needed = prompt + generation.max_new_tokens

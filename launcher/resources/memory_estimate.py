@@ -18,6 +18,8 @@ SERVER_HOST_BYTES = 2600 * MIB
 """HTTP process, scheduler and detokenizer of one server, idle, with the libraries they share counted once."""
 
 TRAINER_HOST_BYTES = 1000 * MIB
+AHEAD_TOKEN_BYTES = 100
+"""Of a token that waits for its step: 68 as Python's objects (`sys.getsizeof`), the others its JSON in a state."""
 PARKED_HOST_BYTES = 700 * MIB
 RAY_HOST_BYTES = 900 * MIB
 """Head processes and driver, without the dashboard."""
@@ -102,6 +104,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
         items.append(_gathered(shape))
     if not on_gpu and (kept := kept_state_bytes(config, shape)):
         items.append(Item("state before the batch", kept, "for actor.ppo_n_minibatches, to go back to"))
+    if not on_gpu and (ahead := ahead_bytes(config)):
+        items.append(Item("rollouts ahead", ahead, "of rollout.max_head_offpolicyness, at gconfig.max_new_tokens"))
     if actor.dtype != "float32" and own == 4:
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.needs_reference:
@@ -120,6 +124,12 @@ def kept_state_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Of a rank, in the host's memory: weights and moments before a batch with several optimizer steps."""
     actor = config.actor
     return 12 * learning(actor, shape) // actor.dp_size if actor.ppo_n_minibatches > 1 else 0
+
+
+def ahead_bytes(config: RunConfig) -> int:
+    """Completions that wait for their step, in the host's memory: ids and log-probs as Python's objects, their JSON."""
+    samples = config.rollout.max_head_offpolicyness * config.train_dataset.batch_size * config.gconfig.n_samples
+    return samples * config.gconfig.max_new_tokens * AHEAD_TOKEN_BYTES
 
 
 def checkpoint_bytes(actor: ActorConfig, shape: ModelShape) -> int:

@@ -181,7 +181,7 @@ def _places(
     config: RunConfig, hardware: Hardware, shape: ModelShape, processes: tuple[PlannedProcess, ...]
 ) -> Iterator[MemoryPlace]:
     """GPUs that something is on, and the memory of every node. The files of weights lie where rank 0 is."""
-    kept = memory_estimate.kept_state_bytes(config, shape)
+    kept = memory_estimate.kept_state_bytes(config, shape) + memory_estimate.ahead_bytes(config)
     files = _weight_files(config, shape)
     first = next(process.placement.node for process in processes if process.placement.kind == RANK)
     for node in range(hardware.n_nodes):

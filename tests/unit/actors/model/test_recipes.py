@@ -28,6 +28,13 @@ RECIPES = {
     "entropy": {"entropy_coeff": 0.3, "loss_aggregation": "sequence_mean"},
     "KL off the reward": {"kl_ctl": 0.2, "kl_estimator": "k3"},
     "KL off the reward of log-probs from the trainer": {"kl_ctl": 0.2, "recompute_logprob": True},
+    "decoupled, truncated": {"use_decoupled_loss": True, "behave_imp_weight_cap": 1.1},
+    "decoupled, masked, KL off the reward": {
+        "use_decoupled_loss": True,
+        "behave_imp_weight_cap": 1.1,
+        "behave_imp_weight_mode": "token_mask",
+        "kl_ctl": 0.2,
+    },
     "KL in the loss, k2": {"kl_loss_coef": 0.2, "kl_loss_type": "k2"},
     "advantages over the batch": {
         "adv_norm": AdvNormConfig(mean_level="batch", std_level="batch"),
@@ -69,20 +76,26 @@ def naive(folders, groups, config):
             tokens = rollout.completion.token_ids
             full = distribution(policy, group.prompt.token_ids, tokens)
             logprobs = full[torch.arange(len(tokens)), torch.tensor(tokens)]
-            old = logprobs.detach() if config.recompute_logprob else torch.tensor(rollout.completion.logprobs)
+            made_by = torch.tensor(rollout.completion.logprobs)
+            old = logprobs.detach() if config.recompute_logprob or config.use_decoupled_loss else made_by
             ref_logprobs = distribution(ref, group.prompt.token_ids, tokens).detach()
             ref_logprobs = ref_logprobs[torch.arange(len(tokens)), torch.tensor(tokens)]
             taken = [
-                config.kl_ctl * kl_of(old, ref_logprobs, config.kl_estimator)[t:].sum() for t in range(len(tokens))
+                config.kl_ctl
+                * kl_of(made_by if config.use_decoupled_loss else old, ref_logprobs, config.kl_estimator)[t:].sum()
+                for t in range(len(tokens))
             ]
             by_token = advantage - torch.stack(taken)
             is_in = not (config.mask_truncated_completions and rollout.completion.finish_reason == "length")
-            made.append((logprobs, old, ref_logprobs, by_token, -(full.exp() * full).sum(-1), is_in))
+            weight = (old - made_by).exp() if config.use_decoupled_loss else torch.ones(len(tokens))
+            beyond = 0.0 if config.behave_imp_weight_mode == "token_mask" else config.behave_imp_weight_cap
+            weight = torch.where(weight > config.behave_imp_weight_cap, beyond, weight)
+            made.append((logprobs, old, ref_logprobs, by_token, -(full.exp() * full).sum(-1), is_in, weight))
     if config.adv_norm.std_level:
         counted = torch.cat([one[3] for one in made if one[5]])
         made = [(*one[:3], (one[3] - counted.mean()) / (counted.std() + config.adv_norm.eps), *one[4:]) for one in made]
     loss, n_tokens = torch.zeros(()), sum(len(one[0]) for one in made if one[5])
-    for logprobs, old, ref_logprobs, advantages, entropy, is_in in made:
+    for logprobs, old, ref_logprobs, advantages, entropy, is_in, weight in made:
         log_ratio = logprobs - old
         if config.importance_sampling_level == "sequence":
             log_ratio, advantages = log_ratio.mean().expand_as(log_ratio), advantages.mean().expand_as(advantages)
@@ -93,7 +106,7 @@ def naive(folders, groups, config):
             objective = clipped.detach() * advantages * logprobs
         if config.c_clip:
             objective = torch.where(advantages < 0, torch.maximum(objective, config.c_clip * advantages), objective)
-        per_token = config.kl_loss_coef * kl_of(logprobs, ref_logprobs, config.kl_loss_type) - objective
+        per_token = config.kl_loss_coef * kl_of(logprobs, ref_logprobs, config.kl_loss_type) - weight * objective
         per_token = per_token - config.entropy_coeff * entropy
         share = {
             "token_mean": 1 / n_tokens,

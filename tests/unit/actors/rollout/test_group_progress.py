@@ -50,6 +50,18 @@ def test_tokens_of_other_weights_are_neither_taken_nor_continued():
         progress.completions()
 
 
+def test_a_completion_may_be_continued_by_newer_weights_and_says_which_made_how_many_tokens():
+    progress = GroupProgress(PROMPT, [SAMPLING] * 2, 7, or_newer=True)
+    progress.take(Samples(completions={}, begun={0: part((5, 6)), 1: part((3,), version=6)}, failure=GONE))
+    assert progress.request()[0] == [(*PROMPT, 5, 6), PROMPT], "what is too old is not continued"
+    progress.take(Samples(completions={}, begun={0: part((8,), version=8), 1: part((4,), version=8)}, failure=GONE))
+    last = {place: part((9,), finish="stop", version=8) for place in range(2)}
+    progress.take(Samples(completions=last, failure=None))
+    one, other = progress.completions()
+    assert (one.token_ids, one.weight_version, one.versions) == ((5, 6, 8, 9), 7, ((7, 2), (8, 2)))
+    assert (other.token_ids, other.weight_version, other.versions, other.runs) == ((4, 9), 8, (), ((8, 2),))
+
+
 @given(st.integers(0, 2**32))
 def test_wherever_it_breaks_off_each_token_is_there_once(seed):
     draw = random.Random(seed)

@@ -70,7 +70,10 @@ def test_a_batch_that_a_failure_made_is_rejected_with_its_reason(change, reason,
 
 def test_older_weights_are_admitted_as_far_as_is_allowed_and_newer_never():
     behind_two = dataclasses.replace(EXACT, versions_behind=2)
-    assert admit(changed(weight_versions=(5, 6, 7), logprob_distance=5e-3), behind_two).admitted
+    assert admit(changed(weight_versions=(5, 6), logprob_distance=5e-3), behind_two).admitted
+    older = (("server-0", 5, 5e-3), ("server-0", 6, 2e-3))
+    assert admit(changed(weight_versions=(5, 6, 7), logprob_distance=1e-7, older=older), behind_two).admitted
+    assert not admit(changed(weight_versions=(5, 6, 7), logprob_distance=5e-3, older=older), behind_two).admitted
     assert admit(changed(weight_versions=(4, 7)), behind_two).cause is Cause.SERVER_STALE
     assert not admit(changed(weight_versions=(8,)), behind_two).admitted
 

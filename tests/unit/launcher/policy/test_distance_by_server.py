@@ -1,5 +1,6 @@
 """Which server's weights are others: the distance of each one's tokens, and what the gate makes of it."""
 
+import dataclasses
 import math
 
 import pytest
@@ -37,3 +38,26 @@ def test_the_bad_share_is_named_and_old_weights_are_told_from_damaged_ones(step,
 def test_a_wrong_label_is_stale_whatever_the_distance():
     older = batch(30, weight_versions=(29,), logprob_distance=5.0)
     assert admit(older, GATE).cause is Cause.SERVER_STALE
+
+
+@pytest.mark.parametrize(
+    ("current", "older", "expected"),
+    [
+        (1e-7, 0.02, None),  # a version behind by permission
+        (4e-4, 0.02, (Cause.SERVER_STALE, ())),  # the label says current: no permission covers it
+        (1e-7, 0.5, (Cause.SERVER_STALE, ())),  # no version that is allowed is so far away
+        (1e-7, math.nan, (Cause.SERVER_STALE, ())),
+    ],
+)
+def test_what_older_weights_made_does_not_hide_what_current_ones_did_not(current, older, expected):
+    gate = dataclasses.replace(GATE, versions_behind=1)
+    mixed = batch(30, weight_versions=(29, 30), logprob_distance=current, older=(("server-1", 29, older),))
+    decision = admit(mixed, gate)
+    assert decision.admitted is (expected is None)
+    if expected is not None:
+        assert (decision.cause, decision.subjects) == expected
+
+
+def test_a_distance_of_older_weights_alone_is_not_the_usual_one():
+    assert math.isnan(batch(30, weight_versions=(29,), logprob_distance=0.02).figures.distance)
+    assert batch(30, weight_versions=(29, 30), logprob_distance=1e-7).figures.distance == 1e-7

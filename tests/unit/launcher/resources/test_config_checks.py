@@ -80,6 +80,7 @@ def changed(base, **settings):
         ({"recover__keep_last": 0}, "recover.keep_last=0"),
         ({"saver__freq_steps": 0}, "saver.freq_steps=0"),
         ({"seed": -1}, "seed=-1"),
+        ({"rollout__max_head_offpolicyness": -1}, "rollout.max_head_offpolicyness=-1: allowed: 0 or more"),
     ],
 )
 def test_out_of_range(settings, said):
@@ -93,8 +94,18 @@ def test_out_of_range(settings, said):
     [
         (
             ARITHMETIC,
-            {"rollout__max_head_offpolicyness": 2},
-            "rollout.max_head_offpolicyness=2: allowed: 0 (this version",
+            {"rollout__max_head_offpolicyness": 2, "rollout__episode": "a:b"},
+            "rollout.max_head_offpolicyness=2: 0 with rollout.episode",
+        ),
+        (
+            ARITHMETIC,
+            {"rollout__max_head_offpolicyness": 2, "actor__recompute_logprob": True},
+            "rollout.max_head_offpolicyness=2: 0 with actor.recompute_logprob=true",
+        ),
+        (
+            ARITHMETIC,
+            {"rollout__max_head_offpolicyness": 2, "trainer__adapter": "command", "trainer__command": "x"},
+            "rollout.max_head_offpolicyness=2: 0 with trainer.adapter=command",
         ),
         (
             ARITHMETIC,

@@ -1,0 +1,207 @@
+"""The groups of the next batches, made while the trainer steps: `ahead` batches more than the one it waits for.
+
+    queue.take ─► in flight, at most (ahead + 1) batches ─► made side by side ─► those taken first are the next batch
+         ▲              launcher/policy/staleness.py                │ failed
+         └──────────────────────────────────────────────────────────┘
+
+Prompts are taken and given back only within `next_batch`, while the trainer waits, so the queue has one user at a time,
+and which prompts make a batch doesn't depend on how fast they are: not those that finished first, which are the short
+ones. With `ahead` 0 nothing is left running when a batch is returned. What is finished is kept in the queue, and so in
+the state that a step leaves: a restored prompt is only scored anew, by the reward function as it is then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from actors.data.prompt_queue import PromptQueue
+from launcher.base.errors import RewardError, RolloutError
+from launcher.base.rollouts import Completion, Prompt, RolloutBatch, RolloutGroup
+from launcher.policy.staleness import may_take, trained_at
+
+
+class GroupFailed(Exception):
+    """One prompt's group could not be finished; `cause` is the last reason."""
+
+    def __init__(self, cause: str, *, scoring: bool = False) -> None:
+        super().__init__(cause)
+        self.scoring = scoring
+
+
+@dataclass
+class Tally:
+    """What it cost since the last batch. `unscored_in_a_row`: groups since the last that was scored."""
+
+    failed: int = 0
+    retried: int = 0
+    tokens: int = 0
+    kept: int = 0
+    unanswered: int = 0
+    hedged: int = 0
+    hedges_lost: int = 0
+    attempts: Counter[str] = field(default_factory=Counter)
+    unscored_in_a_row: int = 0
+
+    def reset(self) -> None:
+        """In place: what is being made counts for the next batch."""
+        vars(self).update(vars(Tally()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Which weights may make a group: those of version `oldest`; with `newest`, the version that is served now, newer
+    ones too."""
+
+    oldest: int
+    newest: Callable[[], int] | None = None
+
+
+Make = Callable[[Prompt, Weights, Tally, Sequence[Completion]], Awaitable[RolloutGroup]]
+"""Makes a prompt's group, or where its completions are given scores them. Raises GroupFailed."""
+
+
+class RolloutStream:
+    """Used on one asyncio loop; lives as long as its queue. `newest`: the version that is served now."""
+
+    def __init__(
+        self,
+        make: Make,
+        queue: PromptQueue,
+        prompts: Mapping[str, Prompt],
+        *,
+        n_samples: int,
+        concurrent_prompts: int,
+        attempts: int,
+        scored_by: str,
+        ahead: int = 0,
+        newest: Callable[[], int] | None = None,
+    ) -> None:
+        """`attempts`: failed tries of one prompt, or of prompts in a row, after which it raises; `scored_by`: where to
+        look then."""
+        self.queue = queue
+        self._make = make
+        self._prompts = prompts
+        self._n_samples = n_samples
+        self._slots = asyncio.Semaphore(concurrent_prompts)
+        self._attempts = attempts
+        self._scored_by = scored_by
+        self._ahead = ahead
+        self._newest = newest if ahead else None
+        self._tally = Tally()
+        self._since: float | None = None
+        self._taken: dict[str, None] = {}  # in the order in which they were taken, until their batch is returned
+        self._groups: dict[str, RolloutGroup] = {}
+        self._running: dict[asyncio.Task[RolloutGroup], str] = {}
+
+    async def next_batch(self, want: int, *, version: int) -> RolloutBatch:
+        """The groups of the `want` prompts that were taken first (fewer at the end of an epoch), for the step that
+        begins with the weights of `version`.
+
+        On cancellation prompts stay taken, neither committed nor requeued: a queue saved then counts them as never
+        taken. Raises RolloutError (no server, or one prompt failing again and again) and RewardError.
+        """
+        started = time.monotonic()
+        await self._drop_what_left_the_queue()
+        try:
+            self._take(want, version)
+            while not self._is_complete(want):
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._land(task)
+                self._take(want, version)
+        except BaseException:
+            await self.close()
+            raise
+        batch = self._batch(list(islice(self._taken, want)), started)
+        self._tally.reset()
+        return batch
+
+    async def close(self) -> None:
+        """Drop what is being made, and what is made and not in a batch."""
+        running, self._running, self._taken, self._groups = list(self._running), {}, {}, {}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _drop_what_left_the_queue(self) -> None:
+        """A restore, a rejected batch or a pause has put prompts back: what was made of them counts no more."""
+        in_flight = set(self.queue.in_flight)
+        if not self._taken.keys() <= in_flight:
+            await self.close()
+
+    def _take(self, want: int, version: int) -> None:
+        room = may_take(len(self._taken), batch=want, ahead=self._ahead)
+        for prompt_id in self.queue.take(room) if room else ():
+            step = trained_at(len(self._taken), version=version, batch=want)
+            kept = self._usable(self.queue.kept(prompt_id), until=version, since=step - self._ahead)
+            self._taken[prompt_id] = None
+            weights = Weights(oldest=version, newest=self._newest)
+            self._running[asyncio.create_task(self._group(prompt_id, weights, kept))] = prompt_id
+
+    def _usable(self, kept: tuple[Completion, ...], *, until: int, since: int) -> tuple[Completion, ...]:
+        """What a state kept, where all of it is of weights that its step may be trained on."""
+        versions = [version for completion in kept for version, _ in completion.runs]
+        is_right = len(kept) == self._n_samples and since <= min(versions) and max(versions) <= until
+        return kept if is_right else ()
+
+    async def _group(self, prompt_id: str, weights: Weights, kept: Sequence[Completion]) -> RolloutGroup:
+        async with self._slots:
+            group = await self._make(self._prompts[prompt_id], weights, self._tally, kept)
+        if self._ahead:
+            self.queue.keep(prompt_id, [rollout.completion for rollout in group.rollouts])
+        return group
+
+    def _is_complete(self, want: int) -> bool:
+        count = min(want, len(self._taken))
+        return len(self._groups) >= count and all(one in self._groups for one in islice(self._taken, want))
+
+    def _land(self, task: asyncio.Task[RolloutGroup]) -> None:
+        prompt_id = self._running.pop(task)
+        try:
+            self._groups[prompt_id] = task.result()
+            self._tally.unscored_in_a_row = 0
+        except GroupFailed as failure:
+            del self._taken[prompt_id]
+            self._give_back(prompt_id, failure)
+
+    def _give_back(self, prompt_id: str, failure: GroupFailed) -> None:
+        tally = self._tally
+        self.queue.requeue([prompt_id])
+        tally.failed += 1
+        tally.attempts[prompt_id] += 1
+        tally.unscored_in_a_row += failure.scoring
+        if tally.unscored_in_a_row >= self._attempts:  # else each prompt of the epoch would be tried
+            raise RewardError(
+                f"{tally.unscored_in_a_row} prompts in a row could not be scored, last {prompt_id}: {failure}",
+                self._scored_by,
+            )
+        if tally.attempts[prompt_id] < self._attempts:
+            return
+        kind = RewardError if failure.scoring else RolloutError
+        raise kind(
+            f"prompt {prompt_id} failed {self._attempts} times in one step, last: {failure}",
+            self._scored_by if failure.scoring else "see llm_server-<i>.log; rollout.prompt_attempts",
+        )
+
+    def _batch(self, ids: Sequence[str], started: float) -> RolloutBatch:
+        for prompt_id in ids:
+            del self._taken[prompt_id]
+        now, tally = time.monotonic(), self._tally
+        since, self._since = self._since if self._ahead and self._since else started, now
+        return RolloutBatch(
+            groups=tuple(self._groups.pop(prompt_id) for prompt_id in ids),
+            failed=tally.failed,
+            retried=tally.retried,
+            generated_tokens=tally.tokens,
+            kept_tokens=tally.kept,
+            unanswered=tally.unanswered,
+            hedged=tally.hedged,
+            hedges_lost=tally.hedges_lost,
+            seconds=now - started,
+            generating_s=now - since,
+        )

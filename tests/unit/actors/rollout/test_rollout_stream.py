@@ -1,0 +1,196 @@
+"""Batches made ahead of the trainer: in the order of taking, of weights that are young enough, each prompt once."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from actors.data.prompt_queue import PromptQueue
+from actors.rollout.rollout_stream import GroupFailed, RolloutStream
+from actors.serving.completions import joined
+from launcher.base.rollouts import Completion, Rollout, RolloutGroup
+from tests.support.replay import prompts
+
+PROMPTS, WANT, SAMPLES = 21, 4, 2
+
+
+def part(version, lineage):
+    return Completion(
+        token_ids=(7,), logprobs=(-1.0,), weight_version=version, finish_reason="stop", server=f"{version}/{lineage}"
+    )
+
+
+class World:
+    """A trainer whose steps, kills and restores are drawn, and servers whose tokens say which weights made them.
+
+    `server` of a completion names the weights of its tokens: the version, and after how many restores it was made.
+    """
+
+    def __init__(self, seed, ahead):
+        self.draw = random.Random(seed)
+        self.ahead = ahead
+        self.version = self.lineage = self.made = 0
+        self.ancestors = {0: 0}  # of the current weights: after how many restores each version was made
+        self.queue = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True)
+        self.stream = self.new_stream()
+        self.saved = self.state()
+        self.trained, self.order = [], []
+
+    def new_stream(self):
+        return RolloutStream(
+            self.make,
+            self.queue,
+            prompts(PROMPTS),
+            n_samples=SAMPLES,
+            concurrent_prompts=self.draw.choice([1, 3, 100]),
+            attempts=100,
+            scored_by="",
+            ahead=self.ahead,
+            newest=lambda: self.version,
+        )
+
+    async def some_time(self):
+        for _ in range(self.draw.randrange(6)):
+            await asyncio.sleep(0)
+
+    async def make(self, prompt, weights, tally, kept):
+        await self.some_time()
+        if kept:
+            completions = list(kept)
+        else:
+            served = weights.newest or (lambda: weights.oldest)
+            begun = part(served(), self.ancestors[served()])
+            await self.some_time()
+            completions = [joined(begun, part(served(), self.ancestors[served()]))] * SAMPLES
+            self.made += 1
+        if self.draw.random() < 0.05:
+            raise GroupFailed("it failed")
+        return RolloutGroup(
+            prompt=prompt, rollouts=tuple(Rollout(completion=one, text="", reward=1.0) for one in completions)
+        )
+
+    def state(self):
+        return json.dumps(self.queue.state_dict()), self.version, dict(self.ancestors), []
+
+    async def step(self):
+        """Returns whether the step was committed."""
+        batch = await self.stream.next_batch(WANT, version=self.version)
+        for group in batch.groups:
+            for rollout in group.rollouts:
+                for made in rollout.completion.server.split():
+                    version, lineage = map(int, made.split("/"))
+                    assert self.version - self.ahead <= version <= self.version
+                    assert self.ancestors[version] == lineage, "weights that were condemned made this token"
+        await self.some_time()
+        match self.draw.choice(["commit"] * 5 + ["reject", "pause"]):
+            case "reject":
+                self.queue.requeue(batch.prompt_ids)
+                self.queue.abandon()
+                return False
+            case "pause":
+                if self.draw.random() < 0.5:
+                    await self.stream.close()
+                self.queue.load_state_dict(self.queue.state_dict())
+                return False
+        self.queue.commit(batch.prompt_ids)
+        self.version += 1
+        self.ancestors[self.version] = self.lineage
+        self.trained.append(batch.prompt_ids)
+        return True
+
+    async def restore(self):
+        """To the saved state: in the same process, with and without what was being made, or in another one."""
+        content, version, ancestors, _ = self.saved
+        match self.draw.choice(["told", "not told", "killed"]):
+            case "told":
+                await self.stream.close()
+            case "killed":
+                await self.stream.close()
+                self.queue = PromptQueue([*prompts(PROMPTS)], seed=self.queue._seed, shuffle=True)
+                self.stream = self.new_stream()
+        self.queue.load_state_dict(json.loads(content))
+        self.version, self.ancestors = version, dict(ancestors)
+        self.lineage += 1
+        del self.trained[version:]
+        await self.some_time()
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_whatever_happens_tokens_are_young_of_the_right_weights_and_each_prompt_is_trained_on_once(seed, ahead):
+    async def scenario():
+        world = World(seed, ahead)
+        while world.version < 30:
+            if await world.step() and world.draw.random() < 0.3:
+                world.saved = world.state()
+            if world.draw.random() < 0.1:
+                await world.restore()
+        await world.stream.close()
+        return world
+
+    world = asyncio.run(asyncio.wait_for(scenario(), 60))
+    epochs, met = [], []
+    for ids in world.trained:
+        met += ids
+        if len(met) == PROMPTS:
+            epochs.append(met)
+            met = []
+    assert len(epochs) == 5
+    assert all(Counter(epoch) == Counter([*prompts(PROMPTS)]) for epoch in epochs)
+    assert len(set(met)) == len(met)
+
+
+@pytest.mark.parametrize(("ahead", "left"), [(0, 0), (2, 2 * WANT)])
+def test_a_batch_is_what_was_taken_first_and_so_many_batches_more_are_made_meanwhile(ahead, left):
+    slow = asyncio.Event()
+
+    async def scenario():
+        world = World(1, ahead)
+        order = PromptQueue([*prompts(PROMPTS)], seed=1, shuffle=True).take(PROMPTS)
+
+        async def make(prompt, weights, tally, kept):
+            if prompt.id == order[0]:
+                await slow.wait()
+            return await World.make(world, prompt, weights, tally, kept)
+
+        world.draw.random = lambda: 1.0  # nothing fails
+        world.stream._make, world.stream._slots = make, asyncio.Semaphore(PROMPTS)
+        waiting = asyncio.create_task(world.stream.next_batch(WANT, version=0))
+        while world.made < WANT * (ahead + 1) - 1:
+            await asyncio.sleep(0)
+        assert not waiting.done(), "the first is missing, and no later one takes its place"
+        slow.set()
+        batch = await waiting
+        assert list(batch.prompt_ids) == order[:WANT]
+        assert list(world.queue.in_flight) == order[: WANT + left]
+        await world.stream.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_restored_group_is_scored_anew_and_not_made_anew_unless_its_weights_are_too_old():
+    async def scenario():
+        world = World(2, 1)
+        world.draw.random = lambda: 1.0
+        first = await world.stream.next_batch(WANT, version=0)
+        while len(world.queue._kept) < 2 * WANT:
+            await asyncio.sleep(0)
+        world.queue.commit(first.prompt_ids)
+        state, ahead = json.dumps(world.queue.state_dict()), world.queue.in_flight
+        await world.stream.close()
+        for version, anew in ((1, 0), (2, WANT)):
+            world.queue = PromptQueue([*prompts(PROMPTS)], seed=2, shuffle=True)
+            world.queue.load_state_dict(json.loads(state))
+            stream, world.made, world.version = world.new_stream(), 0, version
+            world.ancestors[version] = 0
+            stream._ahead = 1 if version == 1 else 0
+            await world.some_time()
+            batch = await stream.next_batch(WANT, version=version)
+            assert batch.prompt_ids == ahead
+            made = sum(rollout.completion.weight_version == version for rollout in batch.rollouts)
+            assert made == anew * SAMPLES
+            await stream.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,0 +1,75 @@
+"""Weights change while completions are made: what a server has sent is continued on the new ones, each token once."""
+
+import asyncio
+import dataclasses
+import json
+
+from actors.rollout.rollout_engine import RolloutEngine
+from actors.rollout.server_pool import ServerPool
+from actors.serving.sglang_client import SGLangClient
+from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.messages import ServerInfo, ServerState
+from launcher.config.schema import RolloutConfig
+from tests.programs import stand_in_server
+from tests.support.machine import scaled
+from tests.support.replay import prompts
+from tests.unit.actors.rollout.test_rollout import SAMPLING, EveryoneIsRight, queue_of
+
+CONFIG = RolloutConfig(stream_interval=2, hedge_after_s=None, request_retries=0)
+LONG = dataclasses.replace(SAMPLING, max_new_tokens=60, min_new_tokens=60, seed=5)
+WANT = 2
+
+
+def export(folder):
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 60}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+
+
+async def batches(url, root):
+    """The batch of step 0, and that of step 1, which is made at two versions."""
+    async with asyncio.timeout(scaled(60.0)), SGLangClient() as client:
+        pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=None)
+        await pool.update(
+            [ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=url, weight_version=0)]
+        )
+        folders = WeightFolders(root / "weights", export)
+        publisher = WeightPublisher(
+            client, pool, folders=folders, weights=dict, tp_size=1, timeout_s=scaled(20.0), migrates=True
+        )
+        engine = RolloutEngine(
+            client=client, pool=pool, scorer=EveryoneIsRight(), config=CONFIG, decode=lambda ids: [str(i) for i in ids]
+        )
+        items = prompts(8)
+        queue = queue_of(items)
+        stream = engine.stream(
+            queue,
+            items,
+            n_samples=2,
+            sampling=LONG,
+            concurrent_prompts=WANT,
+            ahead=1,
+            newest=lambda: publisher.version or 0,
+        )
+        first = await stream.next_batch(WANT, version=0)
+        queue.commit(first.prompt_ids)
+        while not any(request.heard.is_set() for request in engine._requests._live):
+            await asyncio.sleep(0.01)
+        await publisher.publish(1)
+        assert pool.servers()[0].weight_version == 1
+        second = await stream.next_batch(WANT, version=1)
+        await stream.close()
+        await publisher.close()
+        return first, second
+
+
+def test_requests_in_flight_move_on_and_say_which_weights_made_how_many_tokens(tmp_path):
+    with stand_in_server.running("--weight-version", "0", "--seconds-per-token", "0.01") as url:
+        first, second = asyncio.run(batches(url, tmp_path))
+    assert first.weight_versions == (0,)
+    assert second.weight_versions == (0, 1)
+    for rollout in second.rollouts:
+        made = rollout.completion
+        assert sum(tokens for _, tokens in made.runs) == len(made.token_ids) == len(made.logprobs) == 60
+        assert [version for version, _ in made.runs] in ([0, 1], [1])
+    assert second.kept_tokens > 0 and second.retried == 0, "moving on is no failed attempt"

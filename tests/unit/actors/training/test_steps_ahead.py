@@ -1,0 +1,90 @@
+"""The step loop with batches made ahead: they are in the state, so a resume is exact; and none outlives a rejection."""
+
+import asyncio
+
+import pytest
+
+from actors.rollout.live_rollouts import LoopThread
+from actors.rollout.rollout_stream import RolloutStream
+from launcher.policy.admission import Admission
+from tests.support.replay import Replay, group, prompts
+from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, identical
+
+AHEAD = 2
+
+
+class AheadReplay(Replay):
+    """Rollouts of the weights that were current when their prompt was taken; all that was taken is made in time."""
+
+    def __init__(self):
+        super().__init__(prompts(N_PROMPTS), SAMPLES)
+        self.thread = LoopThread("ahead")
+        self.stream = None
+
+    def collect(self, queue, *, want, weight_version):
+        return self.thread.call(self._collect(queue, want, weight_version))
+
+    async def _collect(self, queue, want, version):
+        if self.stream is None:
+            self.stream = RolloutStream(
+                self._make,
+                queue,
+                self._items,
+                n_samples=SAMPLES,
+                concurrent_prompts=3,
+                attempts=3,
+                scored_by="",
+                ahead=AHEAD,
+                newest=lambda: version,
+            )
+        batch = await self.stream.next_batch(want, version=version)
+        if self.stream._running:
+            await asyncio.wait(self.stream._running)
+        return batch
+
+    async def _make(self, prompt, weights, tally, kept):
+        made = group(prompt, SAMPLES, kept[0].weight_version if kept else weights.oldest)
+        assert not kept or [one.completion for one in made.rollouts] == list(kept)
+        return made
+
+
+def trial(root, **settings):
+    made = Trial(root, rollouts=AheadReplay(), recipe={"use_decoupled_loss": True}, **settings)
+    made.config.rollout.max_head_offpolicyness = AHEAD
+    made.loop._gate._rules = type(made.loop._gate._rules).of(made.config)
+    return made
+
+
+@pytest.mark.slow
+def test_eight_steps_a_resume_and_four_more_are_twelve_with_batches_ahead(tmp_path):
+    whole = trial(tmp_path / "whole", steps=12)
+    assert whole.run()
+    versions = [report.weight_versions for report in whole.reports]
+    assert max(step - min(of) for step, of in enumerate(versions)) == AHEAD
+    assert all(step - AHEAD <= min(of) and max(of) <= step for step, of in enumerate(versions))
+
+    first = trial(tmp_path / "parts", steps=8)
+    assert first.run()
+    second = trial(tmp_path / "parts", steps=12, resume=True)
+    assert second.queue._kept, "the state holds what was made ahead"
+    assert second.run()
+    reports = first.reports + second.reports
+    assert [r.prompt_ids for r in reports] == [r.prompt_ids for r in whole.reports]
+    assert [r.weight_versions for r in reports] == versions
+    identical(second.weights(), whole.weights())
+    identical(second.training_state(), whole.training_state())
+
+
+@pytest.mark.slow
+def test_of_a_rejected_batch_s_time_nothing_that_was_made_ahead_is_used(tmp_path):
+    asked = []
+
+    def ask(report):
+        asked.append(report.weight_versions)
+        return Admission(admitted=len(asked) != 3, reason="the monitor says no")
+
+    one = trial(tmp_path, steps=5, ask=ask)
+    assert one.run()
+    assert asked[2] == (0,), "made two steps ahead"
+    assert asked[3] == (2,), "made anew, at the weights of the rejection"
+    assert sorted(i for r in one.reports for i in r.prompt_ids) == sorted(prompts(N_PROMPTS))
