@@ -1,7 +1,7 @@
 """The groups of the next batches, made while the trainer steps: `ahead` batches more than the one it waits for.
 
     queue.take ─► in flight, at most (ahead + 1) batches ─► made side by side ─► those taken first are the next batch
-         ▲              launcher/policy/staleness.py                │ failed
+         ▲              launcher/policy/routing.py                │ failed
          └──────────────────────────────────────────────────────────┘
 
 Prompts are taken and given back only within `next_batch`, while the trainer waits, so the queue has one user at a time,
@@ -22,7 +22,7 @@ from itertools import islice
 from actors.data.prompt_queue import PromptQueue
 from launcher.base.errors import RewardError, RolloutError
 from launcher.base.rollouts import Completion, Prompt, RolloutBatch, RolloutGroup
-from launcher.policy.staleness import may_take, trained_at
+from launcher.policy.routing import may_take, trained_at
 
 
 class GroupFailed(Exception):

@@ -1,5 +1,5 @@
 """Which of the servers that may answer gets a request: the least loaded, unless one has the prompt's prefix cached. And
-when another one gets it too: where the first is silent.
+when another one gets it too: where the first is silent. And how many prompts may be asked for (`may_take`).
 
 Samples of one prompt travel in one request, so affinity matters for what comes after it: the samples still missing, a
 prompt that was given back. Those find their prefix in the cache of the server that was asked before, as long as it is
@@ -92,3 +92,14 @@ def silent_servers(looks: Mapping[Server, StreamLook], settings: RolloutConfig) 
         if silent_s >= patience_s * max(1.0, median(slower) if slower else 1.0):
             found[server] = f"no tokens for {silent_s:.1f} s, usually within {looks[server].usual_s:.1f} s"
     return found
+
+
+def may_take(in_flight: int, *, batch: int, ahead: int) -> int:
+    """Prompts that may be taken now. Each step trains on those that were taken first, `batch` of them: what is taken
+    at version v, as one of the first (ahead + 1) batches, is trained on at version v + ahead at the latest."""
+    return max(0, (ahead + 1) * batch - in_flight)
+
+
+def trained_at(place: int, *, version: int, batch: int) -> int:
+    """The version at which the prompt at this place among those in flight is trained on."""
+    return version + place // batch
