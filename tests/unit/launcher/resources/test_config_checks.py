@@ -80,7 +80,7 @@ def changed(base, **settings):
         ({"recover__keep_last": 0}, "recover.keep_last=0"),
         ({"saver__freq_steps": 0}, "saver.freq_steps=0"),
         ({"seed": -1}, "seed=-1"),
-        ({"rollout__max_head_offpolicyness": -1}, "rollout.max_head_offpolicyness=-1: allowed: 0 or more"),
+        ({"rollout__max_head_offpolicyness": -1}, "rollout.max_head_offpolicyness=-1: allowed: at least 0"),
     ],
 )
 def test_out_of_range(settings, said):
