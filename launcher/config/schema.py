@@ -103,14 +103,9 @@ class GenerationConfig:
 
 @dataclass
 class RolloutConfig:
-    max_concurrent_rollouts: int = setting(
-        16, "prompts in flight at once, each with all its samples in one request", COUNT
-    )
+    max_concurrent_rollouts: int = setting(16, "prompts in flight at once, with all samples in one request", COUNT)
     max_head_offpolicyness: int = setting(
-        0,
-        "versions that a token's weights may be behind: so many batches are made ahead while the trainer steps; "
-        "0: current weights only",
-        NATURAL,
+        0, "versions that a token's weights may be behind: so many batches are made ahead; 0: none", NATURAL
     )
     request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
     stream_interval: int = setting(
