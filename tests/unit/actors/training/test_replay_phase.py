@@ -21,7 +21,7 @@ def test_without_a_server_it_waits_for_one_and_is_not_hung():
         seen.append((waits_for(view), want, weight_version))
         raise Stopped
 
-    training.servers = SimpleNamespace(rollouts=SimpleNamespace(collect=collect))
+    training.servers = SimpleNamespace(rollouts=SimpleNamespace(collect_apart=collect))
     with pytest.raises(Stopped):
         training._replay(None, 4, 9)
     assert seen == [("a server", 4, 9)]
