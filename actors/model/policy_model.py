@@ -13,7 +13,6 @@ On a CPU the same inputs give the same bits. It was written for CUDA too but has
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -23,8 +22,9 @@ import torch
 from torch import Tensor
 
 from actors.model import lora, model_folder, training_state
+from actors.model.batch_figures import stats_of
 from actors.model.model_part import ModelPart, Sources
-from actors.model.objective import BEHAVE_FIGURES, Batch, Sums
+from actors.model.objective import Batch, Sums
 from actors.model.optimizer import learning_rate
 from actors.model.rank_collectives import RankGroup
 from actors.model.torch_settings import stream_of_its_own, torch_dtype, training_device
@@ -184,7 +184,16 @@ class PolicyModel:
         for index in range(len(self._minibatches[which][0].micro_batches)):
             self._do("run", which, index)
         self._passes.append(self._do("finish"))
-        return self._stats_so_far()
+        return stats_of(
+            self._objective,
+            [of_ranks[0] for of_ranks in self._minibatches],
+            self._groups,
+            self._passes,
+            looked=self._looked,
+            actor=self._actor,
+            policy_version=self.policy_version,
+            rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=self._actor.optimizer),
+        )
 
     @contextmanager
     def _nothing_left_of_failures(self) -> Iterator[None]:
@@ -320,46 +329,3 @@ class PolicyModel:
 
     def _first(self, own: Sequence[Any], others: Sequence[Any]) -> list[Sequence[Any]]:
         return [own] if self._crew is None else [own, *[others] * (self._crew.size - 1)]
-
-    def _stats_so_far(self) -> UpdateStats:
-        """Means over the tokens of the passes so far; distances of the complete batch, at the weights before it."""
-        batches = [of_ranks[0] for of_ranks in self._minibatches[: len(self._passes)]]
-        n_tokens = sum(batch.n_tokens for batch in batches)
-        sums = self._objective.join([sums for sums, _ in self._passes])
-        figures = self._objective.figures(n_tokens, sums)
-        figures["loss"] /= len(batches)
-        grad_norm = sum(norm for _, norm in self._passes) / len(batches)
-        if self._looked is not None:
-            all_tokens = sum(of_ranks[0].n_tokens for of_ranks in self._minibatches)
-            seen = self._objective.figures(all_tokens, self._looked)
-            figures |= {name: seen[name] for name in ("distance", "farthest")}
-        kl_ref, distance, farthest = (figures.pop(name) for name in ("kl_ref", "distance", "farthest"))
-        behave_weight, behave_over_cap = (figures.pop(name) for name in BEHAVE_FIGURES)
-        checked = {"loss": figures["loss"], "gradient norm": grad_norm, "distance of log-probs": distance}
-        actor = self._actor
-        return UpdateStats(
-            **figures,
-            grad_norm=grad_norm,
-            learning_rate=learning_rate(self.policy_version, total_steps=self._total_steps, config=actor.optimizer),
-            kl_ref=kl_ref if actor.needs_reference else None,
-            overlong_penalty=self._objective.penalties(self._groups).mean().item()
-            if actor.overlong_reward_penalty
-            else None,
-            logprob_distance=self._objective.distance(
-                self._groups,
-                sums if self._looked is None else self._looked,
-                mean=distance,
-                farthest=farthest,
-                version=self.policy_version,
-            ),
-            n_sequences=sum(len(batch.weights) for batch in batches),
-            n_learning=sum(batch.n_learning for batch in batches),
-            n_tokens=n_tokens,
-            n_micro_batches=sum(
-                len(one.micro_batches) for of_ranks in self._minibatches[: len(batches)] for one in of_ranks
-            ),
-            n_minibatches=len(self._minibatches),
-            behave_weight=behave_weight if actor.use_decoupled_loss else None,
-            behave_over_cap=behave_over_cap if actor.use_decoupled_loss else None,
-            problems=tuple(f"{name} is {value}" for name, value in checked.items() if not math.isfinite(value)),
-        )

@@ -22,7 +22,7 @@ import aiohttp
 import orjson
 
 from actors.serving.completions import CompletionStream, Samples, completion_from, malformed, refusal
-from actors.serving.sglang_features import streams_by_length, updates_in_sessions
+from actors.serving.sglang_features import streams_by_length, update_session
 from launcher.base.errors import RequestFailed as RequestFailed
 from launcher.base.errors import WeightsRefused
 from launcher.base.rollouts import Completion
@@ -225,29 +225,8 @@ class SGLangClient:
 
         with shared(named_tensors) as handles:
             weights = {"serialized_named_tensors": [handles] * tp_size}
-            async with self._update_session(url, timeout_s):
+            async with update_session(partial(self._answer, "POST", url, timeout_s=timeout_s, body={}, admin=True)):
                 await self._update(url, "/update_weights_from_tensor", weights, weight_version, timeout_s)
-
-    @asynccontextmanager
-    async def _update_session(self, url: str, timeout_s: float) -> AsyncIterator[None]:
-        """Where SGLang wants one. One that is open already, of a trainer that was killed, lets no other begin: it is
-        ended first."""
-        if not updates_in_sessions():
-            yield
-            return
-        begin, end = (
-            partial(self._answer, "POST", url, f"/{verb}_weight_update", timeout_s, {}, admin=True)
-            for verb in ("begin", "end")
-        )
-        try:
-            await begin()
-        except RequestFailed as failure:
-            if failure.kind != "http_4xx":
-                raise
-            await end()
-            await begin()
-        yield
-        await end()
 
     async def _update(
         self, url: str, path: str, weights: Mapping[str, object], weight_version: int, timeout_s: float

@@ -15,6 +15,7 @@ from typing import assert_never
 from actors.cluster.actor_calls import ActorAway
 from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
+from actors.supervision.event_facts import served
 from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.interfaces import Facts, Observation
 from actors.supervision.monitor_handle import MonitorHandle
@@ -297,13 +298,13 @@ class ActionExecutor:
     async def _admit(self, slot: ServerHandle, method: str = "admit") -> Facts:
         info = self._in_pool(slot)
         distance = await self._trainer.call(method, info, within_s=self._config.rollout.request_timeout)
-        facts = _served(info, slot.recovered_after_s())
+        facts = served(info, slot.recovered_after_s())
         return {**facts, "weight_version": info.weight_version, "distance": distance}
 
     async def _promote(self, slot: ServerHandle, lost: ServerHandle) -> Facts:
         info = self._in_pool(slot)
         version = await self._trainer.call("promote", info, within_s=PROMOTE_S)
-        return {**_served(info, lost.since_end_of(lost.generation)), "weight_version": version}
+        return {**served(info, lost.since_end_of(lost.generation)), "weight_version": version}
 
     def _in_pool(self, slot: ServerHandle) -> ServerInfo:
         """As the trainer knows it, which tells the lineage of its weights."""
@@ -346,8 +347,3 @@ class ActionExecutor:
 
     async def close(self) -> None:
         await asyncio.gather(self._tasks.close(), self._fleet.close(), self._observer.close(), return_exceptions=True)
-
-
-def _served(info: ServerInfo, recovered_after_s: float | None) -> dict[str, object]:
-    facts: dict[str, object] = {"pid": info.pid, "url": info.url, "generation": info.generation}
-    return facts if recovered_after_s is None else {**facts, "recovered_after_s": recovered_after_s}

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 import torch
 
-from actors.serving import sglang_client, sglang_features
+from actors.serving import sglang_features
 from actors.serving.sglang_client import RequestFailed, SGLangClient
 
+ASKED = (sglang_features.updates_in_sessions, sglang_features.streams_by_length)
 FOLDER_0517 = {
     sglang_features.ROUTES: '@app.post("/update_weights_from_tensor")',
     sglang_features.STREAMER: "should_output = (len(req.output_ids) % stream_interval == 0)",
@@ -21,7 +22,7 @@ FOLDER_0523 = {
 @pytest.fixture(autouse=True)
 def fresh():
     yield
-    for asked in (sglang_features.updates_in_sessions, sglang_features.streams_by_length):
+    for asked in ASKED:
         asked.cache_clear()
 
 
@@ -31,7 +32,7 @@ def test_the_source_tells(files, sessions, by_length, tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sglang_features, "sglang_folder", lambda: tmp_path)
-    for asked in (sglang_features.updates_in_sessions, sglang_features.streams_by_length):
+    for asked in ASKED:
         asked.cache_clear()
     assert (sglang_features.updates_in_sessions(), sglang_features.streams_by_length()) == (sessions, by_length)
 
@@ -51,7 +52,7 @@ def updated(monkeypatch, *, is_open, sessions=True):
             opened[0] = False
         return b'{"model_path": "m", "weight_version": "5"}'
 
-    monkeypatch.setattr(sglang_client, "updates_in_sessions", lambda: sessions)
+    monkeypatch.setattr(sglang_features, "updates_in_sessions", lambda: sessions)
 
     async def inside():
         async with SGLangClient() as client:
