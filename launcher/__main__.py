@@ -32,7 +32,7 @@ from launcher.config.foreign import OWN
 from launcher.config.hydra_messages import explain
 from launcher.config.hydra_plugin import Compose
 from launcher.config.schema import RunConfig
-from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, speak_anywhere
+from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_width, discard, speak_anywhere
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
@@ -84,7 +84,7 @@ def main(run_alone: Sequence[str] = ("-m", "launcher")) -> int:
     except KeyboardInterrupt:
         return EXIT_CODES[TerminalStatus.ABORTED]
     except BrokenPipeError:  # `… --cfg job | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return CRASHED
     except Exception as error:  # Hydra refuses with ValueErrors and assertions beside its own kinds
         if wants_traceback or codes:

@@ -117,7 +117,7 @@ def _show(found: Comparison, answers: Answers | None, *, most: int | None) -> No
         table.add_column(name, justify="left" if name == "tensor" else "right", no_wrap=True)
     if found.has_base:
         table.add_column("update and the one before", justify="right", no_wrap=True)
-    shown = sorted(found.tensors, key=lambda one: -_sortable(one.distance))[:most]
+    shown = sorted(found.tensors, key=lambda one: (not math.isnan(one.distance), -one.distance))[:most]
     for one in (found.total, *shown):
         figures = [f"{one.a_norm:.5g}", f"{one.b_norm:.5g}", f"{one.distance:.3g}", f"{one.cosine:.6f}"]
         cosines = [one.update_cosine, *([one.earlier_cosine] if found.has_base else [])]
@@ -130,10 +130,6 @@ def _show(found: Comparison, answers: Answers | None, *, most: int | None) -> No
         console.print(f"\n{answers.sentence()}")
         for line in answers.lines():
             console.print(f"  {line}", markup=False)
-
-
-def _sortable(distance: float) -> float:
-    return math.inf if math.isnan(distance) else distance
 
 
 if __name__ == "__main__":

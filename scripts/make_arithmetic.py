@@ -50,6 +50,7 @@ MERGES = [
     *[("a", "s"), ("as", "s"), ("i", "s"), ("is", "t"), ("ass", "ist"), ("a", "n"), ("an", "t"), ("assist", "ant")],
     *[("s", "y"), ("s", "t"), ("st", "e"), ("ste", "m"), ("sy", "stem")],
 ]
+ASSETS = Path(__file__).parent.parent / "assets"
 IGNORED = -100  # the label that cross-entropy leaves out
 
 
@@ -142,12 +143,19 @@ def lessons(
         for problem in rng.sample(problems, BATCH):
             answer = tokenizer.encode(solution(problem, rng) + TURN_END)
             rows.append((prompts[problem] + answer, [IGNORED] * len(prompts[problem]) + answer))
-        longest = max(len(ids) for ids, _ in rows)
-        assert isinstance(tokenizer.pad_token_id, int)
-        yield (
-            torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows]),
-            torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in rows]),
-        )
+        yield padded(rows, tokenizer)
+
+
+def padded(
+    rows: Sequence[tuple[list[int], list[int]]], tokenizer: PreTrainedTokenizerFast
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input ids and labels, each [rows, longest]."""
+    assert isinstance(tokenizer.pad_token_id, int)
+    longest = max(len(ids) for ids, _ in rows)
+    return (
+        torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows]),
+        torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in rows]),
+    )
 
 
 def prompt_ids(problem: MathProblem, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -185,22 +193,32 @@ def write_records(path: Path, problems: Sequence[MathProblem]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "assets" / "arithmetic")
+def begin(what: str, default: Path) -> Path:
+    """The folder of the command line, made. From here on all is seeded, and on one thread."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--out", type=Path, default=default)
     out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     torch.set_num_threads(1)  # the number of threads changes the order of sums, and so the last bits
+    return out
+
+
+def save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, n_train: int, n_test: int) -> None:
+    model.save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
+    print(f"wrote {out}: {n_train} training and {n_test} held-out problems, {model.num_parameters()} parameters")
+
+
+def main() -> None:
+    out = begin((__doc__ or "").splitlines()[0], ASSETS / "arithmetic")
     train, test = split_problems()
-    out.mkdir(parents=True, exist_ok=True)
     write_records(out / "train.jsonl", train)
     write_records(out / "test.jsonl", test)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     warm_start(model, lessons(train, tokenizer, random.Random(SEED)))
-    model.save_pretrained(out / "model")
-    tokenizer.save_pretrained(out / "model")
-    print(f"wrote {out}: {len(train)} training and {len(test)} held-out problems, {model.num_parameters()} parameters")
+    save(out, model, tokenizer, len(train), len(test))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ It begins as the model of scripts/make_arithmetic.py, which can copy numbers. Ev
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -22,9 +21,8 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from actors.reward.calculator import TOOLS, calculate
-from scripts.make_arithmetic import IGNORED, SEED, TURN_END, make_tokenizer, warm_start
+from scripts.make_arithmetic import ASSETS, IGNORED, SEED, TURN_END, begin, make_tokenizer, padded, save, warm_start
 
-ASSETS = Path(__file__).parent.parent / "assets"
 TEST_PROBLEMS = 256
 STEPS, BATCH = 250, 32
 ASKS_ALL, ASKS_PRODUCT = 0.25, 0.5
@@ -92,14 +90,8 @@ def lessons(
     problems: Sequence[str], tokenizer: PreTrainedTokenizerFast, rng: random.Random
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless batches, each [BATCH, longest]."""
-    assert isinstance(tokenizer.pad_token_id, int)
     while True:
-        rows = [lesson(problem, tokenizer, rng) for problem in rng.sample(problems, BATCH)]
-        longest = max(len(ids) for ids, _ in rows)
-        yield (
-            torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows]),
-            torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in rows]),
-        )
+        yield padded([lesson(problem, tokenizer, rng) for problem in rng.sample(problems, BATCH)], tokenizer)
 
 
 def write_records(path: Path, problems: Sequence[str]) -> None:
@@ -108,24 +100,17 @@ def write_records(path: Path, problems: Sequence[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ASSETS / "calculator")
-    out: Path = parser.parse_args().out
-    torch.manual_seed(SEED)
-    torch.set_num_threads(1)  # the number of threads changes the order of sums, and so the last bits
+    out = begin((__doc__ or "").splitlines()[0], ASSETS / "calculator")
     problems = all_problems()
     random.Random(SEED).shuffle(problems)
     test, train = problems[:TEST_PROBLEMS], problems[TEST_PROBLEMS:]
-    out.mkdir(parents=True, exist_ok=True)
     write_records(out / "train.jsonl", train)
     write_records(out / "test.jsonl", test)
     tokenizer = tokenizer_with_calls()
     model = AutoModelForCausalLM.from_pretrained(ASSETS / "arithmetic" / "model", trust_remote_code=False)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     warm_start(model, lessons(train, tokenizer, random.Random(SEED)), steps=STEPS)
-    model.save_pretrained(out / "model")
-    tokenizer.save_pretrained(out / "model")
-    print(f"wrote {out}: {len(train)} training and {len(test)} held-out problems, {model.num_parameters()} parameters")
+    save(out, model, tokenizer, len(train), len(test))
 
 
 if __name__ == "__main__":

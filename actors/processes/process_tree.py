@@ -68,9 +68,10 @@ def name(process: Process) -> str:
 def command_line(process: Process) -> list[str]:
     """Its words; none once the process is gone."""
     try:
-        return (PROC / str(process.pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        text = (PROC / str(process.pid) / "cmdline").read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return []
+    return text.removesuffix("\0").split("\0") if text else []  # a title that was written over it may have no end
 
 
 def dying_with(pid: int) -> int | None:
@@ -123,12 +124,12 @@ def bearing(mark: str) -> list[Process]:
 
 def open_files(pid: int, prefix: str) -> Iterator[Path]:
     """Files that the process holds open whose paths begin with `prefix`."""
-    try:
+    gone = contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError)  # or another user's
+    with gone:
         for entry in (PROC / str(pid) / "fd").iterdir():
-            if str(target := entry.readlink()).startswith(prefix):
-                yield target
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return  # gone meanwhile, or another user's
+            with gone:  # that file alone was closed meanwhile
+                if str(target := entry.readlink()).startswith(prefix):
+                    yield target
 
 
 def abandoned(prefix: str, since: float) -> list[Path]:

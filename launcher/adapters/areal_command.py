@@ -18,11 +18,7 @@ ONCE = "++recover.retries=0"
 
 
 def areal_command(
-    trainer: ForeignTrainerConfig,
-    settings: ArealSettings,
-    script: Sequence[str],
-    *,
-    extra: Sequence[str] = (),
+    trainer: ForeignTrainerConfig, settings: ArealSettings, script: Sequence[str], *, extra: Sequence[str] = ()
 ) -> TrainerCommand:
     """`script`: their training script with its own arguments. `extra`: overrides behind theirs. With
     trainer.rung=servers the trainer alone; who starts it gives it the addresses of servers."""

@@ -91,10 +91,7 @@ def why_not_whole(found: FoundCheckpoint, lines: Sequence[Record]) -> str:
 
 
 def facts_of(
-    found: Sequence[FoundCheckpoint],
-    problems: Mapping[Path, str],
-    lines: Sequence[Record],
-    config: RunConfig,
+    found: Sequence[FoundCheckpoint], problems: Mapping[Path, str], lines: Sequence[Record], config: RunConfig
 ) -> list[CheckpointFacts]:
     """For the choice of a restore. `problems`: of those that are not whole, by path."""
     last = lines[-1].get("global_step") if lines else None

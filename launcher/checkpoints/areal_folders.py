@@ -43,8 +43,7 @@ _SHARD = re.compile(r"__\d+_\d+\.distcp")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverInfo:
     """`name`: the step that it says; None where it can't be read. `problems`: why AReaL's resume would fail, or lie.
-    `has_optimizer`: else AReaL must be started with recover.no_load_optim=true.
-    """
+    `has_optimizer`: else AReaL must be started with recover.no_load_optim=true."""
 
     folder: Path
     name: CheckpointName | None

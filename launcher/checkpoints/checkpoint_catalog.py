@@ -26,12 +26,7 @@ from launcher.checkpoints.tensor_files import read_entries
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.checkpoints.verification import LAST_WRITTEN, Identity, Verification, compare_with_neighbours, verify
 from launcher.config.schema import RunConfig
-from launcher.policy.checkpoint_status import (
-    CheckpointFacts,
-    CheckpointStatus,
-    checkpoint_status,
-    newest_first,
-)
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status, newest_first
 from launcher.policy.retention import worth_keeping
 from launcher.run_files.journal import read_lines
 from launcher.run_files.run_paths import RunPaths
@@ -45,8 +40,7 @@ Damaged = Mapping[int, Set[float]]
 class CatalogEntry:
     """One checkpoint. `reward`: the mean around its step. `problem`: why it is not complete, "" where it is.
     `set_aside_as`: condemned, superseded or damaged, where the run took it out of its list. `verification`: where it
-    was asked for.
-    """
+    was asked for."""
 
     checkpoint: Checkpoint
     created_at: float
@@ -106,10 +100,10 @@ class CheckpointCatalog:
 
     def facts(self, healthy_until: int, damaged: Damaged | None = None) -> tuple[CheckpointFacts, ...]:
         """Of each that a restore may choose: committed and not condemned, on the disk, or in memory where the disk does
-        not hold its step. Raises CheckpointError and JournalError where the disk can't be read.
-        """
+        not hold its step. Raises CheckpointError and JournalError where the disk can't be read."""
         checkpoints, bad = self._store.list(), damaged or {}
-        incomplete = {one.global_step for one in checkpoints if _made_at(one) in bad.get(one.global_step, ())}
+        made = [(one.global_step, one.manifest.created_at) for one in checkpoints if one.manifest]
+        incomplete = {step for step, at in made if at in bad.get(step, ())}
         on_disk = self._facts_on_disk(checkpoints, healthy_until, incomplete)
         held = {facts.global_step for facts in on_disk if facts.is_complete}
         in_memory = [
@@ -143,8 +137,7 @@ class CheckpointCatalog:
     def worth_sparing(self, keep_last: int, *, healthy_until: int) -> frozenset[int]:
         """The steps that retention must leave alone. The newest checkpoints are too young to be trusted when damage is
         found: by age alone, every one from before it would be deleted (P4). One whose files are not in their length
-        protects nothing, so it is not counted among those that stay.
-        """
+        protects nothing, so it is not counted among those that stay."""
         checkpoints = self._store.list()
         torn = {one.global_step for one in checkpoints if one.manifest is not None and find_problem(one)}
         return worth_keeping(self._facts_on_disk(checkpoints, healthy_until, torn), keep_last)
@@ -214,9 +207,7 @@ class CheckpointCatalog:
             return None
         updates = setting_of(read_settings(self.trial.logs / "config.yaml"), "actor.ppo_n_minibatches")
         return read_recover_info(
-            self.trial.recover_info,
-            self.trial.areal_checkpoint,
-            updates=updates if isinstance(updates, int) else None,
+            self.trial.recover_info, self.trial.areal_checkpoint, updates=updates if isinstance(updates, int) else None
         )
 
     def entry_of(self, checkpoint: Checkpoint) -> CatalogEntry:
@@ -289,10 +280,6 @@ def set_aside_by_restore(paths: RunPaths) -> list[str]:
             case "checkpoint.set_aside", _:
                 names.append(str(event.get("subject")))
     return names
-
-
-def _made_at(checkpoint: Checkpoint) -> float | None:
-    return None if checkpoint.manifest is None else checkpoint.manifest.created_at
 
 
 def _files(folder: Path) -> list[tuple[int, float]]:

@@ -92,11 +92,7 @@ def read_checkpoint(path: Path, name: CheckpointName) -> Checkpoint:
         state, problem = _why_not(path, error)
         return Checkpoint(path=path, name=name, state=state, problem=problem)
     return Checkpoint(
-        path=path,
-        name=name,
-        state=CheckpointState.COMMITTED,
-        manifest=manifest,
-        keep=(path / KEEP_MARK).exists(),
+        path=path, name=name, state=CheckpointState.COMMITTED, manifest=manifest, keep=(path / KEEP_MARK).exists()
     )
 
 

@@ -32,8 +32,9 @@ def read_shape(folder: Path) -> ModelShape:
     try:
         return ModelShape.of(config)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ModelError(
-            f"{folder / 'config.json'} can't be used: {_what(error)}", "take the file that the model came with"
+            f"{folder / 'config.json'} can't be used: {what}", "take the file that the model came with"
         ) from error
 
 
@@ -149,7 +150,3 @@ def read_json(file: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds a {type(value).__name__}, not an object", "copy or download the file again")
     return value
-
-
-def _what(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -42,7 +42,7 @@ class ModelShape:
     mlp_bias: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> ModelShape:
+    def of(cls, config: Mapping[str, Any]) -> Self:
         """Raises KeyError, TypeError or ValueError naming what config.json lacks."""
         model_type = str(config["model_type"])
         heads = int(config["num_attention_heads"])

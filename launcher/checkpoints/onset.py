@@ -16,7 +16,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Fall:
     def is_over(self) -> bool:
         return self.end is not None
 
-    def moved(self, rows: int) -> Fall:
+    def moved(self, rows: int) -> Self:
         """With the indices of a series in which so many rows come before."""
         end = None if self.end is None else self.end + rows
         at = {name: getattr(self, name) + rows for name in ("onset", "earliest", "latest", "bottom")}

@@ -118,8 +118,7 @@ def _not_found(paths: RunPaths) -> UsageError:
 
 def first_missing(top: Path, names: Mapping[str, str]) -> str:
     """Of folders one within another, by the flags that name them: the first that is not there, and what there is
-    instead; "" where all are there.
-    """
+    instead; "" where all are there."""
     folder = top
     for flag, name in names.items():
         if not (folder / name).is_dir():

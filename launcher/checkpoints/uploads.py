@@ -94,7 +94,8 @@ class Uploader:
         newest: Checkpoint | None = None
         try:
             there = self._without_superseded(self._remote.list())
-            missing = [one for one in self._here() if not _is_copied(one, there)]
+            copied = {one.name: one.manifest.files for one in there}
+            missing = [one for one in self._here() if one.manifest and one.manifest.files != copied.get(one.name)]
             newest = missing[-1] if missing else None
             if newest is None:
                 self._make_room(there)
@@ -173,13 +174,6 @@ class Uploader:
                 time.sleep(min(wait_s, max(0.0, give_up_at - time.monotonic())))
                 wait_s = min(2 * wait_s, WAIT_MOST_S)
         return reason
-
-
-def _is_copied(here: Checkpoint, there: tuple[RemoteCheckpoint, ...]) -> bool:
-    return any(
-        one.name == here.name and here.manifest is not None and one.manifest.files == here.manifest.files
-        for one in there
-    )
 
 
 def fetch_if_empty(config: RunConfig, paths: RunPaths, remote: RemoteStore) -> Checkpoint | None:

@@ -12,7 +12,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -72,7 +71,9 @@ class Deadlines:
         self._settings: DeadlineConfig = config.run
         self._journal = journal
         self._interrupts = interrupts
-        self._began = _process_began() if killed is None else killed.began
+        # A process that took the place of another by execve began with it; on the monotonic clock.
+        age_s = time.time() - psutil.Process().create_time()
+        self._began = time.monotonic() - age_s if killed is None else killed.began
         where, interval_s = config.run.preemption_notice, config.run.notice_interval_s
         self._notice = None if where is None else NoticeWatch(where, journal, interval_s=interval_s)
         self._pace = Pace() if config.recover.url is None else Pace(copy_s=None)
@@ -84,9 +85,7 @@ class Deadlines:
             self._notice.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._notice is not None:
             self._notice.stop()
 
@@ -120,8 +119,3 @@ class Deadlines:
             what = f"the time that the notice in {settings.preemption_notice} leaves"
             found.append(Deadline(at=self._notice.seen_at + settings.notice_s, what=what))
         return found
-
-
-def _process_began() -> float:
-    """On the monotonic clock; a process that took the place of another by execve began with it."""
-    return time.monotonic() - (time.time() - psutil.Process().create_time())

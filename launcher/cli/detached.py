@@ -107,12 +107,7 @@ class DetachedDriver:
     """The driver as an actor. It drives on a separate thread: nobody calls an actor that Ray has restarted."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        drive: Drive,
-        command: str,
-        folder: str,
-        server_entry: tuple[str, ...] | None = None,
+        self, config: RunConfig, drive: Drive, command: str, folder: str, server_entry: tuple[str, ...] | None = None
     ) -> None:
         bind_to_cluster(config)
         self._config = config

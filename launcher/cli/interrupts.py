@@ -62,8 +62,7 @@ class Interrupts:
 
 class NoInterrupts(Interrupts):
     """Of a driver that no signal reaches: it is asked by the run's file of requests
-    (launcher/run_files/control_requests.py).
-    """
+    (launcher/run_files/control_requests.py)."""
 
     def __enter__(self) -> Self:
         return self

@@ -80,8 +80,7 @@ def after_end(
 ) -> BeginAgain | EndWith:
     """What follows a driver's end. `returned`: its exit code, or minus the number of the signal that ended it.
     `killed_at`: when earlier ones were killed; `progress_at`: when a step was first seen that none before had reached;
-    `asked`: the signal that was passed on.
-    """
+    `asked`: the signal that was passed on."""
     if returned >= 0:
         return EndWith(code=returned)
     how = signal.Signals(-returned).name
@@ -154,12 +153,7 @@ class Keeper:
             if (step := self._last_step()) > self._furthest:
                 self._furthest, self._progress_at = step, now
             next_ = after_end(
-                returned,
-                self._killed_at,
-                self._task,
-                now=now,
-                progress_at=self._progress_at,
-                asked=self._asked,
+                returned, self._killed_at, self._task, now=now, progress_at=self._progress_at, asked=self._asked
             )
             if isinstance(next_, BeginAgain):
                 self._say(f"{next_.reason}; it is begun again in {max(next_.not_before - now, 0):.0f} s")

@@ -50,8 +50,7 @@ def presets() -> list[str]:
 
 def compose(overrides: Sequence[str]) -> RunConfig:
     """The RunConfig of a command line, for scripts and tests. Raises ConfigError; not checked
-    (`launcher.resources.config_checks`).
-    """
+    (`launcher.resources.config_checks`)."""
     register()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_FOLDER)):
         try:

@@ -127,10 +127,7 @@ RULES: tuple[tuple[str, Callable[[re.Match[str], str], ConfigError]], ...] = (
         ),
     ),
     (r"Could not find '(\w+)/([^']+)'", _unknown_preset),
-    (
-        r"Error merging override (~\S+)",
-        _reworded("{1}: a setting can't be deleted", "give it another value instead"),
-    ),
+    (r"Error merging override (~\S+)", _reworded("{1}: a setting can't be deleted", "give it another value instead")),
     (r"(?:Error parsing override|mismatched input|token recognition error|LexerNoViableAlt)[^\n]*", _malformed),
     (r"no viable alternative at input '[^\n]*", _malformed),
     (

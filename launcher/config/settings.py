@@ -175,6 +175,11 @@ def value_of(config: object, key: str) -> Any:
     return value
 
 
+def as_typed(value: object) -> str:
+    """As on a command line."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _section(hint: Any) -> type | None:
     options = [hint, *typing.get_args(hint)] if _is_union(hint) else [hint]
     return next((o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)), None)

@@ -20,6 +20,7 @@ from launcher.reporting.formats import NONE, percent, seconds, spread
 from launcher.reporting.incident_facts import IncidentFacts
 from launcher.reporting.run_facts import RunFacts, finite
 from launcher.reporting.run_view import MEAN_OVER_STEPS
+from launcher.run_files.run_ends import GONE
 
 MOST_INCIDENTS, MOST_PROBLEMS, MOST_CHECKPOINTS = 200, 20, 12
 LONGEST_TEXT = 400
@@ -70,12 +71,6 @@ def report_page(
         longest_text=LONGEST_TEXT,
         files=files,
     )
-
-
-GONE = (
-    "its driver is gone and wrote no status; python -m scripts.resume_training shows the command that resumes it here"
-)
-"""Of a run that was copied or moved the original's own command would continue the original."""
 
 
 def status_of(facts: RunFacts, is_live: bool | None) -> tuple[str, str, str]:

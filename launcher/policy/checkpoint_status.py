@@ -81,8 +81,7 @@ def checkpoint_status(
     """`healthy_until`: the last step that was judged healthy, by whoever saw all of them. `healthy_after`: of whoever
     read files instead, how many steps after it were seen healthy. `is_vouched`: a manifest, or a full
     verification, says what it holds. `problem`: why it is not complete. `set_aside_as`: why the run took it out of its
-    list.
-    """
+    list."""
     condemned, unverified = CheckpointStatus.CONDEMNED, CheckpointStatus.UNVERIFIED
     if set_aside_as == "condemned":
         return JudgedCheckpoint(status=condemned, reason="the run set it aside: it holds damage")

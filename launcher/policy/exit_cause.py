@@ -147,15 +147,11 @@ def _first_match(patterns: Patterns, log_tail: Sequence[str]) -> ExitFinding | N
 
 
 def _by_exit(exit_code: int | None, oom_kills: int, *, oom: tuple[Cause, RanOut], else_cause: Cause) -> ExitFinding:
-    if oom_kills > 0 and _was_killed(exit_code):
+    if oom_kills > 0 and exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         cause, ran_out = oom
         reason = f"{_exit_text(exit_code)}, and the kernel has killed for memory (oom_kill {oom_kills})"
         return ExitFinding(cause=cause, reason=reason, ran_out=ran_out)
     return ExitFinding(cause=else_cause, reason=_exit_text(exit_code))
-
-
-def _was_killed(exit_code: int | None) -> bool:
-    return exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 def _exit_text(exit_code: int | None) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from launcher.base.messages import Cause, Health, Rejection, ServerState
 from launcher.policy.actions import Action, CondemnCheckpoints, Halt, LoadWeights, PromoteServer, RestartServer
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
-from launcher.policy.reconcile_servers import OF_WEIGHTS, active_servers, is_current, is_dead
+from launcher.policy.reconcile_servers import OF_WEIGHTS, active_servers, is_current, is_dead, is_doubted
 from launcher.policy.reconcile_trainer import TRAINER, holds_damage
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState
@@ -134,12 +134,8 @@ def _of_servers(seen: Observed) -> list[Trouble]:
     return [
         Trouble(cause=server.verdict.cause or Cause.SERVER_CRASH, subject=server.name, reason=server.verdict.reason)
         for server in active_servers(seen)
-        if server.state not in (ServerState.FAILED, ServerState.STOPPED) and (is_dead(server) or _is_doubted(server))
+        if server.state not in (ServerState.FAILED, ServerState.STOPPED) and (is_dead(server) or is_doubted(server))
     ]
-
-
-def _is_doubted(server: ServerFacts) -> bool:
-    return server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS
 
 
 def _of_trainer(seen: Observed) -> list[Trouble]:

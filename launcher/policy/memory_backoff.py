@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from launcher.base.messages import Overrides
 from launcher.config.schema import RunConfig
@@ -57,9 +57,10 @@ class Lengths:
     longest_sequence: int = 0
     largest_micro_batch: int = 0
 
-    def updated(self, longest_sequence: int, largest_micro_batch: int) -> Lengths:
+    def updated(self, longest_sequence: int, largest_micro_batch: int) -> Self:
         """A process that has just started knows neither: what was known stays."""
-        return Lengths(
+        return replace(
+            self,
             longest_sequence=longest_sequence or self.longest_sequence,
             largest_micro_batch=largest_micro_batch or self.largest_micro_batch,
         )
@@ -85,21 +86,15 @@ class MemorySettings:
     shares_gpu: bool
     largest_micro_batch: int = field(default=0, compare=False)
 
-    def changed(self, overrides: Overrides) -> MemorySettings:
+    def changed(self, overrides: Overrides) -> Self:
         """These settings with a rung taken. A field has the last part of its setting's name."""
         fields: dict[str, Any] = {key.rpartition(".")[2]: value for key, value in overrides.items()}
         return replace(self, **fields)
 
     @classmethod
     def of(
-        cls,
-        config: RunConfig,
-        *,
-        longest_sequence: int,
-        largest_micro_batch: int = 0,
-        on_gpu: bool,
-        shares_gpu: bool,
-    ) -> MemorySettings:
+        cls, config: RunConfig, *, longest_sequence: int, largest_micro_batch: int = 0, on_gpu: bool, shares_gpu: bool
+    ) -> Self:
         return cls(
             mem_fraction_static=config.sglang.mem_fraction_static,
             max_total_tokens=config.sglang.max_total_tokens,

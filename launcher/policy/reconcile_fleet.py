@@ -17,13 +17,7 @@ from launcher.base.messages import Health, ServerState
 from launcher.policy.actions import JoinServer, LeaveServer, PromoteServer, RestartServer
 from launcher.policy.observed import ServerFacts
 from launcher.policy.plan_builder import PlanBuilder
-from launcher.policy.reconcile_servers import (
-    active_servers,
-    being_replaced,
-    is_current,
-    is_dead,
-    trainer_has_weights,
-)
+from launcher.policy.reconcile_servers import active_servers, being_replaced, is_current, is_dead, trainer_has_weights
 from launcher.policy.run_state import RunState
 
 ANSWERING = frozenset({Health.HEALTHY, Health.UNKNOWN})

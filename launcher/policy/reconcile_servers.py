@@ -32,6 +32,11 @@ def is_dead(server: ServerFacts) -> bool:
     return server.state in GONE or server.verdict.health is Health.DEAD
 
 
+def is_doubted(server: ServerFacts) -> bool:
+    """Its weights are."""
+    return server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS
+
+
 def is_current(server: ServerFacts, trainer: TrainerFacts) -> bool:
     """Does it hold the very weights that the trainer has?"""
     return (server.weight_version, server.lineage) == (trainer.policy_version, trainer.lineage)
@@ -63,11 +68,11 @@ def reconcile_servers(builder: PlanBuilder) -> None:
         if is_unschedulable(server):
             _wait_for_node(builder, server)
         elif is_dead(server):
-            _repair(builder, server, _cause_of_death(server))
+            _repair(builder, server, _cause_of(server))
         elif server.is_loading or any(builder.does(kind, server.name) for kind in UNDECIDED):
             continue  # its outcome is not known: the next rung would be a guess
-        elif server.verdict.health is Health.SUSPECT and server.verdict.cause in OF_WEIGHTS:
-            _repair(builder, server, server.verdict.cause)
+        elif is_doubted(server):
+            _repair(builder, server, _cause_of(server))
         elif server.state in LIVING and _weights_can_be_had(builder):
             _bring_up_to_date(builder, server)
 
@@ -129,7 +134,7 @@ def _wait_for_node(builder: PlanBuilder, server: ServerFacts) -> None:
         builder.wait_for_node(server.name, server.unschedulable_since, end)
 
 
-def _cause_of_death(server: ServerFacts) -> Cause:
+def _cause_of(server: ServerFacts) -> Cause:
     return server.verdict.cause or Cause.SERVER_CRASH
 
 
@@ -149,7 +154,7 @@ def _may_work(builder: PlanBuilder, server: ServerFacts) -> bool:
         return False
     if not is_dead(server) or builder.does(RestartServer, server.name):
         return server.state is not ServerState.STOPPED
-    own = builder.next_repair(_cause_of_death(server), server.name, progress_at=server.progress_at, without=OF_ALL)
+    own = builder.next_repair(_cause_of(server), server.name, progress_at=server.progress_at, without=OF_ALL)
     return own.rung is not Rung.HALT
 
 

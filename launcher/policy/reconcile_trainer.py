@@ -147,11 +147,7 @@ def restore(builder: PlanBuilder, incident: Incident) -> None:
                 onset_step=incident.onset_step,
             ),
             attempt=builder.attempt(
-                incident.cause,
-                TRAINER,
-                Rung.RESTORE,
-                onset_step=incident.onset_step,
-                restored_step=choice.global_step,
+                incident.cause, TRAINER, Rung.RESTORE, onset_step=incident.onset_step, restored_step=choice.global_step
             ),
         )
 

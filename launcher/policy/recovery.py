@@ -25,13 +25,7 @@ from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.plan_builder import PlanBuilder
 from launcher.policy.reconcile_fleet import reconcile_fleet, reconcile_standbys
-from launcher.policy.reconcile_servers import (
-    active_servers,
-    is_current,
-    is_dead,
-    is_unschedulable,
-    reconcile_servers,
-)
+from launcher.policy.reconcile_servers import active_servers, is_current, is_dead, is_unschedulable, reconcile_servers
 from launcher.policy.reconcile_trainer import holds_damage, reconcile_standby_trainer, reconcile_trainer
 from launcher.policy.restart_budget import RepairAttempt
 from launcher.policy.run_state import ENDS, RunState, transition
@@ -52,7 +46,9 @@ def plan(seen: Observed, history: Sequence[RepairAttempt], config: RunConfig, no
     if seen.disk is not None:
         return _wait_for_disk(seen, seen.disk, config, now)
     if seen.monitor_silent_s > config.health.monitor_silence_s:
-        return _end(seen, Halt(reason=_no_monitor(seen.monitor_silent_s)))
+        # No step is taken without its answer, and Ray has restarted it each time: this would never end.
+        silent = f"the HealthMonitor has answered nobody for {seen.monitor_silent_s:.0f} s"
+        return _end(seen, Halt(reason=f"{silent}, more than health.monitor_silence_s; see ray.log in the run's logs"))
     builder = PlanBuilder(seen=seen, history=history, config=config, now=now)
     reconcile_trainer(builder)
     reconcile_standbys(builder)
@@ -94,14 +90,6 @@ def _wait_for_disk(seen: Observed, disk: DiskTrouble, config: RunConfig, now: fl
         state=seen.state if is_starting else transition(seen.state, RunState.PAUSED),
         reason=f"the run waits for its disk: {disk.reason}",
         wake_at=min(builder.wake_at),
-    )
-
-
-def _no_monitor(silent_s: float) -> str:
-    """No step is taken without its answer, and Ray has restarted it each time: this would never end."""
-    return (
-        f"the HealthMonitor has answered nobody for {silent_s:.0f} s, more than health.monitor_silence_s; "
-        "see ray.log in the run's logs"
     )
 
 

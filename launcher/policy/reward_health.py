@@ -143,11 +143,7 @@ def _is_sharp(means: Sequence[float], fall: RewardDrop) -> bool:
 
 
 def low_since(
-    point: RewardPoint,
-    series: Sequence[RewardPoint],
-    settings: RewardHealthConfig,
-    *,
-    restored_step: int | None = None,
+    point: RewardPoint, series: Sequence[RewardPoint], settings: RewardHealthConfig, *, restored_step: int | None = None
 ) -> int | None:
     """Since when the rewards may be low, where this batch is low enough to ask the run's own record before it is
     trained on; else None. `restored_step`: as of `judge_rewards`, so that no fall is believed that was not asked about.

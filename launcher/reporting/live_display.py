@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ from rich.live import Live
 
 from launcher.reporting.run_view import RunView
 from launcher.reporting.terminal_panel import render_line, render_panel
-from launcher.reporting.terminal_text import SafeConsole, visible_on
+from launcher.reporting.terminal_text import SafeConsole, discard, visible_on
 
 LINE_EVERY_S = 2.0
 """At most so often a line about a step, where lines are written; the last step always has one."""
@@ -56,7 +55,7 @@ class Display:
                 action()
             except (OSError, ValueError):  # the reader of a pipe has gone, the disk behind it is full, it was closed
                 self._broken = True
-                _discard(self._stream)
+                discard(self._stream)
 
     def __enter__(self) -> Self:
         return self
@@ -113,18 +112,7 @@ def is_worth_a_line(view: RunView, last: RunView | None) -> bool:
     return since >= LINE_EVERY_S or view.steps_done == view.status.total_steps
 
 
-def _discard(stream: TextIO) -> None:
-    """Let further output go nowhere: Python's flush at exit would fail on it, and turn the exit code into 120."""
-    with contextlib.suppress(OSError, ValueError):  # not a real file, or closed already: nothing is flushed at exit
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-
-
 def _is_live(stream: TextIO) -> bool:
     """A terminal that can move its cursor and show our characters."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and _is_utf8(stream)
-
-
-def _is_utf8(stream: TextIO) -> bool:
-    return (stream.encoding or "").lower().replace("-", "") == "utf8"
+    is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+    return is_utf8 and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"

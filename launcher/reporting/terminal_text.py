@@ -97,16 +97,22 @@ def _instead(error: UnicodeError) -> tuple[str, int]:
 def speak_anywhere() -> None:
     """From now on no character ends the program that prints it, and none commands the terminal."""
     codecs.register_error(PLAIN, _instead)
-    sys.stdout, sys.stderr = (_nowhere() if stream is None else stream for stream in (sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = (  # None: the caller has closed it (`2>&-`)
+        os.fdopen(os.open(os.devnull, os.O_WRONLY), "w") if stream is None else stream
+        for stream in (sys.stdout, sys.stderr)
+    )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN)
     sys.stdout, sys.stderr = visible_on(sys.stdout), visible_on(sys.stderr)
 
 
-def _nowhere() -> TextIO:
-    """In place of a stream that the caller has closed (`2>&-`)."""
-    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+def discard(stream: TextIO) -> None:
+    """Let further output go nowhere: Python's flush at exit would fail on it, and turn the exit code into 120."""
+    with contextlib.suppress(OSError, ValueError):  # not a real file, or closed already: nothing is flushed at exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def takes_all_letters() -> bool:
@@ -153,9 +159,9 @@ def as_far_as_it_is_read() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
     except OSError as error:
         if error.filename is not None:  # a file's own, of what was done inside
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         raise ResourceError(f"standard output can't be written: {error.strerror}", "write to another place") from error

@@ -76,7 +76,7 @@ class WandbSink:
             self._thread.start()
 
     def log(self, values: Mapping[str, object]) -> None:
-        """Queue one line; it must hold `global_step`."""
+        """Queue one line of metrics; it must hold `global_step`."""
         if self.mode == "disabled":
             return
         try:
@@ -86,12 +86,7 @@ class WandbSink:
 
     def alert(self, title: str, text: str) -> None:
         """Queue a message to the run's owner, as `wandb.alert` sends it: by mail or chat, as they have set it there."""
-        if self.mode == "disabled":
-            return
-        try:
-            self._queue.put_nowait({ALERT: (title, text)})
-        except queue.Full:
-            self._miss("WandB takes no lines any more")
+        self.log({ALERT: (title, text)})
 
     def finish(self) -> None:
         """Send what is queued and end wandb's process. Whatever hangs is ended."""

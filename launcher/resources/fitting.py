@@ -15,7 +15,7 @@ from launcher.base.errors import ConfigError, ResourceError
 from launcher.base.wording import some_of
 from launcher.checkpoints.model_shape import BYTES, KNOWN_SHAPES, ModelShape
 from launcher.config.schema import RunConfig
-from launcher.config.settings import value_of
+from launcher.config.settings import as_typed, value_of
 from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.run_plan import RunPlan, gpu_memory, plan_of
@@ -69,7 +69,7 @@ def fit(config: RunConfig, hardware: Hardware, shape: ModelShape | None, typed: 
     found = _search(config, hardware, shape, longest, fixed)
     if found is None:
         raise _refusal(config, hardware, shape, longest, fixed)
-    values = ", ".join(f"{key}={_shown(found, key)}" for key in FITTED if key not in fixed)
+    values = ", ".join(f"{key}={as_typed(value_of(found, key))}" for key in FITTED if key not in fixed)
     kept = f"; {some_of(fixed)} as typed" if fixed else ""
     return Fit(found, f"hardware=auto: {values}{kept}; a tenth of each GPU stays free")
 
@@ -78,7 +78,8 @@ def _search(
     config: RunConfig, hardware: Hardware, shape: ModelShape, longest: int, fixed: Sequence[str]
 ) -> RunConfig | None:
     """The first way of training, the fastest first, beside which the servers hold as many completions as can be."""
-    wanted = _completions_of_a_step(config) if CONCURRENCY not in fixed else _at_once(config)
+    prompts = config.rollout.max_concurrent_rollouts if CONCURRENCY in fixed else config.train_dataset.batch_size
+    wanted = prompts * config.gconfig.n_samples
     tried = [
         (found, _held(found, hardware, shape, longest) / wanted)
         for training in _trainings(config, longest, fixed)
@@ -86,8 +87,8 @@ def _search(
     ]
     chosen = next((found for share in SHARES for found, held in tried if held >= share), None)
     if chosen is not None and CONCURRENCY not in fixed:
-        prompts = _held(chosen, hardware, shape, longest) / config.gconfig.n_samples
-        chosen.rollout.max_concurrent_rollouts = max(1, min(config.train_dataset.batch_size, int(prompts)))
+        fitting = int(_held(chosen, hardware, shape, longest) / config.gconfig.n_samples)
+        chosen.rollout.max_concurrent_rollouts = max(1, min(config.train_dataset.batch_size, fitting))
     return chosen
 
 
@@ -143,14 +144,6 @@ def _held(config: RunConfig, hardware: Hardware, shape: ModelShape, longest: int
     return tokens // longest * config.sglang.n_servers
 
 
-def _completions_of_a_step(config: RunConfig) -> int:
-    return config.train_dataset.batch_size * config.gconfig.n_samples
-
-
-def _at_once(config: RunConfig) -> int:
-    return config.rollout.max_concurrent_rollouts * config.gconfig.n_samples
-
-
 def _longest(config: RunConfig, shape: ModelShape) -> int:
     """Tokens of the longest sequence, prompt and completion."""
     prompt = config.train_dataset.max_length
@@ -192,8 +185,3 @@ def _smaller_model(config: RunConfig, hardware: Hardware, longest: int, fixed: S
         if _search(config, hardware, shape, min(longest, shape.positions), fixed):
             yield f"actor.path={name}-Instruct fits here"
             return
-
-
-def _shown(config: RunConfig, key: str) -> str:
-    value = value_of(config, key)
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

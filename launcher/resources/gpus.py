@@ -132,7 +132,7 @@ def other_accelerators(system: Path = SYSTEM) -> str:
     """
     found = {name for file, name in DEVICE_FILES.items() if (system / file).exists()}
     for folder in (system / "sys/bus/pci/devices").glob("*"):
-        vendor, device, kind = (_read(folder / name) for name in ("vendor", "device", "class"))
+        vendor, device, kind = (read_text(folder / name) for name in ("vendor", "device", "class"))
         if vendor == GOOGLE and device in TPU_DEVICES:
             found.add("a Google TPU")
         elif vendor == HABANA:
@@ -142,10 +142,11 @@ def other_accelerators(system: Path = SYSTEM) -> str:
     return " and ".join(sorted(found))
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Of a file of the kernel's."""
     try:
         return file.read_text().strip()
-    except OSError:  # the device went while it was looked at
+    except OSError:  # the device went, it is not mounted, or of the other version
         return ""
 
 

@@ -18,7 +18,7 @@ import pynvml
 
 from launcher.config.schema import RunConfig
 from launcher.resources.capacity import NodeResources, node_name
-from launcher.resources.gpus import Gpu, UnreadableGpu, find_gpus, gpu_of, nvml
+from launcher.resources.gpus import Gpu, UnreadableGpu, find_gpus, gpu_of, nvml, read_text
 from launcher.resources.placement import gpus_needed
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -121,17 +121,17 @@ def cgroup_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> tuple[flo
 
 def _limit(folder: Path, limit_name: str, usage_name: str, prefix: str) -> tuple[float, float]:
     """The cgroup counts cached files as used, which the kernel keeps only for as long as nobody needs the room."""
-    limit = _read(folder / f"memory.{limit_name}")
+    limit = read_text(folder / f"memory.{limit_name}")
     if not limit.isdigit():
         return math.inf, 0.0
     counters = _counters(folder / "memory.stat")
     cached = sum(counters.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
-    return float(limit), float(_read(folder / f"memory.{usage_name}") or 0) - cached
+    return float(limit), float(read_text(folder / f"memory.{usage_name}") or 0) - cached
 
 
 def _folders_v2(root: Path, own: Path) -> Iterator[Path]:
     """The cgroup that `own` names, and those around it."""
-    lines = _read(own).splitlines()
+    lines = read_text(own).splitlines()
     path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
     folder = root / path.strip("/")
     while folder.is_relative_to(root):
@@ -146,7 +146,7 @@ def memory_folders_v1(pid: int) -> Iterator[Path]:
 
 def _folders_v1(root: Path, own: Path) -> Iterator[Path]:
     """In a container the mounted root is its own, whatever its path is."""
-    lines = (line.split(":", 2) for line in _read(own).splitlines())
+    lines = (line.split(":", 2) for line in read_text(own).splitlines())
     path = next((words[2] for words in lines if len(words) == 3 and "memory" in words[1].split(",")), "/")
     mounted = root / "memory"
     folder = mounted / path.strip("/")
@@ -198,15 +198,8 @@ class OomKillWatch:
 
 def _counters(file: Path) -> dict[str, int]:
     """Of lines like `oom_kill 3`."""
-    words = (line.split() for line in _read(file).splitlines())
+    words = (line.split() for line in read_text(file).splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:  # not mounted, or of the other cgroup version: then it limits nothing
-        return ""
 
 
 def memory_in_use() -> dict[str, tuple[float, float]]:

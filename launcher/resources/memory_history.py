@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from launcher.base.durable import make_folder, replace_file
 from launcher.base.errors import StorageError
@@ -41,13 +42,13 @@ class MemoryHistory:
     about: Mapping[str, object]
 
     @classmethod
-    def of(cls, config: RunConfig, fileroot: Path, hardware: Hardware) -> MemoryHistory:
+    def of(cls, config: RunConfig, fileroot: Path, hardware: Hardware) -> Self:
         host = socket.gethostname()
         about: dict[str, object] = {
             "host": host,
             "device": device(hardware),
             "model": config.actor.path,
-            "settings": memory_settings(config),
+            "settings": {key: value_of(config, key) for key in SETTINGS},
         }
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
         return cls(path=fileroot / "memory" / f"{host}-{digest}.json", about=about)
@@ -92,12 +93,7 @@ SETTINGS = (
     *("actor.gradient_checkpointing", "actor.kl_ctl", "actor.kl_loss_coef", "actor.entropy_coeff"),
     *("actor.ppo_n_minibatches", "actor.use_lora", "actor.lora_rank", "train_dataset.max_length"),
 )
-"""What memory depends on."""
-
-
-def memory_settings(config: RunConfig) -> dict[str, object]:
-    """As the user wrote them."""
-    return {key: value_of(config, key) for key in SETTINGS}
+"""What memory depends on, as the user wrote it."""
 
 
 def _parse(content: Mapping[str, object]) -> RememberedSettings:

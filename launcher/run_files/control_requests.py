@@ -33,8 +33,7 @@ class ControlRequest(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEntry:
     """`by`: who asked, and from which machine. `servers`: how many there are to be, None: as many as there are;
-    `leaves`: which of them are not to be among those.
-    """
+    `leaves`: which of them are not to be among those."""
 
     wish: ControlRequest
     by: str

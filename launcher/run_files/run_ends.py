@@ -8,6 +8,11 @@ from launcher.run_files.run_paths import RunPaths
 
 STARTED = "run.started"
 ENDS = {f"run.{status.lower()}": status for status in TerminalStatus}
+GONE = (
+    "its driver is gone and recorded no final status; python -m scripts.resume_training shows the command that "
+    "resumes it here"
+)
+"""Of a run that was copied or moved the original's own command would continue the original."""
 
 
 def last_start_or_end(paths: RunPaths, *, or_event: str = STARTED) -> Record:

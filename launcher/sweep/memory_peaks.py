@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -31,9 +32,9 @@ class Peak:
     servers: int | None = None
     gpu: int | None = None
 
-    def with_look(self, look: Peak) -> Peak:
+    def with_look(self, look: Self) -> Self:
         mine, new = asdict(self), asdict(look)
-        return Peak(**{name: max(mine[name] or 0, new[name] or 0) or None for name in mine})
+        return replace(self, **{name: max(mine[name] or 0, new[name] or 0) or None for name in mine})
 
 
 class Peaks:

@@ -50,10 +50,7 @@ def advise(results: Sequence[TrialResult], *, host_bytes: int | None, gpu_bytes:
 
 def _shares(result: TrialResult, host_bytes: int | None, gpu_bytes: int | None) -> dict[str, float]:
     """The highest share that it held of each memory, where both sizes are known."""
-    sizes = {
-        "the host's memory": (result.peak.all, host_bytes),
-        "its GPU's memory": (result.peak.gpu, gpu_bytes),
-    }
+    sizes = {"the host's memory": (result.peak.all, host_bytes), "its GPU's memory": (result.peak.gpu, gpu_bytes)}
     return {name: peak / size for name, (peak, size) in sizes.items() if peak is not None and size}
 
 

@@ -6,15 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.reporting.png_figure import (
-    FAINT_INK,
-    GRID,
-    INK,
-    REWARD_COLOUR,
-    TROUBLE_COLOUR,
-    hide_spines,
-    write_png,
-)
+from launcher.reporting.png_figure import FAINT_INK, GRID, INK, REWARD_COLOUR, TROUBLE_COLOUR, hide_spines, write_png
 from launcher.resources.memory_estimate import MIB
 from launcher.sweep.recommendation import Advice
 from launcher.sweep.sweep_report import ending, incidents

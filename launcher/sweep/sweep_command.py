@@ -55,7 +55,8 @@ def run_sweep(combinations: Sequence[Sequence[str]], read: ReadTrial, command: S
         return CODES[TrialStatus.REFUSED]
     hardware = find_hardware()
     capacity = find_capacity(configs, [make_plan(one, hardware, find_shape(one)) for one in configs], hardware)
-    folder = sweep_folder(configs[0], sweep)
+    first = configs[0]
+    folder = Path(first.cluster.fileroot) / "sweeps" / login_name() / first.experiment_name / sweep.name
     with _only_sweep(folder):
         _say(f"sweep of {len(candidates)} trials, {len(capacity.slots)} at a time ({capacity.reason}), in {folder}")
         if sweep.is_over_memory:
@@ -79,10 +80,6 @@ def candidates_of(combinations: Sequence[Sequence[str]], read: ReadTrial) -> tup
         except LauncherError as error:
             found.append(TrialCandidate(trial=trial, config=None, refusal=error))
     return sweep, found
-
-
-def sweep_folder(config: RunConfig, sweep: Sweep) -> Path:
-    return Path(config.cluster.fileroot) / "sweeps" / login_name() / config.experiment_name / sweep.name
 
 
 def exit_code(results: Sequence[TrialResult]) -> int:

@@ -16,7 +16,6 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -64,7 +63,7 @@ class Browser:
             async with asyncio.timeout(START_S):
                 self._socket = await self._session.ws_connect(await self._endpoint(), max_msg_size=0)
         except TimeoutError as error:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise ResourceError(
                 f"{chromium} did not start within {START_S:g} s", "start it by hand and look"
             ) from error
@@ -74,9 +73,7 @@ class Browser:
         self._reader = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -71,17 +71,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     draw = random.Random(arguments.seed)
+
+    def disturb(paths: RunPaths, process: subprocess.Popen[bytes]) -> list[Kill]:
+        return [kill(paths, process, arm, draw) for _ in range(arguments.kills) for arm in ARMS]
+
+    words = [*SETTINGS, *arguments.overrides]
+    return report(*disturbed(words, disturb, module="scripts.benchmark.timed_completions"))
+
+
+def disturbed(
+    words: Sequence[str], disturb: Callable[[RunPaths, subprocess.Popen[bytes]], T], *, module: str = "launcher"
+) -> tuple[T, Sequence[str]]:
+    """What `disturb` returned of a run that is ended then, and what is wrong with its ledger."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, *SETTINGS, *arguments.overrides]
+        words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, *words]
         paths = RunPaths.of(compose(words))
-        with started(words, paths, module="scripts.benchmark.timed_completions") as process:
+        with started(words, paths, module=module) as process:
             try:
-                kills = [kill(paths, process, arm, draw) for _ in range(arguments.kills) for arm in ARMS]
+                made = disturb(paths, process)
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
         found = read_facts(paths).audit
-        return report(kills, found.problems if found is not None else ("no ledger",))
+        return made, found.problems if found is not None else ("no ledger",)
 
 
 def kill(paths: RunPaths, process: subprocess.Popen[bytes], arm: str, draw: random.Random) -> Kill:

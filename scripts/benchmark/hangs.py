@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from launcher.config.compose import compose
-from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import Record
 from launcher.run_files.run_paths import RunPaths
-from scripts.benchmark.experiment import PRESET
-from scripts.benchmark.failover import BETWEEN_S, PARKED_WITHIN_S, SERVED_WITHIN_S, at_s, lines_of, served, until
+from scripts.benchmark.failover import (
+    BETWEEN_S,
+    PARKED_WITHIN_S,
+    SERVED_WITHIN_S,
+    at_s,
+    disturbed,
+    lines_of,
+    served,
+    until,
+)
 from scripts.benchmark.ratios import spread
-from scripts.benchmark.supervision import SAME_WORK
 from scripts.faults import signals
 from scripts.faults.run_processes import find_servers
 
@@ -58,20 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     draw = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        words = [PRESET, f"cluster.fileroot={folder}", *SAME_WORK, *SETTINGS, *arguments.overrides]
-        paths = RunPaths.of(compose(words))
-        with subprocess.Popen([sys.executable, "-m", "launcher", *words], stdout=subprocess.DEVNULL) as process:
-            try:
-                kinds = [
-                    (PARTS[n % len(PARTS)], is_short) for n in range(arguments.hangs) for is_short in (False, True)
-                ]
-                hangs = [hang(paths, process, part, draw, is_short=is_short) for part, is_short in kinds]
-            finally:
-                process.send_signal(signal.SIGTERM)
-                process.wait()
-        found = read_facts(paths).audit
-        return report(hangs, found.problems if found is not None else ("no ledger",))
+    kinds = [(PARTS[n % len(PARTS)], is_short) for n in range(arguments.hangs) for is_short in (False, True)]
+
+    def disturb(paths: RunPaths, process: subprocess.Popen[bytes]) -> list[Hang]:
+        return [hang(paths, process, part, draw, is_short=is_short) for part, is_short in kinds]
+
+    return report(*disturbed([*SETTINGS, *arguments.overrides], disturb))
 
 
 def hang(paths: RunPaths, process: subprocess.Popen[bytes], part: str, draw: random.Random, *, is_short: bool) -> Hang:

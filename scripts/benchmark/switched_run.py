@@ -21,22 +21,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import psutil
-import ray
 
 from actors.model.update_stats import UpdateStats
-from actors.supervision import run_actors
 from actors.training.admission_gate import AdmissionGate
 from actors.training.step_loop import GrpoLoop
 from actors.training.trainer import Trainer
-from launcher import driver
 from launcher.base.disk_faults import Refusal
 from launcher.base.messages import Overrides, StepReport, TrainerReady
 from launcher.base.rollouts import RolloutBatch
-from launcher.config.compose import compose
-from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
+from scripts.benchmark.timed_completions import run
 from scripts.faults.run_processes import find_run
 
 SCHEDULE = "GRPO_BENCHMARK_SUPERVISION"
@@ -140,12 +136,7 @@ def environment(schedule: SwitchSchedule) -> dict[str, str]:
     return {SCHEDULE: json.dumps(asdict(schedule))}
 
 
-def run(config: RunConfig) -> int:
-    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(SwitchedTrainer)  # type: ignore
-    return driver.run(config)
-
-
 if __name__ == "__main__":
     from scripts.benchmark import switched_run  # by its name, so that Ray's workers find the class
 
-    sys.exit(switched_run.run(compose(sys.argv[1:])))
+    sys.exit(run(switched_run.SwitchedTrainer))

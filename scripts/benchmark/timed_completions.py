@@ -20,7 +20,6 @@ from launcher import driver
 from launcher.base.messages import Overrides, TrainerReady
 from launcher.base.rollouts import Completion
 from launcher.config.compose import compose
-from launcher.config.schema import RunConfig
 from launcher.run_files.run_paths import RunPaths
 
 TOKENS = "tokens.jsonl"
@@ -51,12 +50,13 @@ def write_down(paths: RunPaths) -> None:
     completions.completion_from = timed
 
 
-def run(config: RunConfig) -> int:
-    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(TimedTrainer)  # type: ignore
-    return driver.run(config)
+def run(trainer: type) -> int:
+    """A run of the command line's settings with another class for its trainer."""
+    run_actors.Trainer = ray.remote(concurrency_groups={"train": 1, "ctl": 4, "mend": 4})(trainer)  # type: ignore
+    return driver.run(compose(sys.argv[1:]))
 
 
 if __name__ == "__main__":
     from scripts.benchmark import timed_completions  # by its name, so that Ray's workers find the class
 
-    sys.exit(timed_completions.run(compose(sys.argv[1:])))
+    sys.exit(run(timed_completions.TimedTrainer))

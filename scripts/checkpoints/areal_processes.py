@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from actors.processes.process_tree import PROC, Process, descendants, identify
+from actors.processes.process_tree import PROC, Process, command_line, descendants, identify
 from launcher.base.errors import StorageError
 from launcher.checkpoints.areal_log import read_servers
 from launcher.checkpoints.trial_folders import TrialFolder
 from launcher.reporting.formats import age
-from scripts.faults.run_processes import command
+from scripts.faults.run_processes import all_processes
 
 YOUNG_S = 120.0
 """A run's log that is younger may be written to on another machine."""
@@ -35,18 +35,15 @@ def areal_processes(trial: TrialFolder) -> list[Process]:
     names = {f"experiment_name={trial.paths.experiment_name}", f"trial_name={trial.paths.trial_name}"}
     prefix = f"{trial.logs.resolve()}/"
     found: set[Process] = set()
-    for entry in PROC.iterdir():
-        if not entry.name.isdigit() or int(entry.name) in own:
-            continue
-        process = identify(int(entry.name))
-        if process and (_writes_below(process, prefix) or _names(process, names)):
+    for process in all_processes():
+        if process.pid not in own and (_writes_below(process, prefix) or _names(process, names)):
             top = _top_of(process, prefix, own)
             found |= {top, process, *descendants(top.pid)}
     return sorted((one for one in found if one.pid not in own), key=lambda one: (one.started, one.pid))
 
 
 def _names(process: Process, names: set[str]) -> bool:
-    words = command(process)
+    words = command_line(process)
     return names <= set(words) and not any(word.startswith("scripts.") for word in words)
 
 
@@ -73,7 +70,7 @@ def _top_of(process: Process, prefix: str, own: set[int]) -> Process:
     with contextlib.suppress(psutil.Error):
         for parent in psutil.Process(process.pid).parents():
             above = identify(parent.pid)
-            text = " ".join(command(above)) if above else ""
+            text = " ".join(command_line(above)) if above else ""
             if above is None or above.pid in own or not (prefix in text or any(one in text for one in OF_A_LAUNCHER)):
                 break
             top = above
@@ -113,6 +110,6 @@ def refuse_running(trial: TrialFolder) -> None:
 
 
 def _short(process: Process) -> str:
-    words = [word for word in command(process) if word and not word.startswith("-")]
+    words = [word for word in command_line(process) if word and not word.startswith("-")]
     named = [word for word in words[:3] if word != "bash"]
     return " ".join(Path(word).name for word in named)[:40] or "a process"

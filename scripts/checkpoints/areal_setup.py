@@ -117,8 +117,7 @@ def _refuse_other_forms(trial: TrialFolder) -> None:
         )
     if (mark := trial.areal_checkpoint / "common.pt").exists():
         raise CheckpointError(
-            f"{mark}: this run's recover folder is Megatron's, whose form only Megatron can write",
-            BEGIN_AT_WEIGHTS,
+            f"{mark}: this run's recover folder is Megatron's, whose form only Megatron can write", BEGIN_AT_WEIGHTS
         )
 
 
@@ -130,10 +129,7 @@ def _data_file(catalog: CheckpointCatalog) -> Path:
             BEGIN_AT_WEIGHTS,
         )
     if problems := pickle_problems(folder / DATA_FILE):
-        raise CheckpointError(
-            f"AReaL could not resume: {problems[0]}; nothing can make another",
-            BEGIN_AT_WEIGHTS,
-        )
+        raise CheckpointError(f"AReaL could not resume: {problems[0]}; nothing can make another", BEGIN_AT_WEIGHTS)
     return folder / DATA_FILE
 
 

@@ -24,8 +24,7 @@ from launcher.run_files.run_paths import names_of
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What was asked for: the newest that is complete, of a step before `before_step`, that is `good`; or the one at
-    `path`. `force`: also one that holds damage.
-    """
+    `path`. `force`: also one that holds damage."""
 
     before_step: int | None = None
     good: bool = False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from launcher.base.own_python import python
 from launcher.checkpoints.areal_log import launch_command
@@ -30,11 +31,11 @@ class Command:
     def settings(self) -> tuple[str, ...]:
         return self.words[len(LAUNCH) :]
 
-    def changed(self, settings: Sequence[str]) -> Command:
+    def changed(self, settings: Sequence[str]) -> Self:
         """With other values of some settings; a later one of the same key would be refused, so it is replaced."""
         keys = {setting.partition("=")[0] for setting in settings}
         kept = [word for word in self.words if word.partition("=")[0] not in keys or "=" not in word]
-        return Command(words=(*kept, *settings), folder=self.folder)
+        return replace(self, words=(*kept, *settings))
 
     def __str__(self) -> str:
         first = python() if self.words[0] == LAUNCH[0] else shlex.quote(self.words[0])

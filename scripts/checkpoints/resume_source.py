@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +29,7 @@ AREAL_RESUMES = "recover.mode=auto"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeSource:
     """`setup`: what must be set up first, since the launch itself would take something else. `settings`: what the
-    command needs for it. `made_with`: the fingerprint that the settings must fit; None: it was not recorded.
-    """
+    command needs for it. `made_with`: the fingerprint that the settings must fit; None: it was not recorded."""
 
     summary: str
     global_step: int
@@ -88,7 +86,7 @@ def _check_same_run(config: RunConfig, catalog: CheckpointCatalog) -> None:
 
 def composed(command: Command) -> RunConfig:
     """As the launch will compose it: paths begin where the command is typed. Raises ConfigError."""
-    with _in_folder(command.folder):
+    with contextlib.chdir(command.folder if command.folder and Path(command.folder).is_dir() else "."):
         return compose(command.settings)
 
 
@@ -185,14 +183,3 @@ def differences_of(catalog: CheckpointCatalog, source: ResumeSource, command: Co
     given = dict(word.split("=", 1) for word in command.words if "=" in word)
     then = {key: str(value) for key, value in source.made_with.items()}
     return fingerprint_differences(then, {key: given.get(key, value) for key, value in then.items()})
-
-
-@contextlib.contextmanager
-def _in_folder(folder: str) -> Iterator[None]:
-    before = Path.cwd()
-    try:
-        if folder and Path(folder).is_dir():
-            os.chdir(folder)
-        yield
-    finally:
-        os.chdir(before)

@@ -60,12 +60,7 @@ class CellResult:
 
 
 RUN, BROKEN, NOT_RUN = "run", "broken", "not run"
-FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "median": median,
-    "worst": max,
-    "least": min,
-    "sum": sum,
-}
+FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "worst": max, "least": min, "sum": sum}
 
 
 def verdict(mark: Mark, measures: Measures) -> Verdict:

@@ -126,7 +126,7 @@ class FaultContext:
 
 
 Inject = Callable[[FaultContext], Figures]
-Check = Callable[[RunPaths, RunProcesses], None]
+Check = Callable[[RunPaths, RunProcesses], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

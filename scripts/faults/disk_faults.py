@@ -64,9 +64,7 @@ def damage(folder: Path, how: str) -> str:
     "newest checkpoint damaged, then T1",
     role="trainer",
     damage=Option(
-        "flip",
-        "torn: its largest file cut in half; flip: one bit of it; manifest: gone",
-        ("torn", "flip", "manifest"),
+        "flip", "torn: its largest file cut in half; flip: one bit of it; manifest: gone", ("torn", "flip", "manifest")
     ),
     then=Option("kill", "nothing: leave the trainer alone", ("kill", "nothing")),
 )

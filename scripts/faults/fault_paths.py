@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from launcher.run_files.run_paths import RunPaths
 
@@ -24,7 +25,7 @@ class FaultPaths:
     damaged_weights: Path
 
     @classmethod
-    def of(cls, paths: RunPaths) -> FaultPaths:
+    def of(cls, paths: RunPaths) -> Self:
         root = paths.fileroot / "faults" / paths.user / paths.experiment_name / paths.trial_name
         return cls(
             root=root,

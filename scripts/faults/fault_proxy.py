@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import aiohttp
 from aiohttp import web
@@ -57,7 +58,7 @@ class FaultProxy:
         self.fired: Counter[str] = Counter()
         self.requests = 0
 
-    async def __aenter__(self) -> FaultProxy:
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
         )

@@ -13,15 +13,7 @@ from scripts.faults import (
     trainer_faults,
 )
 
-DECLARED_IN = (
-    server_faults,
-    interposer,
-    trainer_faults,
-    disk_faults,
-    memory_faults,
-    reward_faults,
-    run_faults,
-)
+DECLARED_IN = (server_faults, interposer, trainer_faults, disk_faults, memory_faults, reward_faults, run_faults)
 OUT_OF_REACH = (
     declared.FaultKind(
         id="S4",

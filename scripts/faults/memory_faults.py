@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.processes.process_tree import PROC, Process, open_pidfd
+from actors.processes.process_tree import PROC, Process, open_files, open_pidfd
 from launcher.base.errors import UsageError
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import find_trainer_cause
@@ -233,16 +233,16 @@ def _remove(own: Path, around: Path) -> None:
         time.sleep(LOOK_S)
 
 
-def _by_the_kernel(kills: int, logged: list[str]) -> str:
-    return f"the kernel killed it for memory (oom_kill {kills})" if kills else ""
-
-
-by_cgroup = Way(counts="VmRSS", hold=_hold_by_cgroup, proof=_by_the_kernel)
+by_cgroup = Way(
+    counts="VmRSS",
+    hold=_hold_by_cgroup,
+    proof=lambda kills, logged: f"the kernel killed it for memory (oom_kill {kills})" if kills else "",
+)
 
 
 def check_host_memory(kind: str, found: RunProcesses) -> None:
     """Raises UsageError where the memory of this trainer's steps is not on the host."""
-    if found.trainer is not None and on_a_gpu(found.trainer):
+    if found.trainer is not None and any(open_files(found.trainer.pid, GPU_FILES)):
         raise UsageError(f"{kind}: the trainer is on a GPU, whose memory can't be limited from outside", HOW_ON_A_GPU)
 
 
@@ -250,15 +250,6 @@ def check_cgroup(paths: RunPaths, found: RunProcesses) -> None:
     check_host_memory("T7", found)
     if found.trainer is not None:
         memory_cgroup(found.trainer)
-
-
-def on_a_gpu(process: Process) -> bool:
-    """It holds a device of NVIDIA's open."""
-    for entry in (PROC / str(process.pid) / "fd").glob("*"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if str(entry.readlink()).startswith(GPU_FILES):
-                return True
-    return False
 
 
 SHARE = Option(0.5, "of what a step takes, it is left", least=0.01)

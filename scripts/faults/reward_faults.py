@@ -34,10 +34,6 @@ def find_switch(paths: RunPaths, found: RunProcesses) -> Path:
     return Path(switch)
 
 
-def check_switch(paths: RunPaths, found: RunProcesses) -> None:
-    find_switch(paths, found)
-
-
 @contextlib.contextmanager
 def switched_on(switch: Path, what: dict[str, object]) -> Iterator[None]:
     """The reward function does that within the block, and what it always did after it."""
@@ -63,7 +59,7 @@ def switch_reward(do: str = "") -> Inject:
 
 
 def _switched(code: str, what: str, do: str = "", *, role: str = "run", **options: Option) -> None:
-    fault(code, what, role=role, needs="switch", check=check_switch, **options)(switch_reward(do))
+    fault(code, what, role=role, needs="switch", check=find_switch, **options)(switch_reward(do))
 
 
 _switched("S1", "rewards always 0", "zero", seconds=seconds(60.0, SO_LONG))

@@ -8,7 +8,6 @@ A process is its pid and its start time (`process_tree.Process`); every signal c
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -19,7 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.processes.process_tree import PROC, Process, children, descendants, identify, name
+from actors.processes.process_tree import (
+    PROC,
+    Process,
+    children,
+    command_line,
+    descendants,
+    identify,
+    name,
+    open_files,
+    stat_fields,
+)
 from launcher.base.errors import UsageError
 from launcher.run_files.run_paths import RunPaths
 
@@ -127,7 +136,7 @@ def live_runs(fileroot: Path) -> list[RunPaths]:
 
 def _trainer_elsewhere(paths: RunPaths) -> Process | None:
     """In a cluster that the run joined its workers aren't below the driver; the trainer holds its own log open."""
-    titles = ((process, TITLE.match(title(process))) for process in _all())
+    titles = ((process, TITLE.match(title(process))) for process in all_processes())
     return _first_to_log([process for process, match in titles if match and match[1] == TRAINER], paths)
 
 
@@ -142,8 +151,8 @@ def _first_to_log(trainers: Sequence[Process], paths: RunPaths) -> Process | Non
 def find_servers(paths: RunPaths) -> Iterator[LiveServer]:
     """Those whose guard says that it writes this run's logs, STARTING ones too."""
     guards: dict[int, set[Process]] = {}
-    for process in _all():
-        words = command(process)
+    for process in all_processes():
+        words = command_line(process)
         if GUARD in words and "--log" in words:
             index = _index_of(words[words.index("--log") + 1], paths)
             if index is not None:
@@ -166,11 +175,11 @@ def _server_below(index: int, guards: set[Process]) -> LiveServer | None:
     http = min(heads, key=lambda head: (head.started, head.pid))
     members = {process for guard in guards for process in descendants(guard.pid)}
     tree = tuple(process for process in members if process not in guards and not _is_guard(process))
-    return LiveServer(index=index, http=http, url=_url(command(http)), tree=tree)
+    return LiveServer(index=index, http=http, url=_url(command_line(http)), tree=tree)
 
 
 def _is_guard(process: Process) -> bool:
-    return GUARD in command(process)
+    return GUARD in command_line(process)
 
 
 def _url(words: list[str]) -> str:
@@ -183,17 +192,21 @@ def _url(words: list[str]) -> str:
 # ── /proc ──
 
 
-def command(process: Process) -> list[str]:
-    """Its arguments; empty once it is gone."""
-    try:
-        return (PROC / str(process.pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+def holds_open(process: Process, path: Path) -> bool:
+    """Has it that very file open? Not where it is gone, or another user's."""
+    wanted = path.resolve()
+    return wanted in open_files(process.pid, str(wanted)) and identify(process.pid) == process
+
+
+def state(process: Process) -> str:
+    """One letter, proc(5); empty once it is gone."""
+    fields = stat_fields(process.pid)
+    return fields[0] if fields and identify(process.pid) == process else ""
 
 
 def title(process: Process) -> str:
     """The first word of its command, which Ray and SGLang overwrite with what it does."""
-    return (command(process) or [""])[0].strip()
+    return (command_line(process) or [""])[0].strip()
 
 
 def environment(process: Process) -> dict[str, str]:
@@ -206,32 +219,13 @@ def environment(process: Process) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def holds_open(process: Process, path: Path) -> bool:
-    """Has it that very file open? Not where it is gone, or another user's."""
-    wanted = str(path.resolve())
-    for entry in (PROC / str(process.pid) / "fd").glob("*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # closed meanwhile
-            if str(entry.readlink()) == wanted:
-                return identify(process.pid) == process
-    return False
-
-
-def state(process: Process) -> str:
-    """One letter, proc(5); empty once it is gone."""
-    try:
-        fields = (PROC / str(process.pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return fields[0] if identify(process.pid) == process else ""
-
-
 def started_at(process: Process) -> float:
     """Unix seconds."""
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return boot + process.started / os.sysconf("SC_CLK_TCK")
 
 
-def _all() -> Iterator[Process]:
+def all_processes() -> Iterator[Process]:
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (process := identify(int(entry.name))):
             yield process

@@ -99,14 +99,7 @@ def turn_signs(file: Path, draw: Callable[[int], int]) -> str:
 
 
 def keep_busy(
-    url: str,
-    keys: ServerKeys,
-    *,
-    tokens: int,
-    together: int,
-    prompt: int,
-    until: float,
-    alive: Callable[[], bool],
+    url: str, keys: ServerKeys, *, tokens: int, together: int, prompt: int, until: float, alive: Callable[[], bool]
 ) -> int:
     """Send generations of a stranger, `together` at a time, until the monotonic time or until it dies; how many."""
     body = {

@@ -42,11 +42,7 @@ def kill_server(context: FaultContext) -> Figures:
 def stop_server(context: FaultContext) -> Figures:
     server = context.server()
     part, processes = context.part(server)
-    return {
-        "target": server.name,
-        "part": part,
-        **signals.hold(processes, context.number("seconds"), context.sleep),
-    }
+    return {"target": server.name, "part": part, **signals.hold(processes, context.number("seconds"), context.sleep)}
 
 
 @fault(

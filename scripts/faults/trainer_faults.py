@@ -67,10 +67,7 @@ def kill_trainer(context: FaultContext) -> Figures:
 
 @fault("T2", "trainer hangs: SIGSTOP", role="trainer", seconds=UNTIL_REPLACED)
 @fault(
-    "X-gc",
-    "trap: the trainer pauses, as in a garbage collection",
-    role="trainer",
-    seconds=seconds(1.5, "of the pause"),
+    "X-gc", "trap: the trainer pauses, as in a garbage collection", role="trainer", seconds=seconds(1.5, "of the pause")
 )
 def stop_trainer(context: FaultContext) -> Figures:
     return {"target": "trainer", **hold([context.trainer()], context.number("seconds"), context.sleep)}

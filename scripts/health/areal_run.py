@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from actors.processes.process_tree import Process, stat_fields
+from actors.processes.process_tree import Process, command_line, stat_fields
 from launcher.base.errors import LauncherError
 from launcher.checkpoints.areal_log import STEP_LINE, StepTable, log_of_steps, read_ends, read_step
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -20,7 +20,7 @@ from launcher.reporting.formats import age
 from launcher.run_files.run_paths import RunPaths
 from scripts.checkpoints.areal_processes import YOUNG_S, areal_processes, is_of_this_machine, newest_log
 from scripts.checkpoints.choosing import read_catalog
-from scripts.faults.run_processes import command, started_at, state
+from scripts.faults.run_processes import started_at, state
 from scripts.health.findings import BAD, NOTE, OK, UNKNOWN, Finding
 from scripts.health.recorded_run import LAST_STEPS, LastSteps, RecordedRun, read_run_settings
 
@@ -69,7 +69,7 @@ def _roles(processes: Sequence[Process]) -> dict[int, str]:
     """The oldest first: one whose command says nothing is what its parent is."""
     names: dict[int, str] = {}
     for one in processes:
-        words = command(one)
+        words = command_line(one)
         by_itself = next((role for part, role in ROLES.items() if part in " ".join(words)), "")
         fields = stat_fields(one.pid)
         inherited = names.get(int(fields[1]), "") if fields else ""

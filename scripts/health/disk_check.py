@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from launcher.base.disk_faults import DiskFault, fault_of_room
 from launcher.base.durable import room
@@ -15,6 +14,7 @@ from launcher.checkpoints.checkpoint_catalog import find_problem
 from launcher.checkpoints.checkpoint_store import STAGING, Checkpoint, CheckpointState, CheckpointStore
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.reporting.formats import age
+from launcher.resources.missing_machine import nearest_existing
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer, read_settings
 from scripts.checkpoints.choosing import read_catalog
@@ -34,7 +34,7 @@ def check_disk(subject: Subject) -> list[Finding]:
     store = paths.default_checkpoints if subject.areal is None else subject.areal.trial.default
     checkpoints = CheckpointStore(store).list()
     sizes = [size for one in checkpoints[-LAST:] if (size := _bytes(one)) > 0]
-    folder, logs = _existing(paths.default_checkpoints), _existing(paths.logs)
+    folder, logs = nearest_existing(paths.default_checkpoints), nearest_existing(paths.logs)
     findings = [judge_space(str(folder), shutil.disk_usage(folder).free, sizes)]
     for name, place in (("checkpoints", folder), ("logs", logs)):
         found = room(place)
@@ -68,10 +68,6 @@ def _bytes(checkpoint: Checkpoint) -> int:
     if checkpoint.manifest is not None:
         return checkpoint.manifest.total_bytes
     return sum(file.stat().st_size for file in checkpoint.path.rglob("*") if file.is_file())
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def check_checkpoints(subject: Subject) -> list[Finding]:

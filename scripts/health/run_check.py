@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import bearing
 from launcher.checkpoints.areal_log import read_servers
+from launcher.run_files.run_ends import GONE
 from launcher.run_files.run_paths import RunPaths
 from launcher.run_files.written_settings import foreign_trainer
 from scripts.faults.run_processes import NotLive, RunProcesses, find_run, find_servers
@@ -141,13 +142,6 @@ def judge_run(view: RecordedRun, steps: LastSteps, *, is_live: bool | None, now:
 
 def _done(steps: LastSteps) -> int:
     return 0 if steps.last_step is None else steps.last_step + 1
-
-
-GONE = (
-    "its driver is gone and recorded no final status; python -m scripts.resume_training shows the command that "
-    "resumes it here"
-)
-"""Of a run that was copied or moved the original's own command would continue the original."""
 
 
 def _judge_state(view: RecordedRun, steps: LastSteps, is_live: bool | None) -> tuple[CheckResult, str]:

@@ -14,7 +14,7 @@ from launcher.diagnosis.judging import evidence, memory_evidence
 from launcher.diagnosis.judging.evidence import Evidence
 from launcher.diagnosis.judging.incident_context import IncidentContext
 from launcher.diagnosis.reading.log_clock import say_duration
-from launcher.diagnosis.reading.log_records import Kind, LogEvent, Role
+from launcher.diagnosis.reading.log_records import Kind, Role
 
 SURE, LEAD = 3, 2
 STRONG, EARLIER_S, FOLLOWED = 3, 60.0, -6
@@ -108,10 +108,7 @@ def _missing_from(context: IncidentContext) -> Iterator[str]:
         yield "no server log was given (llm_server.log): a hang and a crash can't be distinguished"
     if not context.has_log(Role.TRAINER) and not context.near(Kind.INCIDENT, Kind.RUN_ENDED):
         yield "no trainer log was given (trainer.log): failed connections can't be seen"
-    killed = [e for e in context.near(Kind.KILLED, Kind.SERVER_EXITED) if _is_sigkill(e)]
+    ended = context.near(Kind.KILLED, Kind.SERVER_EXITED)
+    killed = [e for e in ended if e.kind is Kind.KILLED or e.facts.get("exit_code") in (-9, 137)]
     if killed and all(source.role is not Role.KERNEL for source in context.contents.sources):
         yield "a process was ended by SIGKILL; without a kernel log (dmesg -T > dmesg.log) it can't be seen who sent it"
-
-
-def _is_sigkill(event: LogEvent) -> bool:
-    return event.kind is Kind.KILLED or event.facts.get("exit_code") in (-9, 137)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launcher.config.settings import as_typed
 from launcher.config.supervision import MemoryConfig
 from launcher.diagnosis.judging.causes import Guess
 from launcher.policy import memory_backoff
@@ -59,14 +60,14 @@ def remedy_of(
             return Remedy(
                 change="no setting prevents every crash: run it where it is watched and restarted (this launcher "
                 "does both by itself), and never count a failed rollout as reward 0. If it crashes again and again, "
-                "go one rung down: a lower sglang.mem_fraction_static",
+                "go one rung down: a lower sglang.mem_fraction_static"
             )
         case Guess.DEGRADATION:
             return _of_degradation(settings)
         case Guess.REWARD_FUNCTION:
             return Remedy(
                 change="repair the reward function, and test it on known answers before resuming. One that is too "
-                "slow: a longer reward.timeout, more reward.workers",
+                "slow: a longer reward.timeout, more reward.workers"
             )
         case Guess.TRAINER_CRASH:
             return Remedy(
@@ -112,7 +113,7 @@ def _of_memory(ran_out: RanOut, settings: Mapping[str, object], place: tuple[str
     if not settings:  # no config.yaml: the next rung is not known
         return Remedy(change=change)
     rung = memory_backoff.next_rung(ran_out, _memory_settings(settings), (), MemoryConfig())
-    return Remedy(change=change, overrides=tuple(f"{key}={_value(value)}" for key, value in rung.overrides.items()))
+    return Remedy(change=change, overrides=tuple(f"{key}={as_typed(value)}" for key, value in rung.overrides.items()))
 
 
 def _memory_settings(settings: Mapping[str, object]) -> memory_backoff.MemorySettings:
@@ -136,7 +137,3 @@ def _memory_settings(settings: Mapping[str, object]) -> memory_backoff.MemorySet
 def _int(settings: Mapping[str, object], key: str, otherwise: int) -> int:
     value = settings.get(key)
     return value if isinstance(value, int) else otherwise
-
-
-def _value(value: float | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

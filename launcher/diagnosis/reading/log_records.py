@@ -11,6 +11,7 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ class Steps:
         for name, column in self._columns.items():
             column.append(figures.get(name, math.nan))
 
-    def extend(self, other: Steps) -> None:
+    def extend(self, other: Self) -> None:
         self._steps.extend(other._steps)
         self._times.extend(other._times)
         for name, column in self._columns.items():

@@ -45,7 +45,8 @@ def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
     """Raises DataError where it is no table with steps, or where several runs are in it."""
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         try:
-            is_european = _is_european(file.readline())
+            header_line = file.readline()
+            is_european = header_line.count(";") > header_line.count(",")  # the comma is the decimal sign there
             file.seek(0)
             rows: Iterator[list[str]] = csv.reader(file, delimiter=";" if is_european else ",")
             if is_european:
@@ -64,11 +65,6 @@ def read_csv(path: Path, names: FigureNames, metric: str = "") -> Contents:
         except csv.Error as error:
             raise DataError(f"{path} is not a CSV file: {error}", "give the file that WandB exported") from error
     return contents_of(path, "WandB's CSV", steps, keys.values())
-
-
-def _is_european(header: str) -> bool:
-    """As spreadsheets save a table where the comma is the decimal sign."""
-    return header.count(";") > header.count(",")
 
 
 def _keys_of(path: Path, header: list[str], metric: str) -> dict[int, str]:

@@ -156,11 +156,7 @@ class Trial:
                 self._mend()
             incident = self.monitor.view().incident
         server = ServerFacts(
-            name="server-0",
-            state=ServerState.READY,
-            verdict=ALIVE,
-            weight_version=self.run.step,
-            lineage=self.lineage,
+            name="server-0", state=ServerState.READY, verdict=ALIVE, weight_version=self.run.step, lineage=self.lineage
         )
         seen = Observed(
             state=RunState.RUNNING,
