@@ -138,7 +138,9 @@ def charts_of(keys: list[str]) -> list[dict[str, object]]:
 
 
 def _is_figure(value: object) -> bool:
-    return (isinstance(value, int | float) and not isinstance(value, bool)) or value in WRITTEN_OUT
+    if isinstance(value, str):
+        return value in WRITTEN_OUT
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _width(steps: np.ndarray) -> int:
