@@ -62,6 +62,8 @@ def _within(ask: Callable[[], object], seconds: float) -> str:
             answers.append("")
         except HfHubHTTPError as error:
             answers.append(f"the hub refuses: {str(error).splitlines()[0]}")
+        except httpx.TimeoutException:
+            answers.append(answers[0])
         except (httpx.HTTPError, OSError, ValueError) as error:
             answers.append(f"the hub can't be reached ({error})")
 
