@@ -24,7 +24,6 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from actors.processes.process_tree import set_session_niceness
 from launcher.base.errors import ResourceError, UsageError
 from launcher.run_files.run_keys import read_watch_token
 from scripts.checkpoints.arguments import DEFAULT_FILEROOT, Parser
@@ -77,7 +76,6 @@ def _watch(given: argparse.Namespace) -> int:
     token = secrets.token_urlsafe(32) if given.keys is None else read_watch_token(given.keys)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-        set_session_niceness(os.getpid(), NICENESS)
     asyncio.run(_serve(given, WatchServer(fileroot, token).application(), token))
     return DONE
 

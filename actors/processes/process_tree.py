@@ -228,19 +228,6 @@ def set_session_niceness(pid: int, niceness: int) -> None:
                 return
 
 
-def lead_a_session() -> bool:
-    """Make this process, which may lead a process group, the leader of a session; whether it is that now."""
-    if os.getsid(0) == os.getpid():
-        return True
-    try:
-        if os.getpgid(0) == os.getpid():
-            os.setpgid(0, os.getpgid(os.getppid()))  # the leader of a group may not
-        os.setsid()
-    except OSError:  # its parent is of another session, for example
-        return False
-    return True
-
-
 def process_state(pid: int) -> tuple[str | None, float]:
     """State letter and CPU seconds, (None, 0) where it can't be seen."""
     try:

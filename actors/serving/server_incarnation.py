@@ -42,9 +42,9 @@ GRACE_S = 0.0
 """No grace: on SIGTERM SGLang takes 7.6 s to end even when idle, 52 s with a long request, and saves nothing."""
 VITAL = "sglang::"
 """Scheduler and detokenizer. The server itself notices a dead one after 1.3 s, and takes up to 6 s more to end."""
-BACKGROUND = 10
-"""The niceness of a start in the background: a tenth of the CPUs where others want all of them. With 19 a start on two
-busy cores would not end before its deadline."""
+BACKGROUND = 5
+"""The niceness of a start in the background: a quarter of a CPU that another session wants all of, a seventh where two
+do. With 10 a start on two busy cores might not end before its deadline."""
 SHARED_MEMORY = "/dev/shm/sglang_"
 
 

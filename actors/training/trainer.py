@@ -23,8 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster.fencing import bind_to_cluster, holds_lease
 from actors.cluster.node_identity import this_node
-from actors.model.lean_imports import LOWEST, import_at_low_priority, lean_imports
-from actors.processes.process_tree import lead_a_session, set_session_niceness
+from actors.model.lean_imports import import_at_low_priority, lean_imports
 from actors.serving.setting_overrides import with_overrides
 from launcher.base.errors import RunError, TrainerError
 from launcher.base.messages import Overrides, ServerInfo, ServerState, Snapshot, TrainerEnd, TrainerReady, TrainerView
@@ -79,8 +78,6 @@ class Trainer:
             return os.getpid()
         self._busy = "parking"
         try:
-            if lead_a_session():
-                set_session_niceness(os.getpid(), LOWEST)
             if gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpus
             with lean_imports():
@@ -90,7 +87,6 @@ class Trainer:
             self._is_parked = True
         finally:
             self._busy = ""
-            set_session_niceness(os.getpid(), 0)
         return os.getpid()
 
     @ray.method(concurrency_group="train")

@@ -52,10 +52,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def make_model(folder: Path, layers: int) -> Path:
-    config = AutoConfig.from_pretrained(compose([PRESET]).actor.path)
+    config = AutoConfig.from_pretrained(compose([PRESET]).actor.path, trust_remote_code=False)
     config.update({"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": layers})
     config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "layer_types": ["full_attention"] * layers})
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
     return folder
 
 

@@ -80,15 +80,3 @@ def test_the_session_of_somebody_else_is_left_alone():
         set_session_niceness(process.pid, 7)
         assert of_session(process.pid) == before == of_session("self")
         process.kill()
-
-
-def led(role):
-    """What a child that `role` names finds of itself after it was to lead a session."""
-    asks = "from actors.processes.process_tree import lead_a_session as lead; import os"
-    told = "print(lead(), lead(), os.getsid(0) == os.getpid() == os.getpgid(0))"
-    made = subprocess.run([sys.executable, "-c", f"{asks}; {told}"], capture_output=True, text=True, check=True, **role)
-    return made.stdout.strip()
-
-
-def test_a_process_comes_to_lead_a_session():
-    assert led({"process_group": 0}) == led({}) == led({"start_new_session": True}) == "True True True"
