@@ -20,7 +20,6 @@ Never for a server on a GPU: `--device` other than cpu is refused, and GPUs are 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import logging
 import multiprocessing
@@ -34,6 +33,7 @@ from typing import Any
 
 from actors.processes.exit_notifier import hold_one
 from actors.serving import auth_middleware, sgl_kernel_stand_in
+from actors.serving.sglang_features import sglang_folder
 
 NEEDLESS = (
     "flashinfer",  # GPU kernels, with cutlass behind them
@@ -100,9 +100,7 @@ def leave_out_other_models(model_path: str | None) -> None:
         wanted = [f"class {architecture}(" for architecture in config["architectures"]]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    sglang = importlib.util.find_spec("sglang")  # found, not imported
-    assert sglang is not None and sglang.submodule_search_locations is not None
-    files = list((Path(sglang.submodule_search_locations[0]) / "srt" / "models").glob("*.py"))
+    files = list((sglang_folder() / "srt" / "models").glob("*.py"))
     needed = {file for file in files if any(name in file.read_text() for name in wanted)}
     if needed:
         os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(f.stem for f in files if f not in needed))
