@@ -28,7 +28,7 @@ from actors.serving.remote_process_probe import RemoteProcessTree
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.messages import Cause, Health, Incident, ServerInfo, Verdict
 from launcher.config.schema import RunConfig
-from launcher.policy.admission import Admission, BatchReport, GateRules, UsualValues, admit
+from launcher.policy.admission import OF_WEIGHTS, Admission, BatchReport, GateRules, UsualValues, admit
 from launcher.policy.canary_policy import CanaryRound, CanaryScore, explains, judge_canaries
 from launcher.policy.incident_policy import ENVIRONMENT
 from launcher.policy.reward_health import (
@@ -45,8 +45,6 @@ from launcher.policy.reward_health import (
 from launcher.run_files.journal import Journal
 
 MOST_ROUNDS = 200
-MEMORY_S = 1.0
-OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
 NO_DOUBT = ("", Cause.SERVER_STALE)
 
 
@@ -94,8 +92,8 @@ class HealthMonitor:
         """These are the servers now. Repeat it often: counts in flight grow old. A new incarnation gets a new watch.
         `is_starting`: a further one is, which is not watched yet."""
         if self._memory is not None:
-            look = partial(asyncio.to_thread, self._memory.look_if_due, is_starting=is_starting)
-            self._memory_look.start_if_due(look, self._clock(), MEMORY_S)
+            look = partial(asyncio.to_thread, self._memory.look, is_starting=is_starting)
+            self._memory_look.start_if_due(look, self._clock(), self._config.memory.sample_interval_s)
         self._standbys = {target.server.name for target in targets if target.is_standby}
         for target in targets:
             known = self._watches.get(target.server.name)

@@ -22,7 +22,7 @@ Reading = Mapping[str, tuple[float, float]]
 
 
 class MemoryWatch:
-    """Call `look_if_due` at any time. Each sample is a line of `series`; each rise is one event, `memory.rising`."""
+    """Call `look` every memory.sample_interval_s: a line of `series`. Each rise is one event, `memory.rising`."""
 
     def __init__(
         self,
@@ -38,16 +38,12 @@ class MemoryWatch:
         self._series = series
         self._read = read
         self._clock = clock
-        self._looked_at = float("-inf")
         self._samples: dict[str, deque[MemorySample]] = {}
         self._reported: set[str] = set()
 
-    def look_if_due(self, *, is_starting: bool = False) -> None:
+    def look(self, *, is_starting: bool = False) -> None:
         """`is_starting`: a server is, which takes memory and is no rise."""
         now = self._clock()
-        if now - self._looked_at < self._settings.sample_interval_s:
-            return
-        self._looked_at = now
         reading = self._read()
         if self._series is not None:
             self._series.append({"time": time.time(), "in_use": reading})

@@ -18,6 +18,7 @@ from pathlib import Path
 PROC = Path("/proc")
 CAP_SYS_NICE = 23
 AUTOGROUP_TRIES, AUTOGROUP_PAUSE_S = 3, 0.11
+LONGEST_STAT = 4096
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,9 +53,14 @@ def identify(pid: int) -> Process | None:
 def stat_fields(pid: int) -> list[str] | None:
     """Fields 3 and following of /proc/PID/stat, proc(5); the name before them may itself hold blanks and brackets."""
     try:
-        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        descriptor = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # a Path takes four times as long
+        try:
+            line = os.read(descriptor, LONGEST_STAT)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return line.decode(errors="replace").rpartition(")")[2].split()
 
 
 def name(process: Process) -> str:

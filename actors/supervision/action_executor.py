@@ -46,14 +46,13 @@ from launcher.policy.actions import (
     ResumeTrainer,
     UnparkTrainer,
 )
-from launcher.policy.canary_policy import CanaryRound, is_sound
+from launcher.policy.canary_policy import SOONEST_S, CanaryRound, is_sound, until_next_round_s
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S = 30.0
 PROMOTE_S = 5.0
 """For a standby to answer and to get traffic; then the lost server is restarted."""
-VERIFIER_S, SOUND_VERIFIER_S = 2.0, 0.3
 """Between two rounds of known answers while training is paused; after a sound one the next comes sooner."""
 VERIFIER_ANSWER_S = 60.0
 
@@ -111,16 +110,23 @@ class ActionExecutor:
 
     async def _ask_the_verifier_again(self, monitor: MonitorHandle) -> None:
         """While the trainer is paused for a broken reward function, no batch shows whether it works again."""
-        was_sound = False
+        since: float | None = None
+        wait_s = SOONEST_S
         while True:
-            await asyncio.sleep(SOUND_VERIFIER_S if was_sound else VERIFIER_S)
-            was_sound, incident = False, self._observer.incident(time.monotonic())
-            if incident is not None and incident.cause is Cause.VERIFIER_BROKEN and not self._trainer.view.is_running:
-                with contextlib.suppress(LauncherError):
-                    scored: CanaryRound = await self._trainer.call("score_canaries", within_s=VERIFIER_ANSWER_S)
-                    if was_sound := is_sound(scored, self._config.reward_health):
-                        self._trainer.reward_answers()
-                    await monitor.canaries(scored)
+            await asyncio.sleep(wait_s)
+            now, wait_s = time.monotonic(), SOONEST_S
+            incident = self._observer.incident(now)
+            if incident is None or incident.cause is not Cause.VERIFIER_BROKEN or self._trainer.view.is_running:
+                since = None
+                continue
+            since = now if since is None else since
+            was_sound = False
+            with contextlib.suppress(LauncherError):
+                scored: CanaryRound = await self._trainer.call("score_canaries", within_s=VERIFIER_ANSWER_S)
+                if was_sound := is_sound(scored, self._config.reward_health):
+                    self._trainer.reward_answers()
+                await monitor.canaries(scored)
+            wait_s = until_next_round_s(time.monotonic() - since, was_sound=was_sound)
 
     async def _start_trainer(self, before: Sequence[asyncio.Task[None]]) -> None:
         """SGLang takes its share of what memory is free when it starts: on one GPU the servers go first."""

@@ -21,17 +21,19 @@ from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.interfaces import ClusterInterface, Observation
 from actors.supervision.run_history import RunHistory
 from launcher.base.errors import LauncherError, UsageError
-from launcher.base.messages import RunOutcome, TerminalStatus
+from launcher.base.messages import Health, RunOutcome, TerminalStatus
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import Action, Halt, PauseTrainer
 from launcher.policy.observed import Observed, RecoveryPlan
 from launcher.policy.reconcile_fleet import change_to
 from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import wait_s
-from launcher.policy.run_state import ENDS
+from launcher.policy.run_state import ENDS, RunState
 
 TURN_S = 0.25
-"""Between two looks where nothing calls for one."""
+"""Between two looks at what time alone changes: a deadline, a doubt."""
+QUIET_TURN_S = 1.0
+"""The same while the run steps and nobody is in doubt: what changes then is told (`ClusterInterface.changed`)."""
 FLUSH_S = 10.0
 """For the journal's lines before a pause and a halt, and for the last ones at the end of the run."""
 
@@ -129,8 +131,8 @@ class Coordinator:
             self._history.asked_to_hold(reason)
             self._cluster.changed.set()
 
-    async def turn(self) -> float | None:
-        """One look, one plan, its actions begun. Returns when to look again at the latest, None: after a turn."""
+    async def turn(self) -> float:
+        """One look, one plan, its actions begun. Returns when to look again at the latest."""
         look = await self._cluster.look()
         self._reap()
         now = self._clock()
@@ -143,7 +145,13 @@ class Coordinator:
         for action in made.actions:
             self._history.begun(action)
             self._under_way[asyncio.create_task(self._perform(action))] = action
-        return made.wake_at
+        turn_s = QUIET_TURN_S if self._is_quiet(seen, made) else TURN_S
+        return now + turn_s if made.wake_at is None else min(now + turn_s, made.wake_at)
+
+    def _is_quiet(self, seen: Observed, made: RecoveryPlan) -> bool:
+        verdicts = (seen.trainer.verdict, *(server.verdict for server in seen.servers))
+        is_in_doubt = any(verdict.health in (Health.SUSPECT, Health.DEAD) for verdict in verdicts)
+        return made.state is RunState.RUNNING and not (self._under_way or is_in_doubt or seen.incident or seen.disk)
 
     def _enter(self, made: RecoveryPlan) -> None:
         self._history.enter(made.state, made.reason)
@@ -222,10 +230,9 @@ class Coordinator:
             del self._under_way[task]
             task.result()
 
-    async def _wait(self, wake_at: float | None) -> None:
-        left_s = TURN_S if wake_at is None else min(TURN_S, max(wake_at - self._clock(), 0.0))
+    async def _wait(self, wake_at: float) -> None:
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(max(wake_at - self._clock(), 0.0)):
                 await self._cluster.changed.wait()
         except TimeoutError:
             return

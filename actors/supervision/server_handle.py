@@ -231,6 +231,8 @@ class ServerHandle:
         return info
 
     def _take_info(self, info: ServerInfo) -> None:
+        if info != self._info:
+            self._changed.set()
         self._info = info
         if not isinstance(self.state, ServerDead):
             self._kills.look()

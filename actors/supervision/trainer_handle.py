@@ -123,6 +123,7 @@ class TrainerHandle:
             self._busy, self._busy_since = view.busy, self.probe.answered_at
         if view.is_allowed:  # perhaps by a question whose answer was lost: somebody must call `run`
             self._await_run()
+        self._changed.set()
 
     def lost_with_node(self, node: str, reason: str) -> bool:
         """A node is lost; whether the trainer was on it. Behind a partition it may step until its lease is over."""
@@ -215,8 +216,12 @@ class TrainerHandle:
 
     async def _judge_always(self) -> None:
         """Beside the questions, so that one that is not answered is seen to be none."""
+        before = Health.UNKNOWN
         while True:
             self._liveness.look(self.view, heard_at=self.probe.answered_at, is_asked=self.probe.is_waiting)
+            if (health := self._liveness.verdict().health) is not before:
+                before = health
+                self._changed.set()
             await asyncio.sleep(self._look_s)
 
     def _watch(self, process: ProcessId) -> None:

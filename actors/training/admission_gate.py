@@ -52,7 +52,7 @@ class Record(Protocol):
 class AdmissionGate:
     """`check` a batch, then `admit` it, on the training thread. `ask` None: a run without a monitor; only `check`
     decides. `score` begins to score the known answers of a step; `servers`: those that may have made the batch;
-    `record`: the run's own known answers."""
+    `record`: the run's own known answers; `doubt` takes a server's traffic away, with the reason."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class AdmissionGate:
         score: Callable[[int], Future[tuple[CanaryScore, ...]]] | None = None,
         servers: Callable[[], Sequence[ServerInfo]] = tuple,
         record: Record | None = None,
+        doubt: Callable[[str, str], None] = lambda name, reason: None,
     ) -> None:
         self._rules = GateRules.of(config)
         self._n_samples = config.gconfig.n_samples
@@ -71,6 +72,7 @@ class AdmissionGate:
         self._score = score
         self._servers = servers
         self._record_of_run = record
+        self._doubt = doubt
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
         self._stop = threading.Event()
         self.is_waiting = False
@@ -100,6 +102,8 @@ class AdmissionGate:
             can_check=record is not None and record.is_enough,
         )
         decision = self._decide(report)
+        for name in decision.accused:  # at once: the Coordinator learns it later, and the next batch is begun before
+            self._doubt(name, decision.reason)
         if record is None:
             return decision
         if decision.check_before is not None:

@@ -122,6 +122,7 @@ class Training:
             score=self._canaries.begin,
             servers=self.servers.pool.servers,
             record=self._recorded,
+            doubt=self.servers.doubt,
         )
         data, shuffle = self._data, config.train_dataset.shuffle
         self._queue = PromptQueue(list(data.prompts), seed=config.seed, shuffle=shuffle, circles=data.circles)

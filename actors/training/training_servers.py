@@ -132,6 +132,10 @@ class TrainingServers:
     def set_servers(self, servers: Sequence[ServerInfo]) -> None:
         self._thread.call(self.pool.update(servers))
 
+    def doubt(self, name: str, reason: str) -> None:
+        """It made a batch that was rejected for its weights: no traffic until it has been sent them again."""
+        self._thread.call(self.pool.mark_stale(name, reason))
+
     def drain(self, name: str, *, within_s: float) -> int:
         """Remove a server: no new requests; those in flight finish or are migrated. Returns how many were migrated."""
         return self._thread.call(self.pool.drain(name, within_s=within_s))

@@ -177,6 +177,9 @@ class UsualValues:
         )
 
 
+OF_WEIGHTS = frozenset({Cause.SERVER_STALE, Cause.SERVER_CORRUPT})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """`cause`: what the reason points to, where it points to something; `subjects`: whose failure, where that is known.
@@ -189,6 +192,11 @@ class Admission:
     subjects: tuple[str, ...] = ()
     is_compared: bool = False
     check_before: int | None = None
+
+    @property
+    def accused(self) -> tuple[str, ...]:
+        """Servers that may hold other weights than the trainer's, where it is known which."""
+        return self.subjects if self.cause in OF_WEIGHTS else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

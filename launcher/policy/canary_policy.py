@@ -25,6 +25,8 @@ STANDARD_ERRORS = 4.0
 BY_CHANCE = 1e-4
 LEAST_SPREAD = 0.1
 """Standard deviation of one score, as a share of the range of rewards, that any reward function is credited with."""
+SOONEST_S, LATEST_S = 0.3, 10.0
+"""Between two rounds of known answers while the trainer is paused for a broken reward function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,12 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
 def is_sound(one: CanaryRound, settings: RewardHealthConfig) -> bool:
     """Every known answer was scored, and as it should be."""
     return all(score.got is not None and not _is_wrong(score, settings) for score in one.scores)
+
+
+def until_next_round_s(paused_s: float, *, was_sound: bool) -> float:
+    """While the trainer is paused for a broken reward function. After a wrong round half of the pause so far: a short
+    fault costs little, and a long one asks a judge that is paid for seldom."""
+    return SOONEST_S if was_sound else min(max(paused_s / 2, SOONEST_S), LATEST_S)
 
 
 def is_more_than_noise(wrong: int, scored: int, rate: float) -> bool:

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from launcher.base.errors import UsageError
 from scripts.benchmark.experiment import PRESET
 
 BENCHMARKS = {
@@ -33,7 +34,11 @@ BENCHMARKS = {
 def main() -> None:
     arguments = parser(sys.argv[1:]).parse_args()
     print(f"load average before: {load()}", file=sys.stderr)
-    result = arguments.run(arguments)
+    try:
+        result = arguments.run(arguments)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     print(f"load average after: {load()}", file=sys.stderr)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")

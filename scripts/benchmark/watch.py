@@ -17,8 +17,10 @@ from typing import Any
 
 import psutil
 
+from launcher.base.errors import UsageError
 from scripts.benchmark.browser import Browser
 from scripts.checkpoints.arguments import DEFAULT_FILEROOT
+from scripts.watch_page.run_list import runs_below
 
 OPENED = "Number(document.documentElement?.dataset.opened ?? 0)"
 COMPLETE = "!!document.querySelector('#samples .list > *') && !!document.querySelector('#settings > div > *')"
@@ -35,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
+    if not runs_below(given.fileroot):
+        raise UsageError(
+            f"there is no run below {given.fileroot}", "`python -m tests.support.long_run FOLDER` makes one"
+        )
     found = [asyncio.run(_opened(given)) for _ in range(given.times)]
     opened = [one["opened_s"] for one in found]
     others = sum(one["other_hosts"] for one in found)

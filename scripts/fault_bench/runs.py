@@ -103,12 +103,14 @@ def restarted_run(faults: str, every: int, *settings: str) -> Way:
         asked, began, exit_code = len(to_come), time.monotonic(), None
         while exit_code is None:
             with started(words, paths) as process:
+                due = committed(paths) + every
                 while to_come:
-                    until_committed(process, paths, committed(paths) + every)
+                    until_committed(process, paths, due)
+                    due = committed(paths) + every
                     fault = replace(to_come.popleft(), at_step=None)
                     rules = Rules(seed=place.seed + len(to_come), within_s=120.0, even_the_last=True)
                     Campaign(paths, rules, say=print).run([fault])
-                    if fault.kind.id in HANGS and not stands_still(process, paths, every):
+                    if fault.kind.id in HANGS and not stands_still(process, paths, due):
                         continue
                     if fault.kind.id not in SILENT:
                         break
@@ -122,11 +124,10 @@ def restarted_run(faults: str, every: int, *settings: str) -> Way:
     return run
 
 
-def stands_still(process: subprocess.Popen[bytes], paths: RunPaths, every: int) -> bool:
-    """Whether it takes no step for HANG_S, before it has taken `every` more or has ended."""
-    first = last = committed(paths)
-    since = time.monotonic()
-    while process.poll() is None and last < first + every:
+def stands_still(process: subprocess.Popen[bytes], paths: RunPaths, due: int) -> bool:
+    """Whether it takes no step for HANG_S, before it has taken `due` in all or has ended."""
+    last, since = committed(paths), time.monotonic()
+    while process.poll() is None and last < due:
         if time.monotonic() - since > HANG_S:
             return True
         time.sleep(0.1)

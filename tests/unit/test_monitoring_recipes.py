@@ -4,12 +4,11 @@ import json
 import re
 import shutil
 import subprocess
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import yaml
 
+from actors.serving.sglang_features import sglang_folder
 from launcher.config.compose import REPOSITORY
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of
@@ -26,7 +25,7 @@ def test_a_query_names_figures_that_are_exported(expression):
     theirs = {f"sglang:{name}" for name in re.findall(r"sglang\[:_\](\w+)", expression)}
     assert ours or theirs
     assert ours <= set(GAUGES)
-    source = "".join(path.read_text() for path in Path(find_spec("sglang").origin).parent.rglob("*metrics*.py"))
+    source = "".join(path.read_text() for path in sglang_folder().rglob("*metrics*.py"))
     assert all(f'"{name}"' in source for name in theirs)
 
 

@@ -1,12 +1,19 @@
 """Memory that rises is told once, in time; files in the kernel's cache are no memory in use."""
 
+import asyncio
 import time
+from types import SimpleNamespace
 
+from actors.monitoring.health_monitor import HealthMonitor
 from actors.monitoring.memory_watch import MemoryWatch
+from actors.monitoring.reward_series import RewardSeries
+from actors.serving.sglang_client import SGLangClient
+from launcher.config.schema import RunConfig
 from launcher.config.supervision import MemoryConfig
 from launcher.resources import hardware
 from launcher.resources.hardware import OomKillWatch, cgroup_memory, memory_in_use, oom_kills
 from launcher.run_files.journal import Journal, read_lines
+from launcher.run_files.run_paths import RunPaths
 
 MIB = 2**20
 
@@ -26,8 +33,8 @@ def watch(tmp_path, used, *, interval_s=10.0, starting=lambda now: False):
 
     def look_until(end):
         while now[0] < end:
-            now[0] += 1.0
-            watching.look_if_due(is_starting=starting(now[0]))
+            now[0] += interval_s
+            watching.look(is_starting=starting(now[0]))
         path = tmp_path / "events.jsonl"
         return list(read_lines(path)) if path.exists() else []
 
@@ -62,9 +69,23 @@ def test_what_comes_and_goes_is_not_told(tmp_path):
 
 
 def test_memory_is_looked_at_once_an_interval(tmp_path):
-    looks = []
-    watch(tmp_path, lambda now: looks.append(now) or 500)(95)
-    assert looks == [1.0, 11.0, 21.0, 31.0, 41.0, 51.0, 61.0, 71.0, 81.0, 91.0]
+    now, looks = [0.0], []
+    memory = SimpleNamespace(look=lambda *, is_starting: looks.append((now[0], is_starting)))
+    journal = Journal(tmp_path / "events.jsonl", 1, time.time)
+
+    async def watch_it():
+        config = RunConfig(experiment_name="exp")
+        series = RewardSeries.read(RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0"))
+        monitor = HealthMonitor(config, journal, SGLangClient(), series=series, memory=memory, clock=lambda: now[0])
+        while now[0] < 35:
+            now[0] += 1.0
+            monitor.watch([], is_starting=now[0] == 21.0)
+            await asyncio.to_thread(lambda: None)  # the look is on a thread
+            await asyncio.sleep(0.01)
+        await monitor.close()
+
+    asyncio.run(watch_it())
+    assert looks == [(1.0, False), (11.0, False), (21.0, True), (31.0, False)]
 
 
 def test_this_host_has_memory_in_use():

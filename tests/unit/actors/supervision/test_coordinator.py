@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from actors.supervision.coordinator import Coordinator
+from actors.supervision.coordinator import QUIET_TURN_S, TURN_S, Coordinator
 from actors.supervision.run_history import RunHistory
 from launcher.base.messages import Cause, Incident, ServerExit, ServerState, TerminalStatus
 from launcher.policy.actions import (
@@ -93,6 +93,16 @@ def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_alone(tm
     assert trial.run.servers["server-1"].state is ServerState.READY
     assert trial.history.state is RunState.RUNNING
     assert [e["subject"] for e in trial.events("server.ready")][-1] == "server-1"
+
+
+def test_a_run_without_a_doubt_is_looked_at_less_often(tmp_path):
+    async def scenario():
+        trial = await Trial(tmp_path).begun()
+        quiet = await trial.coordinator.turn() - trial.run.now
+        trial.run.kill_server("server-1")
+        return quiet, await trial.coordinator.turn() - trial.run.now
+
+    assert play(scenario) == pytest.approx((QUIET_TURN_S, TURN_S))
 
 
 def test_all_servers_at_once_is_the_same_path(tmp_path):

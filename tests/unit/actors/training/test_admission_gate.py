@@ -9,7 +9,7 @@ from actors.model.update_stats import LogprobDistance
 from actors.rollout.live_rollouts import Stopped
 from actors.training import admission_gate as gate_module
 from actors.training.admission_gate import AdmissionGate, MonitorAway
-from launcher.base.messages import ServerInfo, ServerState
+from launcher.base.messages import Cause, ServerInfo, ServerState
 from launcher.config.schema import RunConfig
 from launcher.policy.admission import Admission
 from launcher.policy.canary_policy import CanaryScore
@@ -114,6 +114,18 @@ def test_the_monitor_hears_of_each_batch_with_its_known_answers_and_whose_tokens
     assert (admitted.logprob_distance, admitted.distances) == (2e-7, {"server-0": 2e-7})
     assert rejected.canaries == admitted.canaries == (KNOWN,)
     assert scored_for == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("cause", "doubted"),
+    [(Cause.SERVER_CORRUPT, ["server-1"]), (Cause.SERVER_STALE, ["server-1"]), (Cause.REWARD_COLLAPSE, [])],
+)
+def test_a_server_that_is_rejected_for_its_weights_loses_its_traffic_before_the_next_batch(journal, cause, doubted):
+    no = Admission(admitted=False, reason="far", cause=cause, subjects=("server-1",))
+    told = []
+    gate = gate_of(journal, lambda report: no, doubt=lambda name, reason: told.append((name, reason)))
+    assert gate.admit(BATCH, Figures(mean=0.2), **NOW) == no
+    assert told == [(name, "far") for name in doubted]
 
 
 def test_without_a_monitor_the_rules_that_need_no_history_decide(journal):

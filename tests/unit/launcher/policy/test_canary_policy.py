@@ -6,7 +6,7 @@ import pytest
 
 from launcher.config.supervision import RewardHealthConfig
 from launcher.policy import canary_policy
-from launcher.policy.canary_policy import CanaryRound, CanaryScore, judge_canaries
+from launcher.policy.canary_policy import CanaryRound, CanaryScore, judge_canaries, until_next_round_s
 
 SETTINGS = RewardHealthConfig()
 RIGHT, WRONG = 1.0, 0.0
@@ -108,3 +108,13 @@ def test_only_so_many_sound_rounds_in_a_row_clear_it_and_a_wrong_one_begins_the_
     assert judge_canaries(between, SETTINGS).onset_step == 1, "neither row was long enough"
     unscored = [wrong, *sound(*[2] * few), scored(3, right=None)]
     assert judge_canaries(unscored, SETTINGS).is_broken, "one that is missing clears nothing"
+
+
+def test_a_broken_reward_function_is_asked_soon_and_then_seldom():
+    waited, rounds = 0.0, []
+    while waited < 600:
+        waited += until_next_round_s(waited, was_sound=False)
+        rounds.append(waited)
+    assert sum(at < 4 for at in rounds) >= 4
+    assert sum(at > 60 for at in rounds) <= 55, "at most one in ten seconds"
+    assert until_next_round_s(500, was_sound=True) == until_next_round_s(0, was_sound=False)

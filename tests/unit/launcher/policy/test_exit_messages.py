@@ -5,7 +5,6 @@ The installed SGLang is searched for messages about memory that are not known: a
 
 import ast
 import dataclasses
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -13,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from actors.serving.server_log_tail import decisive_lines
+from actors.serving.sglang_features import sglang_folder
 from launcher.base.messages import Cause
 from launcher.policy.exit_cause import RanOut, find_server_cause, find_trainer_cause, least_fraction
 from launcher.policy.memory_backoff import MEM_FRACTION, TriedSettings, next_rung
 from tests.unit.launcher.policy.test_memory_backoff import CONFIG, GPU
 
 MESSAGES = tomllib.loads((Path(__file__).parent / "data" / "exit_messages.toml").read_text())["message"]
-SGLANG = Path(importlib.util.find_spec("sglang").origin).parent / "srt"
+SGLANG = sglang_folder() / "srt"
 OF_MEMORY = re.compile(
     r"mem-fraction-static|out of memory|[Nn]ot enough \w* ?memory|[Ii]nsufficient \w* ?memory|no \w* ?memory for"
 )

@@ -26,7 +26,7 @@ def step(paths):
 def test_one_that_takes_no_step_stands_still(job, monkeypatch):
     monkeypatch.setattr(runs, "HANG_S", 0.5)
     paths, process, _ = job
-    assert runs.stands_still(process, paths, every=3)
+    assert runs.stands_still(process, paths, due=3)
 
 
 def test_one_that_goes_on_without_the_hung_server_does_not(job):
@@ -34,10 +34,10 @@ def test_one_that_goes_on_without_the_hung_server_does_not(job):
     timers = [threading.Timer(0.2 * n, step, [paths]) for n in range(1, 4)]
     for timer in timers:
         timer.start()
-    assert not runs.stands_still(process, paths, every=3)
+    assert not runs.stands_still(process, paths, due=3)
 
 
 def test_one_that_ends_does_not(job):
     paths, process, ended = job
     threading.Timer(0.2, ended.set).start()
-    assert not runs.stands_still(process, paths, every=3)
+    assert not runs.stands_still(process, paths, due=3)
