@@ -1,21 +1,27 @@
 """Kills and stops another project's trainer at steps drawn from a seed: `python -m scripts.adapter_storm areal|trl …`.
 
-Starts `python -m launcher conf=<adapter>` with the settings that are given, sends signals to processes of its tree from
-outside, and prints for each what it cost. Exit codes: 0 FINISHED, each fault was sent and every step counts once; 1
-otherwise; 2 the command is wrong; 130 interrupted.
+Starts `python -m launcher conf=<adapter>` with the settings that are given, sends signals to processes of its tree and
+to its servers from outside, and prints for each what it cost. Where AREAL_RIG is set, `areal` is the real one on a CPU
+(scripts/faults/areal_rig.py). Exit codes: 0 FINISHED, each fault was sent, every step counts once and no process is
+left; 1 otherwise; 2 the command is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from actors.foreign.foreign_process import mark_of
 from actors.processes.process_tree import Process, bearing, command_line, send, stat_fields
@@ -23,13 +29,26 @@ from launcher.__main__ import ordered_arguments
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import UsageError
 from launcher.config.compose import compose
+from launcher.config.foreign import SERVERS
 from launcher.resources.foreign_plan import with_their_names
 from launcher.run_files.journal import Record, current_lines, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended
+from scripts.faults.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
+from scripts.faults.run_processes import LiveServer, find_servers
 from scripts.storm import started
 
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL}
+SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
+ZERO = "zero"
+HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
+DROPPED = re.compile(rb"Workflow execution failed")
+"""As AReaL's client says it."""
+NOTICED = frozenset({"server.died", "health.dead", "trainer.died", "incident.began"})
+SERVES = frozenset({"server.ready", "server.promoted"})
+WHOLE, LOST_SERVER = SERVES | {"server.parked"}, frozenset({"server.died", "server.restarting"})
+UPDATE_S = 0.3
+"""`update` is sent at a random moment of so many seconds after the trainer has given weights."""
 SURVIVED, LOST = 0, 1
 LOOK_S = 0.1
 BEHIND = "--"
@@ -37,11 +56,15 @@ BEHIND = "--"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of a fault: seconds to the first step that was new, None where none came; and steps that were taken again."""
+    """Of a fault: seconds to the first step that was new, None where none came; steps that were taken again; seconds
+    until an event told of it; and what the trainer's log says of its requests from the fault to that step."""
 
     after_step: int
     seconds: float | None
     steps_again: int
+    noticed_s: float | None = None
+    http_errors: int = 0
+    groups_dropped: int = 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,42 +82,68 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         nargs="+",
-        choices=SIGNALS,
+        choices=(*SIGNALS, ZERO),
         default=["kill", "any", "stop"],
-        help="of the trainer's process, or of any process of its tree",
+        help="of the trainer's process, of any process of its tree, or of a server of the launcher's (trainer.rung="
+        "servers), which `update` kills while it loads weights; zero: rewards, until that is noticed (AREAL_RIG only)",
     )
+    parser.add_argument("--total", type=int, default=80, help="AREAL_RIG: steps of the run")
+    parser.add_argument("--output", type=Path, help="AREAL_RIG: the run's folder, which is kept")
     parser.add_argument("--steps", nargs=2, type=int, default=(3, 40), metavar=("FIRST", "LAST"))
     parser.epilog = "Settings of the run follow behind --."
     return parser
 
 
 def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
-    words = ordered_arguments([f"conf={given.adapter}", *settings])
-    config = with_their_names(compose(words), [word.partition("=")[0] for word in words])
-    chance, paths, adapter = random.Random(given.seed), RunPaths.of(config), adapter_of(config.trainer)
     first, last = given.steps
     if last - first < len(given.faults):
         raise UsageError(f"--steps {first} {last} has no room for {len(given.faults)} faults", "give a wider range")
+    folder, rig = given.output or Path(tempfile.gettempdir()), areal_rig() if given.adapter == "areal" else None
+    if rig is not None:
+        folder = given.output or Path(tempfile.mkdtemp(prefix="adapter-storm-"))
+        make_folder(rig, folder)
+        os.environ.update(variables_of(folder, given.total))
+        settings = settings_of(rig, folder, settings)
+    elif ZERO in given.faults:
+        raise UsageError("--faults zero: the reward function is not this tool's", "use areal, with AREAL_RIG")
+    words = ordered_arguments([f"conf={given.adapter}", *settings])
+    config = with_their_names(compose(words), [word.partition("=")[0] for word in words])
+    chance, paths, adapter = random.Random(given.seed), RunPaths.of(config), adapter_of(config.trainer)
     at = sorted(chance.sample(range(first, last), len(given.faults)))
-    sent: list[tuple[str, float]] = []
+    is_served = config.trainer.rung == SERVERS
+    n_servers = config.sglang.n_servers + (config.recovery.standby_servers or 0) if is_served else 0
+    costs: list[Cost] = []
     with started(words, paths) as run:
         for step, fault in zip(at, given.faults, strict=True):
-            while run.poll() is None and _last_step(paths) < step:
-                time.sleep(LOOK_S)
-            if (target := _target(fault, paths, adapter, run, chance)) is None:
+            _wait(run, lambda step=step: _last_step(paths) >= step and len(_servers(paths, WHOLE)) >= n_servers)
+            log = adapter.source or paths.trainer_log
+            begin = log.stat().st_size if log.exists() else 0
+            if (moment := _strike(fault, paths, adapter, run, chance, folder)) is None:
                 break
-            print(f"step {_last_step(paths)}: {fault} {target.pid}: {' '.join(command_line(target))[:80]}", flush=True)
-            if send(target, SIGNALS[fault]):
-                sent.append((fault, time.time()))
-            _wait_new(paths, run, after=_last_step(paths))
+            _wait(run, lambda moment=moment: cost_of(list(read_lines(paths.metrics)), moment).seconds is not None)
+            costs.append(_cost(paths, log, begin, moment))
+            print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
-    lines = list(read_lines(paths.metrics))
-    for fault, moment in sent:
-        print(f"{fault}: {cost_of(lines, moment)}")
-    steps = [number_of(line.get("global_step")) for line in current_lines(lines)]
+    steps = [number_of(line.get("global_step")) for line in current_lines(read_lines(paths.metrics))]
     is_whole = steps == list(range(int(steps[0]), int(steps[0]) + len(steps))) if steps else False
-    print(f"exit code {exit_code}, {len(steps)} steps, {'each once' if is_whole else 'with gaps'}: {paths.logs}")
-    return SURVIVED if exit_code == 0 and is_whole and len(sent) == len(given.faults) else LOST
+    left = len([*bearing(mark_of(paths)), *find_servers(paths)])
+    once = "each once" if is_whole else "with gaps"
+    print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left: {paths.logs}")
+    return SURVIVED if exit_code == 0 and is_whole and not left and len(costs) == len(given.faults) else LOST
+
+
+def _cost(paths: RunPaths, log: Path, begin: int, moment: float) -> Cost:
+    """`begin`: bytes of the trainer's log before the fault."""
+    with log.open("rb") as text:
+        text.seek(begin)
+        said = text.read()
+    times = [number_of(event.get("time")) for event in read_lines(paths.events) if event.get("event") in NOTICED]
+    return dataclasses.replace(
+        cost_of(list(read_lines(paths.metrics)), moment),
+        noticed_s=next((round(time - moment, 1) for time in times if time >= moment), None),
+        http_errors=len(HTTP_ERROR.findall(said)),
+        groups_dropped=len(DROPPED.findall(said)),
+    )
 
 
 def cost_of(lines: Sequence[Record], at: float) -> Cost:
@@ -104,6 +153,60 @@ def cost_of(lines: Sequence[Record], at: float) -> Cost:
     new = next((moment for moment, step in seen if moment >= at and step > last), None)
     again = sum(at <= moment and step <= last for moment, step in seen if new is None or moment < new)
     return Cost(after_step=last, seconds=None if new is None else round(new - at, 1), steps_again=again)
+
+
+def _strike(
+    fault: str,
+    paths: RunPaths,
+    adapter: TrainerAdapter,
+    run: subprocess.Popen[bytes],
+    chance: random.Random,
+    folder: Path,
+) -> float | None:
+    """Unix seconds of the fault, of `zero` of its detection; None where the run ended before."""
+    if fault == ZERO:
+        (folder / BROKEN).touch()
+        first, began = _last_step(paths) + 1, time.time()
+        _wait(run, lambda: any(_is_collapse(event, began) for event in read_lines(paths.events)))
+        (folder / BROKEN).unlink()
+        print(
+            f"rewards at 0 in steps {first} to {_last_step(paths)}, noticed after {time.time() - began:.1f} s",
+            flush=True,
+        )
+        return time.time() if run.poll() is None else None
+    while run.poll() is None:
+        if fault not in SERVER_SIGNALS:
+            hit = _target(fault, paths, adapter, run, chance)
+        else:
+            if fault == "update":
+                known = _kept(paths)
+                _wait(run, lambda known=known: not _kept(paths) <= known, look_s=0.002)
+                time.sleep(chance.uniform(0, UPDATE_S))
+            serving = _servers(paths, SERVES)
+            hit = chance.choice(serving).http if serving else None
+        what, moment = [] if hit is None else command_line(hit), time.time()
+        if hit is not None and send(hit, SIGNALS[fault]):
+            print(f"step {_last_step(paths)}: {fault} {hit.pid}: {' '.join(what)[:80]}", flush=True)
+            return moment
+        time.sleep(LOOK_S)
+    return None
+
+
+def _is_collapse(event: Record, moment: float) -> bool:
+    is_new = number_of(event.get("time")) >= moment
+    return is_new and event.get("event") == "incident.began" and event.get("cause") == "reward_collapse"
+
+
+def _kept(paths: RunPaths) -> set[Path]:
+    """Weights that the trainer has given to the door."""
+    return set(paths.checkpoints.glob("kept_weights/attempt-*/v*"))
+
+
+def _servers(paths: RunPaths, states: Collection[str]) -> list[LiveServer]:
+    """Those whose last event is one of these."""
+    events = read_lines(paths.events) if paths.events.exists() else ()
+    last = {str(one.get("subject")): str(one.get("event")) for one in events if one.get("event") in WHOLE | LOST_SERVER}
+    return [server for server in find_servers(paths) if last.get(server.name) in states]
 
 
 def _target(
@@ -128,9 +231,10 @@ def _parent(process: Process) -> int:
     return 0 if fields is None else int(fields[1])
 
 
-def _wait_new(paths: RunPaths, run: subprocess.Popen[bytes], *, after: int) -> None:
-    while run.poll() is None and _last_step(paths) <= after:
-        time.sleep(LOOK_S)
+def _wait(run: subprocess.Popen[bytes], holds: Callable[[], bool], *, look_s: float = LOOK_S) -> None:
+    """Until it holds, or the run has ended."""
+    while run.poll() is None and not holds():
+        time.sleep(look_s)
 
 
 def _last_step(paths: RunPaths) -> int:

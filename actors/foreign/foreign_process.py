@@ -15,6 +15,7 @@ from actors.processes.guarded_process import GuardedProcess, ProcessLaunch
 from actors.processes.process_tree import Process, command_line, descendants, process_state, stat_fields
 from actors.serving.server_log_tail import size_of, tail
 from launcher.adapters.trainer_adapter import TrainerCommand
+from launcher.base.errors import RunError
 from launcher.policy.observation_history import STOPPED
 from launcher.run_files.run_paths import RunPaths
 
@@ -39,11 +40,18 @@ def mark_of(paths: RunPaths) -> str:
 async def start(
     command: TrainerCommand, paths: RunPaths, variables: Mapping[str, str], *, stop_s: float
 ) -> GuardedProcess:
-    """In a session of its own; ended with this process and with its raylet. Raises ServerError.
+    """In a session of its own; ended with this process and with its raylet. Raises ServerError, and RunError
+    where what it must not find can't be removed.
 
     `env` of coreutils changes into the folder and becomes the command: the guard has a folder and a PYTHONPATH of
     its own. Other variables are not among its words, which the process list shows.
     """
+    for folder in command.removes:
+        try:
+            if folder.exists():
+                await asyncio.to_thread(shutil.rmtree, folder)
+        except OSError as error:
+            raise RunError(f"{folder} can't be removed: {error.strerror}", "make its folder writable") from error
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     given = {**variables, **command.variables}
     unset = [word for name in OF_PYTHON_AND_THREADS if name not in given for word in ("-u", name)]

@@ -82,7 +82,13 @@ class ArealAdapter:
             )
         if ADDRESSES in {**os.environ, **trainer.env}:
             yield ConfigError(f"{ADDRESSES} is set, and this launcher says where servers are", f"unset {ADDRESSES}")
-        mode = self._settings.values["actor.weight_update_mode"]
+        values = self._settings.values
+        mode, records = values["actor.weight_update_mode"], values["cluster.name_resolve.type"]
+        if trainer.rung == SERVERS and records not in (None, "nfs"):
+            yield ConfigError(
+                f"{trainer.config}: cluster.name_resolve.type={records}: a killed trainer's records stay there",
+                "set cluster.name_resolve.type=nfs there or behind --",
+            )
         if trainer.rung == SERVERS and (mode != "disk" or trainer.addresses_env != ADDRESSES):
             yield ConfigError(
                 f"{trainer.config}: actor.weight_update_mode={mode}, trainer.addresses_env={trainer.addresses_env}: a "

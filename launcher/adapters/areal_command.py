@@ -21,7 +21,11 @@ def areal_command(
     trainer: ForeignTrainerConfig, settings: ArealSettings, script: Sequence[str], *, extra: Sequence[str] = ()
 ) -> TrainerCommand:
     """`script`: their training script with its own arguments. `extra`: overrides behind theirs. With
-    trainer.rung=servers the trainer alone; who starts it gives it the addresses of servers."""
+    trainer.rung=servers the trainer alone; who starts it gives it the addresses of servers.
+
+    AReaL's launcher clears the trial's records before each start. A trainer that finds those of a killed one asks for
+    weights that are not written yet, and ends with an error where it would write the same record. It would also write
+    into weights that the door has linked."""
     its = (*script, "--config", settings.config, *settings.overrides)
     variables = {name: str(value) for name, value in trainer.env.items()}
     python = trainer.python or "python3"
@@ -36,4 +40,7 @@ def areal_command(
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.ranks))
         words = (python, *torchrun, *its, *extra)
         variables |= TO_ITS_TRAINER
-    return TrainerCommand(words=words, cwd=Path(trainer.cwd), variables=variables)
+    cwd, removes = Path(trainer.cwd), list[Path]()
+    if trainer.rung == SERVERS:
+        removes = [cwd / settings.records, *settings.paths.default_checkpoints.glob("weight_update_v*")]
+    return TrainerCommand(words=words, cwd=cwd, variables=variables, removes=tuple(removes))

@@ -24,12 +24,16 @@ KEYS = (
     "scheduler.type",
     "total_train_steps",
     "actor.weight_update_mode",
+    "cluster.name_resolve.type",
+    "cluster.name_resolve.nfs_record_root",
     "recover.mode",
     *(f"{section}.freq_{unit}" for section in ("recover", "saver") for unit in ("epochs", "steps", "secs")),
 )
 OF_THE_TRIAL = (*NAMES, "fileroot")
 """Keys that `recover` and `saver` have again; AReaL's files lie where those of each section say."""
 MODES = ("on", "auto")
+RECORDS = "/tmp/areal/name_resolve"
+"""AReaL's own default."""
 LAUNCHERS = ("areal/infra/launcher/local.py", "areal/launcher/local.py")
 """From 0.5 or 1.0 on, and before. Seen to run: 1.0.4, the first."""
 RANKS = re.compile(r"[dptc](\d+)")
@@ -67,6 +71,12 @@ class ArealSettings:
         """`total_train_steps`, which ends it before its epochs are over."""
         given = self.values["total_train_steps"]
         return given if isinstance(given, int) else None
+
+    @property
+    def records(self) -> Path:
+        """The trial's entries in AReaL's name_resolve, as files: addresses of servers, and weights that are saved."""
+        paths, root = self.paths, self.values["cluster.name_resolve.nfs_record_root"] or RECORDS
+        return Path(str(root)) / paths.user / paths.experiment_name / paths.trial_name
 
     @property
     def ranks(self) -> int:

@@ -24,11 +24,13 @@ GROUP = "grpo_launcher.trainers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerCommand:
-    """`words`: the executable and its arguments. `variables` are added to the environment."""
+    """`words`: the executable and its arguments. `variables` are added to the environment. `removes`: folders of the
+    trainer before that this one must not find."""
 
     words: tuple[str, ...]
     cwd: Path
     variables: Mapping[str, str]
+    removes: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

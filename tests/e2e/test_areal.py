@@ -1,17 +1,14 @@
 """The real AReaL 1.0.4 and its SGLang servers, on the CPU, under the launcher: trainer and server killed, rewards at 0.
 
-AREAL_RIG names a folder with its environment (venv/), a model, a YAML for a CPU (cpu.yaml), a script (train.py) and
-what AReaL lacks on a CPU (shim/); without it the test is skipped.
+AREAL_RIG: see scripts/faults/areal_rig.py; without it the test is skipped.
 """
 
 import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,27 +16,11 @@ import pytest
 from launcher.run_files.journal import read_lines
 from scripts import check_health
 from scripts.adapter_storm import cost_of
+from scripts.faults.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
 from tests.support.foreign.foreign_run import ForeignRun
 
-RIG = os.environ.get("AREAL_RIG", "")
 SERVER = "areal.experimental.inference_service.sglang.launch_server"
-STEPS, EPOCHS, BATCH = 44, 2, 8
-REWARD = '''"""The share of digits in a completion; 0 as long as `broken` is there."""
-from pathlib import Path
-
-
-def reward(prompt, completions, prompt_ids, completion_ids, answer, **others):
-    if (Path(__file__).parent / "broken").exists():
-        return 0.0
-    return sum(letter.isdigit() for letter in str(completions)) / max(1, len(completion_ids))
-'''
-OF_A_CPU = {
-    "SGLANG_USE_CPU_ENGINE": 1,
-    "HF_HUB_OFFLINE": 1,
-    "WANDB_MODE": "disabled",
-    "OMP_NUM_THREADS": 1,
-    "MKL_NUM_THREADS": 1,
-}
+STEPS = 44
 
 
 class ArealRun(ForeignRun):
@@ -59,31 +40,13 @@ class ArealRun(ForeignRun):
 
 @pytest.mark.long
 @pytest.mark.timeout(5400)
-@pytest.mark.skipif(not RIG, reason="AREAL_RIG names no folder with AReaL 1.0.4")
+@pytest.mark.skipif(areal_rig() is None, reason="AREAL_RIG names no folder with AReaL 1.0.4")
 def test_areal_is_killed_loses_its_server_and_its_rewards_and_takes_every_step(tmp_path, monkeypatch):
-    rig, folder = Path(RIG), tmp_path
-    shutil.copytree(rig / "model", folder / "model")
-    for name in ("out", "nr"):
-        (folder / name).mkdir()
-    for name in ("train.py", "cpu.yaml"):
-        shutil.copy(rig / name, folder)
-    (folder / "labtask.py").write_text(REWARD)
-    monkeypatch.setenv("RIG", str(folder))
-    monkeypatch.setenv("LAB_N", str(STEPS // EPOCHS * BATCH))
-    variables = OF_A_CPU | {"PYTHONPATH": f"{rig / 'shim'}:{folder}"}
-    theirs = ("experiment_name=tried", "trial_name=areal", "saver.freq_steps=5", "recover.freq_steps=5")
-    settings = (
-        *("trainer.config=cpu.yaml", f"trainer.python={rig / 'venv/bin/python'}"),
-        *(f"+trainer.env.{name}='{value}'" for name, value in variables.items()),
-        *(
-            "reward_health.zero_alert_steps=2",
-            "reward_health.zero_breaker_steps=3",
-            "reward_health.warmup_steps=5",
-            "health.trainer_first_s=1200",
-            "--",
-            *theirs,
-        ),
-    )
+    folder = tmp_path
+    make_folder(areal_rig(), folder)
+    for name, value in variables_of(folder, STEPS).items():
+        monkeypatch.setenv(name, value)
+    settings = settings_of(areal_rig(), folder, ["--", "experiment_name=tried", "trial_name=areal"])
     costs = {}
     with ArealRun(folder, "train.py", *settings, name="areal", conf="areal") as run:
         run.wait_steps(7)
@@ -95,9 +58,9 @@ def test_areal_is_killed_loses_its_server_and_its_rewards_and_takes_every_step(t
         run.wait_until(lambda: len(run.incidents()) == 2, "it has a server again")
         run.wait_steps(26)
         costs["server SIGKILLed"] = dataclasses.asdict(cost_of(list(read_lines(run.paths.metrics)), killed_at))
-        (folder / "broken").touch()
+        (folder / BROKEN).touch()
         run.wait_until(lambda: len(run.events("incident.began")) == 3, "its rewards are known to be 0")
-        (folder / "broken").unlink()
+        (folder / BROKEN).unlink()
         assert run.wait_end() == 0, run.said()[-3000:]
         assert run.tree() == []
     (folder / "costs.json").write_text(json.dumps(costs, indent=2))

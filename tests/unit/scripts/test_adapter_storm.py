@@ -1,8 +1,10 @@
-"""What a fault on another project's trainer cost, by the lines of metrics.jsonl; and a range without room."""
+"""What a fault on another project's trainer cost, by the lines of metrics.jsonl and its log; and what is refused."""
 
 import pytest
 
-from scripts.adapter_storm import Cost, cost_of, main
+from launcher.run_files.journal import append_line
+from launcher.run_files.run_paths import RunPaths
+from scripts.adapter_storm import Cost, _cost, cost_of, main
 
 TOOK = [(1.0, 0), (2.0, 1), (3.0, 2), (13.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)]
 LINES = [{"time": moment, "global_step": step} for moment, step in TOOK]
@@ -19,6 +21,32 @@ LINES = [{"time": moment, "global_step": step} for moment, step in TOOK]
 )
 def test_a_fault_costs_the_time_to_a_new_step_and_the_steps_taken_again(at, cost):
     assert cost_of(LINES, at) == cost
+
+
+def test_errors_that_its_client_logged_after_the_fault_are_counted_and_its_first_event_dates_it(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    failed = "HTTP request to 127.0.0.1:1/generate failed with ServerDisconnectedError: x (attempt 1/3)\n"
+    paths.trainer_log.write_text(failed)
+    begin = paths.trainer_log.stat().st_size
+    with paths.trainer_log.open("a") as log:
+        log.write(failed * 2 + "Workflow execution failed: Failed after 3 retries each.\n")
+    for line in LINES:
+        append_line(paths.metrics, line)
+    for at, name in ((2.0, "server.died"), (3.75, "weights.refused"), (4.0, "server.died"), (5.0, "incident.began")):
+        append_line(paths.events, {"time": at, "event": name, "subject": "server-0"})
+    cost = Cost(after_step=2, seconds=11.5, steps_again=2, noticed_s=0.5, http_errors=2, groups_dropped=1)
+    assert _cost(paths, paths.trainer_log, begin, 3.5) == cost
+
+
+def test_rewards_are_broken_only_where_the_reward_function_is_this_tools(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("AREAL_RIG", raising=False)
+    assert main(["areal", "--faults", "zero", "--", f"cluster.fileroot={tmp_path}/runs"]) == 2
+    assert "AREAL_RIG" in capsys.readouterr().err
+    monkeypatch.setenv("AREAL_RIG", str(tmp_path / "rig"))
+    assert main(["areal", "--faults", "zero", "--output", str(tmp_path / "runs")]) == 2
+    assert "AREAL_RIG" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_more_faults_than_steps_are_refused_before_anything_is_started(capsys, tmp_path):

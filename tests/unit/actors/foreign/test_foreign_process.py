@@ -71,9 +71,15 @@ def test_a_trainer_is_lost_although_a_worker_with_its_command_line_lives_on(guar
     assert watch.has_lost_trainer
 
 
-def test_a_short_command_says_how_it_ended_and_its_last_lines(tmp_path):
-    words = (sys.executable, "-c", "import os; print(os.environ['X'], os.getcwd()); raise SystemExit(3)")
-    command = TrainerCommand(words=words, cwd=tmp_path, variables={"X": "given"})
+def test_a_short_command_says_how_it_ended_and_does_not_find_what_it_must_not(tmp_path):
+    left = tmp_path / "records"
+    (left / "weights" / "0").mkdir(parents=True)
+    words = (
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['X'], os.getcwd(), os.path.exists('records')); raise SystemExit(3)",
+    )
+    command = TrainerCommand(words=words, cwd=tmp_path, variables={"X": "given"}, removes=(left, tmp_path / "none"))
     paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
     paths.prepare()
-    assert asyncio.run(run_to_end(command, paths)) == (3, f"given {tmp_path}")
+    assert asyncio.run(run_to_end(command, paths)) == (3, f"given {tmp_path} False")

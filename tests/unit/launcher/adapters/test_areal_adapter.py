@@ -65,6 +65,19 @@ def test_with_our_servers_its_trainer_is_started_by_torchrun(tmp_path):
     assert missing(given) == []
 
 
+def test_records_of_a_trainer_that_was_killed_are_removed_before_the_next_one(tmp_path):
+    root = tmp_path / "records"
+    ours = {"rung": "servers", "addresses_env": "AREAL_LLM_SERVER_ADDRS"}
+    overrides = (f"+cluster.name_resolve.nfs_record_root={root}", "+cluster.name_resolve.type=nfs")
+    left = tmp_path / "out" / "checkpoints" / login_name() / EXPERIMENT / TRIAL / "default" / "weight_update_v3"
+    left.mkdir(parents=True)
+    removes = adapter_of(trainer(tmp_path, *overrides, **ours)).command(None).removes
+    assert removes == (root / login_name() / EXPERIMENT / TRIAL, left)
+    (refused,) = missing(trainer(tmp_path, "+cluster.name_resolve.type=etcd3", **ours))
+    assert "cluster.name_resolve.type=etcd3" in refused and "cluster.name_resolve.type=nfs" in refused
+    assert adapter_of(trainer(tmp_path)).command(None).removes == (), "AReaL's own launcher does"
+
+
 def test_weights_that_a_restarted_server_could_not_get_are_refused(tmp_path):
     ours = {"rung": "servers", "addresses_env": "AREAL_LLM_SERVER_ADDRS"}
     (refused,) = missing(trainer(tmp_path, "actor.weight_update_mode=xccl", **ours))
