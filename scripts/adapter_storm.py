@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import re
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,12 +116,12 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     costs: list[Cost] = []
     with started(words, paths) as run:
         for step, fault in zip(at, given.faults, strict=True):
-            _wait(run, lambda step=step: _last_step(paths) >= step and len(_servers(paths, WHOLE)) >= n_servers)
+            _wait(run, functools.partial(_is_due, paths, step, n_servers))
             log = adapter.source or paths.trainer_log
             begin = log.stat().st_size if log.exists() else 0
             if (moment := _strike(fault, paths, adapter, run, chance, folder)) is None:
                 break
-            _wait(run, lambda moment=moment: cost_of(list(read_lines(paths.metrics)), moment).seconds is not None)
+            _wait(run, functools.partial(_has_stepped, paths, moment))
             costs.append(_cost(paths, log, begin, moment))
             print(f"{fault}: {costs[-1]}", flush=True)
         exit_code = run.wait()
@@ -179,8 +180,7 @@ def _strike(
             hit = _target(fault, paths, adapter, run, chance)
         else:
             if fault == "update":
-                known = _kept(paths)
-                _wait(run, lambda known=known: not _kept(paths) <= known, look_s=0.002)
+                _wait(run, functools.partial(_is_updating, paths, _kept(paths)), look_s=0.002)
                 time.sleep(chance.uniform(0, UPDATE_S))
             serving = _servers(paths, SERVES)
             hit = chance.choice(serving).http if serving else None
@@ -195,6 +195,18 @@ def _strike(
 def _is_collapse(event: Record, moment: float) -> bool:
     is_new = number_of(event.get("time")) >= moment
     return is_new and event.get("event") == "incident.began" and event.get("cause") == "reward_collapse"
+
+
+def _is_due(paths: RunPaths, step: int, n_servers: int) -> bool:
+    return _last_step(paths) >= step and len(_servers(paths, WHOLE)) >= n_servers
+
+
+def _has_stepped(paths: RunPaths, moment: float) -> bool:
+    return cost_of(list(read_lines(paths.metrics)), moment).seconds is not None
+
+
+def _is_updating(paths: RunPaths, known: Set[Path]) -> bool:
+    return not _kept(paths) <= known
 
 
 def _kept(paths: RunPaths) -> set[Path]:
