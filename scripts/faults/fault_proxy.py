@@ -97,6 +97,8 @@ class FaultProxy:
     async def _choose(self, path: str) -> str | None:
         spoil = self._spoil()
         if path == "/generate":
+            if spoil.busy:  # a server that nobody doubts is not asked for its health
+                self.fired["generates while busy"] += 1
             return self._draw(spoil.share)
         if path.startswith("/health") and spoil.busy:
             self.fired["busy"] += 1
