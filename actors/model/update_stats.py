@@ -95,7 +95,6 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
     rewards = [rollout.reward for rollout in batch.rollouts if rollout.reward is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
     cut = [rollout.completion.finish_reason == "length" for rollout in batch.rollouts]
-    flat = [len({rollout.reward for rollout in group.rollouts}) == 1 for group in batch.groups]
     return {
         "grpo_actor/task_reward/avg": fmean(rewards),
         "grpo_actor/task_reward/min": min(rewards),
@@ -107,14 +106,15 @@ def batch_metrics(batch: RolloutBatch, stats: UpdateStats, max_new_tokens: int) 
         "rollout/kept_tokens": float(batch.kept_tokens),
         "rollout/tokens": float(batch.generated_tokens),
         "rollout/tokens_per_s": batch.generated_tokens / (batch.generating_s or batch.seconds),
-        "grpo_actor/n_seqs": float(len(rewards)),
+        "grpo_actor/n_seqs": float(sum(len(group.rollouts) for group in batch.groups)),
         "grpo_actor/seq_len/avg": fmean(lengths),
         "grpo_actor/seq_len/max": float(max(lengths)),
         "grpo_actor/no_eos_ratios/avg": fmean(cut),
-        "grpo_actor/flat_groups/avg": fmean(flat),
+        "grpo_actor/flat_groups/avg": fmean(group.is_flat for group in batch.all_groups),
         "rollout/hedged": float(batch.hedged),
         "rollout/hedges_lost": float(batch.hedges_lost),
         **({"rollout/unanswered": float(batch.unanswered)} if batch.unanswered else {}),
+        **({"rollout/filtered": float(len(batch.filtered))} if batch.filtered else {}),
         **_of_episodes(batch),
         **{f"reward_by_dataset/{name}/avg": value for name, value in batch.rewards_by_dataset.items()},
         **{f"reward_parts/{name}/avg": value for name, value in _mean_parts(batch).items()},

@@ -100,7 +100,8 @@ class RecordedAnswers:
         is_full = len(self._known) >= self._count
         if self._count == 0 or self._noted is not None or (is_full and step % NOTED_EVERY):
             return
-        chosen = random.Random(step).sample(batch.groups, min(NOTED_AT_ONCE, len(batch.groups)))
+        made = batch.all_groups  # those with a signal alone would be no sample of what the prompts earn
+        chosen = random.Random(step).sample(made, min(NOTED_AT_ONCE, len(made)))
         answers = []
         for group in chosen:
             rewards = tuple(rollout.reward for rollout in group.rollouts if rollout.reward is not None)

@@ -78,14 +78,18 @@ class LiveRollouts:
 
     async def _next_batch(self, queue: PromptQueue, want: int, weight_version: int) -> RolloutBatch:
         if self._stream is None or self._stream.queue is not queue:
-            self._stream = self._stream_of(queue, ahead=self._config.rollout.max_head_offpolicyness)
+            self._stream = self._stream_of(
+                queue,
+                ahead=self._config.rollout.max_head_offpolicyness,
+                most_batches=self._config.actor.dynamic_sampling,
+            )
         return await self._stream.next_batch(want, version=weight_version)
 
     def collect_apart(self, queue: PromptQueue, *, want: int, weight_version: int) -> RolloutBatch:
         """Prompts of another queue than the run's, at these weights only; what is made ahead is left alone."""
         return self._wait(self._stream_of(queue).next_batch(want, version=weight_version))
 
-    def _stream_of(self, queue: PromptQueue, *, ahead: int = 0) -> RolloutStream:
+    def _stream_of(self, queue: PromptQueue, *, ahead: int = 0, most_batches: int | None = None) -> RolloutStream:
         return self._engine.stream(
             queue,
             self._prompts,
@@ -94,6 +98,7 @@ class LiveRollouts:
             concurrent_prompts=self._config.rollout.max_concurrent_rollouts,
             ahead=ahead,
             newest=self._newest,
+            most_batches=most_batches,
         )
 
     def abandon(self) -> None:

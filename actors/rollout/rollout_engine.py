@@ -105,8 +105,9 @@ class RolloutEngine:
         concurrent_prompts: int,
         ahead: int = 0,
         newest: Callable[[], int] | None = None,
+        most_batches: int | None = None,
     ) -> RolloutStream:
-        """Batches one after another; `ahead` and `newest` as a RolloutStream has them."""
+        """Batches one after another; `ahead`, `newest` and `most_batches` as a RolloutStream has them."""
 
         async def make(prompt: Prompt, weights: Weights, tally: Tally, kept: Sequence[Completion]) -> RolloutGroup:
             return await self._group(prompt, n_samples, sampling, weights, tally, kept)
@@ -121,6 +122,7 @@ class RolloutEngine:
             scored_by=self._scored_by,
             ahead=ahead,
             newest=newest,
+            most_batches=most_batches,
         )
 
     async def _group(

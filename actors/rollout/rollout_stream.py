@@ -8,6 +8,10 @@ Prompts are taken and given back only within `next_batch`, while the trainer wai
 and which prompts make a batch doesn't depend on how fast they are: not those that finished first, which are the short
 ones. With `ahead` 0 nothing is left running when a batch is returned. What is finished is kept in the queue, and so in
 the state that a step leaves: a restored prompt is only scored anew, by the reward function as it is then.
+
+With `most_batches` flat groups are replaced (actor.dynamic_sampling): a step uses up the shortest beginning of the
+order of taking that has a batch of other groups, but at most `most_batches` of prompts, and no more than the epoch has.
+Where all are flat the first ones are trained on as they are, so that the step is taken and its rewards are judged.
 """
 
 from __future__ import annotations
@@ -80,6 +84,7 @@ class RolloutStream:
         scored_by: str,
         ahead: int = 0,
         newest: Callable[[], int] | None = None,
+        most_batches: int | None = None,
     ) -> None:
         """`attempts`: failed tries of one prompt, or of prompts in a row, after which it raises; `scored_by`: where to
         look then."""
@@ -91,16 +96,18 @@ class RolloutStream:
         self._attempts = attempts
         self._scored_by = scored_by
         self._ahead = ahead
+        self._most_batches = most_batches
         self._newest = newest if ahead else None
         self._tally = Tally()
         self._since: float | None = None
         self._taken: dict[str, None] = {}  # in the order in which they were taken, until their batch is returned
         self._groups: dict[str, RolloutGroup] = {}
+        self._flat: set[str] = set()  # of those, where flat groups are replaced
         self._running: dict[asyncio.Task[RolloutGroup], str] = {}
 
     async def next_batch(self, want: int, *, version: int) -> RolloutBatch:
-        """The groups of the `want` prompts that were taken first (fewer at the end of an epoch), for the step that
-        begins with the weights of `version`.
+        """The groups of the `want` prompts that were taken first (fewer at the end of an epoch), and of those that flat
+        ones among them were replaced by, for the step that begins with the weights of `version`.
 
         On cancellation prompts stay taken, neither committed nor requeued: a queue saved then counts them as never
         taken. Raises RolloutError (no server, or one prompt failing again and again) and RewardError.
@@ -109,7 +116,7 @@ class RolloutStream:
         await self._drop_what_left_the_queue()
         try:
             self._take(want, version)
-            while not self._is_complete(want):
+            while (made := self._next(want)) is None:
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     self._land(task)
@@ -117,13 +124,14 @@ class RolloutStream:
         except BaseException:
             await self.close()
             raise
-        batch = self._batch(list(islice(self._taken, want)), started)
+        batch = self._batch(made, want, started)
         self._tally.reset()
         return batch
 
     async def close(self) -> None:
         """Drop what is being made, and what is made and not in a batch."""
         running, self._running, self._taken, self._groups = list(self._running), {}, {}, {}
+        self._flat.clear()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -135,7 +143,8 @@ class RolloutStream:
             await self.close()
 
     def _take(self, want: int, version: int) -> None:
-        room = may_take(len(self._taken), batch=want, ahead=self._ahead)
+        flat, most = len(self._flat), self._most_batches or 1
+        room = may_take(len(self._taken), batch=want, ahead=self._ahead, flat=flat, most_batches=most)
         for prompt_id in self.queue.take(room) if room else ():
             step = trained_at(len(self._taken), version=version, batch=want)
             kept = self._usable(self.queue.kept(prompt_id), until=version, since=step - self._ahead)
@@ -156,14 +165,25 @@ class RolloutStream:
             self.queue.keep(prompt_id, [rollout.completion for rollout in group.rollouts])
         return group
 
-    def _is_complete(self, want: int) -> bool:
-        count = min(want, len(self._taken))
-        return len(self._groups) >= count and all(one in self._groups for one in islice(self._taken, want))
+    def _next(self, want: int) -> list[str] | None:
+        """The prompts that the next step uses up; None while one of them is being made."""
+        made: list[str] = []
+        missing = want
+        for prompt_id in islice(self._taken, want * (self._most_batches or 1)):
+            if prompt_id not in self._groups:
+                return None
+            made.append(prompt_id)
+            missing -= prompt_id not in self._flat
+            if not missing:
+                break
+        return made
 
     def _land(self, task: asyncio.Task[RolloutGroup]) -> None:
         prompt_id = self._running.pop(task)
         try:
-            self._groups[prompt_id] = task.result()
+            group = self._groups[prompt_id] = task.result()
+            if self._most_batches is not None and group.is_flat:
+                self._flat.add(prompt_id)
             self._tally.unscored_in_a_row = 0
         except GroupFailed as failure:
             del self._taken[prompt_id]
@@ -188,13 +208,18 @@ class RolloutStream:
             self._scored_by if failure.scoring else "see llm_server-<i>.log; rollout.prompt_attempts",
         )
 
-    def _batch(self, ids: Sequence[str], started: float) -> RolloutBatch:
+    def _batch(self, ids: Sequence[str], want: int, started: float) -> RolloutBatch:
+        flat = [prompt_id for prompt_id in ids if prompt_id in self._flat]
+        trained = [prompt_id for prompt_id in ids if prompt_id not in self._flat] or flat[:want]
         for prompt_id in ids:
             del self._taken[prompt_id]
+        self._flat.difference_update(ids)
+        groups = {prompt_id: self._groups.pop(prompt_id) for prompt_id in ids}
         now, tally = time.monotonic(), self._tally
         since, self._since = self._since if self._ahead and self._since else started, now
         return RolloutBatch(
-            groups=tuple(self._groups.pop(prompt_id) for prompt_id in ids),
+            groups=tuple(groups.pop(prompt_id) for prompt_id in trained),
+            filtered=tuple(groups.values()),
             failed=tally.failed,
             retried=tally.retried,
             generated_tokens=tally.tokens,

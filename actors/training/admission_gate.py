@@ -124,7 +124,7 @@ class AdmissionGate:
     def _distances(self, batch: RolloutBatch, distance: LogprobDistance) -> dict[str, Any]:
         """By the name of each server that made tokens of the batch."""
         names = {server.url: server.name for server in self._servers()}
-        makers = {rollout.completion.server for rollout in batch.rollouts}
+        makers = {rollout.completion.server for group in batch.groups for rollout in group.rollouts}
         by_server = distance.by_server or dict.fromkeys(makers, distance.mean)  # one made all of it
         return {
             "logprob_distance": distance.mean if distance.current is None else distance.current,

@@ -89,7 +89,7 @@ def batch_as_json(batch: RolloutBatch) -> bytes:
     """As many of its groups as fit: half a JSON document is of no use to anybody."""
     groups: list[bytes] = []
     room = MOST_BATCH_BYTES
-    for group in batch.groups:
+    for group in batch.all_groups:
         shown = {
             "prompt": group.prompt.id,
             "record": dict(group.prompt.record),
@@ -114,7 +114,7 @@ def batch_as_json(batch: RolloutBatch) -> bytes:
     head = encode(
         {
             "written_at": time.time(),
-            "groups_shown": f"{len(groups)} of {len(batch.groups)}",
+            "groups_shown": f"{len(groups)} of {len(batch.all_groups)}",
             "failed": batch.failed,
             "retried": batch.retried,
         }

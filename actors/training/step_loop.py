@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from actors.data.prompt_queue import PromptQueue
 from actors.model.policy_model import PolicyModel
@@ -89,6 +90,9 @@ class GrpoLoop:
 
     @property
     def total_steps(self) -> int:
+        """At most: with actor.dynamic_sampling a step may use up more prompts than a batch has."""
+        if self._queue.epoch >= self._config.total_train_epochs:
+            return self.next_step
         in_epochs = self._config.total_train_epochs * self.steps_per_epoch
         return min(in_epochs, self._config.total_train_steps or in_epochs)
 
@@ -194,7 +198,7 @@ class GrpoLoop:
                 self._model.commit()
                 self.phase.enter("publish")
         self._nonfinite_in_a_row = 0
-        self._queue.commit(batch.prompt_ids)
+        self._queue.commit((*batch.prompt_ids, *batch.filtered_ids))
         metrics = batch_metrics(batch, stats, self._config.gconfig.max_new_tokens)
         taken = self._position
         self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
@@ -247,7 +251,7 @@ class GrpoLoop:
         return False
 
     def _reject(self, batch: RolloutBatch, decision: Admission) -> None:
-        self._queue.requeue(batch.prompt_ids)
+        self._queue.requeue((*batch.prompt_ids, *batch.filtered_ids))
         self._queue.abandon()  # what was made ahead: whatever spoilt this batch may have spoilt it too
         self.rejections.add(batch, decision, self.next_step)
 
@@ -262,6 +266,7 @@ class GrpoLoop:
             policy_version=self.policy_version,
             time=time.time(),
             prompt_ids=batch.prompt_ids,
+            filtered_ids=batch.filtered_ids,
             weight_versions=batch.weight_versions,
             rollouts_failed=batch.failed,
             rollouts_retried=batch.retried,
@@ -289,16 +294,7 @@ class GrpoLoop:
             return
         self._position = self._position.with_evals([*self.evals, report])
         self.evals = list(self._position.evals)
-        self._journal.record(
-            "eval.done",
-            subject="trainer",
-            global_step=self.next_step - 1,
-            policy_version=report.policy_version,
-            prompts=report.prompts,
-            sampled=report.sampled,
-            greedy=report.greedy,
-            by_dataset=report.by_dataset,
-        )
+        self._journal.record("eval.done", subject="trainer", global_step=self.next_step - 1, **asdict(report))
 
     def forget(self) -> None:
         """The trainer ends: remove its state from memory where a checkpoint on disk holds it too."""

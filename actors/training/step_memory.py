@@ -187,6 +187,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _report(data: dict[str, Any]) -> StepReport:
-    fields = dict(data)
-    prompts, versions = tuple(fields.pop("prompt_ids")), tuple(fields.pop("weight_versions"))
-    return StepReport(prompt_ids=prompts, weight_versions=versions, **fields)
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return StepReport(**fields)

@@ -65,7 +65,10 @@ class ServerExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One committed optimizer step: a line of metrics.jsonl and one of ledger.jsonl (docs/files.md)."""
+    """One committed optimizer step: a line of metrics.jsonl and one of ledger.jsonl (docs/files.md).
+
+    `filtered_ids`: prompts that it used up and did not train on.
+    """
 
     global_step: int
     epoch: int
@@ -78,6 +81,7 @@ class StepReport:
     rollouts_failed: int
     rollouts_retried: int
     metrics: Mapping[str, float]
+    filtered_ids: tuple[str, ...] = ()
 
     def metrics_line(self) -> dict[str, object]:
         names = ("global_step", "epoch", "epoch_step", "attempt", "policy_version", "time")
@@ -85,6 +89,7 @@ class StepReport:
 
     def ledger_line(self) -> dict[str, object]:
         lists: dict[str, object] = {"prompt_ids": list(self.prompt_ids), "weight_versions": list(self.weight_versions)}
+        lists |= {"filtered_ids": list(self.filtered_ids)} if self.filtered_ids else {}
         counts = {"rollouts_failed": self.rollouts_failed, "rollouts_retried": self.rollouts_retried}
         return {"global_step": self.global_step, "attempt": self.attempt} | lists | counts
 

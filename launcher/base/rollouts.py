@@ -85,11 +85,18 @@ class RolloutGroup:
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
 
+    @property
+    def is_flat(self) -> bool:
+        """All rewards are equal: against the mean of the group none has an advantage."""
+        return len({rollout.reward for rollout in self.rollouts}) == 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
     """What one step trains on, and what it cost to get it.
 
+    `filtered`: flat groups that others have replaced (actor.dynamic_sampling): their prompts are used up, and their
+    rewards count in every figure and for every detector, but they are not trained on.
     `failed` counts requests that ended without a completion (their prompts went back to the queue),
     `retried` counts attempts beyond each request's first. `kept_tokens` counts those that a server had made of a
     completion before it failed, and from which another request continued; `unanswered` completions that were
@@ -108,27 +115,38 @@ class RolloutBatch:
     hedged: int = 0
     hedges_lost: int = 0
     generating_s: float | None = None
+    filtered: tuple[RolloutGroup, ...] = ()
+
+    @property
+    def all_groups(self) -> tuple[RolloutGroup, ...]:
+        return (*self.groups, *self.filtered)
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
         return tuple(group.prompt.id for group in self.groups)
 
     @property
+    def filtered_ids(self) -> tuple[str, ...]:
+        return tuple(group.prompt.id for group in self.filtered)
+
+    @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        return tuple(rollout for group in self.groups for rollout in group.rollouts)
+        return tuple(rollout for group in self.all_groups for rollout in group.rollouts)
 
     @property
     def rewards_by_dataset(self) -> dict[str, float]:
         """The mean of each data set, the first being `main`; empty where there is no further one."""
         rewards: dict[str, list[float]] = {}
-        for group in self.groups:
+        for group in self.all_groups:
             scored = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
             rewards.setdefault(group.prompt.dataset or "main", []).extend(scored)
         return {} if set(rewards) <= {"main"} else {name: mean_of(those) for name, those in rewards.items()}
 
     @property
     def weight_versions(self) -> tuple[int, ...]:
-        return tuple(sorted({version for rollout in self.rollouts for version, _ in rollout.completion.runs}))
+        """That made what is trained on."""
+        trained = (rollout.completion for group in self.groups for rollout in group.rollouts)
+        return tuple(sorted({version for completion in trained for version, _ in completion.runs}))
 
 
 def mean_of(rewards: Sequence[float]) -> float:

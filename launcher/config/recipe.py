@@ -41,6 +41,12 @@ class RecipeConfig:
     ppo_n_minibatches: int = setting(
         1, "optimizer steps for each batch: so many parts of it, one after another; above 1 adds a forward pass", COUNT
     )
+    dynamic_sampling: int | None = setting(
+        None,
+        "groups whose rewards are all equal are left out and replaced, by prompts of at most so many batches a step; "
+        "1: not replaced; null: they stay in the batch",
+        COUNT,
+    )
     reward_norm: RewardNormConfig = part(RewardNormConfig)
     adv_norm: AdvNormConfig = part(AdvNormConfig)
     policy_loss: str = setting(
@@ -120,6 +126,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "group_size": "gconfig.n_samples",
     "exp_ctrl.ckpt_freq_secs": "recover.freq_secs",
     "exp_ctrl.ckpt_freq_steps": "recover.freq_steps",
+    "dynamic_bs": "actor.dynamic_sampling=1 (groups whose rewards are all equal are left out; AReaL's filter is code)",
     "dataset.train_bs_n_seqs": "train_dataset.batch_size (prompts; dataset.train_bs_n_seqs is the same number)",
     "actor.adv_norm.std": "actor.reward_norm.std_level=group, or null (actor.adv_norm is over the batch, as in AReaL)",
     "actor.adv_norm.group_size": "gconfig.n_samples",
@@ -134,6 +141,11 @@ def find_recipe_problems(actor: RecipeConfig, *, batch_size: int) -> Iterator[tu
     """The key, and what would be allowed."""
     if actor.ppo_n_minibatches > batch_size:
         yield "actor.ppo_n_minibatches", f"at most train_dataset.batch_size={batch_size}: a group isn't divided"
+    if actor.dynamic_sampling is not None and actor.reward_norm.mean_level != "group":
+        yield (
+            "actor.dynamic_sampling",
+            "null without actor.reward_norm.mean_level=group: a group whose rewards are all equal has a signal then",
+        )
     if actor.policy_loss == "cispo" and actor.c_clip is not None:
         yield "actor.c_clip", "null with actor.policy_loss=cispo, which clips the ratio whatever the advantage"
     for key in ("overlong_tokens", "overlong_penalty_factor"):
@@ -159,6 +171,7 @@ def describe_recipe(actor: RecipeConfig) -> str:
         *([_decoupled(actor)] if actor.use_decoupled_loss else []),
         *([f"at most {actor.c_clip:g} where the advantage is negative"] if actor.c_clip is not None else []),
         f"loss: {actor.loss_aggregation}",
+        *([_replaced(actor.dynamic_sampling)] if actor.dynamic_sampling is not None else []),
         "advantage: the reward"
         + (f" less the {norm.mean_level}'s mean" if norm.mean_level else "")
         + (f", over the {norm.std_level}'s deviation" if norm.std_level else ""),
@@ -171,6 +184,11 @@ def describe_recipe(actor: RecipeConfig) -> str:
         f"{actor.ppo_n_minibatches} optimizer step{'s' if actor.ppo_n_minibatches > 1 else ''} a batch",
     ]
     return "objective: " + "; ".join(parts)
+
+
+def _replaced(batches: int) -> str:
+    within = f" and replaced, within the prompts of {batches} batches a step" if batches > 1 else ""
+    return f"groups whose rewards are all equal are left out{within}"
 
 
 def _decoupled(actor: RecipeConfig) -> str:

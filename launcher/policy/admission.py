@@ -82,7 +82,7 @@ class BatchReport:
             without_reward=len(completions) - len(rewards),
             empty=sum(not c.token_ids for c in completions),
             nonfinite_logprobs=sum(not all(map(math.isfinite, c.logprobs)) for c in completions),
-            uneven_groups=sum(len(group.rollouts) != n_samples for group in batch.groups),
+            uneven_groups=sum(len(group.rollouts) != n_samples for group in batch.all_groups),
             global_step=global_step,
             failed=batch.failed,
             truncated=sum(c.finish_reason == "length" for c in completions),

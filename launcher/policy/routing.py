@@ -94,10 +94,15 @@ def silent_servers(looks: Mapping[Server, StreamLook], settings: RolloutConfig) 
     return found
 
 
-def may_take(in_flight: int, *, batch: int, ahead: int) -> int:
+def may_take(in_flight: int, *, batch: int, ahead: int, flat: int = 0, most_batches: int = 1) -> int:
     """Prompts that may be taken now. Each step trains on those that were taken first, `batch` of them: what is taken
-    at version v, as one of the first (ahead + 1) batches, is trained on at version v + ahead at the latest."""
-    return max(0, (ahead + 1) * batch - in_flight)
+    at version v, as one of the first (ahead + 1) batches, is trained on at version v + ahead at the latest.
+
+    `flat`: groups in flight that are made and have no signal. They are replaced where less than a batch of others is
+    in flight, so that a replacement is always of the next step; that step uses up `most_batches` of prompts at most.
+    """
+    room = max((ahead + 1) * batch, min(batch + flat, most_batches * batch))
+    return max(0, room - in_flight)
 
 
 def trained_at(place: int, *, version: int, batch: int) -> int:

@@ -18,7 +18,8 @@ MOST_NAMED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """`problems` describe violations; none: the ledger is complete."""
+    """`problems` describe violations; none: the ledger is complete. `filtered`: how often a prompt was used up and not
+    trained on, as its group had no signal."""
 
     steps: int
     taken_back: int
@@ -26,6 +27,7 @@ class Audit:
     stale_steps: int
     largest_distance: float
     problems: tuple[str, ...]
+    filtered: int = 0
 
 
 def audit(ledger: Sequence[Record], metrics: Sequence[Record], *, prompts: int, staleness: int = 0) -> Audit:
@@ -50,6 +52,7 @@ def audit(ledger: Sequence[Record], metrics: Sequence[Record], *, prompts: int, 
         stale_steps=len(stale),
         largest_distance=max(distances, default=math.nan),
         problems=tuple(problems),
+        filtered=sum(len(_list(line, "filtered_ids")) for line in stand),
     )
 
 
@@ -86,7 +89,11 @@ def _is_fresh(line: Record, step: int, staleness: int) -> bool:
 
 
 def _ids(line: Record) -> Sequence[object]:
-    ids = line.get("prompt_ids")
+    return (*_list(line, "prompt_ids"), *_list(line, "filtered_ids"))
+
+
+def _list(line: Record, key: str) -> Sequence[object]:
+    ids = line.get(key)
     return ids if isinstance(ids, Sequence) else ()
 
 

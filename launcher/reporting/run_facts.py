@@ -187,7 +187,7 @@ def facts_of(
         attempts=attempts,
         steps=steps,
         taken_back=taken_back,
-        total_steps=_last_fact(data.events, "trainer.started", "total_steps"),
+        total_steps=_total_steps(data.events, word),
         evals=_evals(data.events),
         incidents=incidents,
         restores=restores,
@@ -331,6 +331,13 @@ def _audit(data: RunData, staleness: int, *, has_ended: bool) -> Audit | None:
         ledger = [line for line in ledger if line["global_step"] in known or line is not ledger[-1]]
     metrics = [{"global_step": line.step, "grpo_actor/logprob_distance/avg": line.distance} for line in data.steps]
     return audit(ledger, metrics, prompts=prompts, staleness=staleness)
+
+
+def _total_steps(events: Sequence[Record], word: str) -> int | None:
+    """As planned; with actor.dynamic_sampling the data may be used up before."""
+    planned = _last_fact(events, "trainer.started", "total_steps")
+    last = _last_fact(events, "run.finished", "global_step")
+    return planned if planned is None or last is None or word != "FINISHED" else min(planned, last + 1)
 
 
 def _last_fact(events: Sequence[Record], name: str, key: str) -> int | None:

@@ -104,18 +104,15 @@ class RunData:
         self.figures.add(step, line)
 
     def take_ledger(self, line: Record) -> None:
-        step, ids, versions = as_integer(line.get("global_step")), line.get("prompt_ids"), line.get("weight_versions")
+        step, versions = as_integer(line.get("global_step")), line.get("weight_versions")
         if step is None:
             self.foreign[LEDGER] += 1
             return
         self.rollouts_failed += as_integer(line.get("rollouts_failed")) or 0
         self.rollouts_retried += as_integer(line.get("rollouts_retried")) or 0
-        # Each epoch names the same prompts: one string for all.
-        prompts = (
-            [sys.intern(one) if isinstance(one, str) else str(one) for one in ids] if isinstance(ids, list) else []
-        )
         known = [version for version in versions if isinstance(version, int)] if isinstance(versions, list) else None
-        self.ledger.append({"global_step": step, "prompt_ids": prompts, "weight_versions": known})
+        names = {key: _names(line.get(key)) for key in ("prompt_ids", "filtered_ids") if key in line}
+        self.ledger.append({"global_step": step, "weight_versions": known, **names})
 
     def take_event(self, line: Record) -> None:
         name = line.get("event")
@@ -184,6 +181,11 @@ def _folder(path: Path) -> Iterator[Path]:
         yield from path.iterdir()
     except OSError:  # none yet
         return
+
+
+def _names(ids: object) -> list[str]:
+    """Each epoch names the same prompts: one string for all."""
+    return [sys.intern(one) if isinstance(one, str) else str(one) for one in ids] if isinstance(ids, list) else []
 
 
 def _kept(key: str, value: object) -> object:

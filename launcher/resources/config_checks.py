@@ -122,6 +122,11 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
             f"null with cluster.address={cluster.address}: a cluster's port of metrics is given where it is started "
             "(ray start --metrics-export-port=…)",
         )
+    if actor.dynamic_sampling and config.total_train_steps is None and actor.optimizer.lr_scheduler_type != "constant":
+        yield (
+            "actor.optimizer.lr_scheduler_type",
+            "constant with actor.dynamic_sampling, or total_train_steps is needed",
+        )
     for key in ("actor.kl_ctl", "actor.kl_loss_coef"):
         if value_of(config, key) > 0 and not config.ref.path:
             yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"
@@ -176,9 +181,8 @@ def _other_settings(config: RunConfig) -> Iterator[tuple[str, str]]:
                 yield key, f"null with chat.template={NO_TEMPLATE}: plain text has no messages"
     if rollout.episode is not None:
         yield from _with_episodes(config)
-    for name in config.chat.template_kwargs:
-        if name in WRITTEN_BY_US:
-            yield "chat.template_kwargs", f"variables of the template; {name} is the launcher's own"
+    for name in config.chat.template_kwargs.keys() & WRITTEN_BY_US:
+        yield "chat.template_kwargs", f"variables of the template; {name} is the launcher's own"
     functions, weights = config.reward.fn.count("+") + 1, config.reward.weights
     if weights and (len(weights) != functions or not all(map(math.isfinite, weights))):
         yield "reward.weights", f"one finite number for each of the {functions} functions of reward.fn, or none"
@@ -260,8 +264,7 @@ def _extra_args(config: RunConfig) -> Iterator[ConfigProblem]:
             allowed = "nothing: each run makes its own keys, and arguments are visible in the process list"
             yield ConfigProblem(key=key, given="(not shown)", allowed=allowed)
         if plain in ARGUMENTS_OF_OURS:
-            is_setting = hasattr(config.sglang, plain)
-            allowed = f"set sglang.{plain} instead" if is_setting else "the launcher sets it itself"
+            allowed = f"set sglang.{plain} instead" if hasattr(config.sglang, plain) else "the launcher sets it itself"
             yield ConfigProblem(key=key, given=value, allowed=allowed)
 
 

@@ -105,7 +105,8 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     if not on_gpu and (kept := kept_state_bytes(config, shape)):
         items.append(Item("state before the batch", kept, "for actor.ppo_n_minibatches, to go back to"))
     if not on_gpu and (ahead := ahead_bytes(config)):
-        items.append(Item("rollouts ahead", ahead, "of rollout.max_head_offpolicyness, at gconfig.max_new_tokens"))
+        why = "of rollout.max_head_offpolicyness and actor.dynamic_sampling, at gconfig.max_new_tokens"
+        items.append(Item("rollouts ahead", ahead, why))
     if actor.dtype != "float32" and own == 4:
         items.append(Item(f"{actor.dtype} copy", 2 * parameters, _each(parameters, 2)))
     if actor.needs_reference:
@@ -127,8 +128,10 @@ def kept_state_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 
 def ahead_bytes(config: RunConfig) -> int:
-    """Completions that wait for their step, in the host's memory: ids and log-probs as Python's objects, their JSON."""
-    samples = config.rollout.max_head_offpolicyness * config.train_dataset.batch_size * config.gconfig.n_samples
+    """Completions beyond a batch, which wait for their step or are left out of it, in the host's memory: ids and
+    log-probs as Python's objects, their JSON."""
+    batches = config.rollout.max_head_offpolicyness + (config.actor.dynamic_sampling or 1) - 1
+    samples = batches * config.train_dataset.batch_size * config.gconfig.n_samples
     return samples * config.gconfig.max_new_tokens * AHEAD_TOKEN_BYTES
 
 

@@ -82,6 +82,9 @@ class RecordedRun:
                 self.started_at, self.state, self.state_reason = as_unix_time(event.get("time")), "INITIALIZING", reason
             case "run.finished" | "run.errored" | "run.aborted":
                 self.status, self.reason = name.removeprefix("run.").upper(), reason
+                last = as_integer(event.get("global_step"))
+                if name == "run.finished" and self.total_steps and last is not None:
+                    self.total_steps = min(self.total_steps, last + 1)  # data may end before: actor.dynamic_sampling
             case "run.hold_asked" | "run.hold_released":
                 self.held = reason if name == "run.hold_asked" else ""
             case "server.ready" | "server.promoted" | "server.parked":

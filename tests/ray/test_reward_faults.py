@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.programs.supervised_run import SupervisedRun
+from tests.programs.supervised_run import BATCH, SupervisedRun
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -102,3 +102,20 @@ def test_known_completions_of_the_user_tell_a_broken_judge_from_a_broken_policy(
         run.check_ledger()
         assert [cause for cause, *_ in run.incidents().values()] == ["verifier_broken", "reward_collapse"]
         assert len(run.events("health.verifier_broken")) == 1
+
+
+def test_with_dynamic_sampling_a_collapse_is_found_though_its_groups_are_left_out(tmp_path):
+    settings = ["actor.dynamic_sampling=3", "gate.recorded=0"]
+    with SupervisedRun(tmp_path, steps=24, servers=2, settings=settings) as run:
+        run.wait_steps(9)
+        run.break_reward("zero_unless_known")
+        run.wait_until(lambda: run.events("health.reward_collapse"), "it is found")
+        run.mend_reward()
+        run.wait_until(lambda: run.incidents() == {1: ("reward_collapse", "policy", True)}, "it is over")
+        run.kill(*run.server_pids().values(), run.trainer_pids()[-1])
+        run.finish()
+        run.check_ledger()
+        lines = run.ledger()
+        assert sum("filtered_ids" in line for line in lines) > len(lines) / 2, "half of the groups have no signal"
+        assert max(len(line["prompt_ids"]) for line in lines) == BATCH
+        assert max(len(line["prompt_ids"]) + len(line.get("filtered_ids", ())) for line in lines) == 3 * BATCH

@@ -76,17 +76,18 @@ class World:
 
     async def step(self):
         """Returns whether the step was committed."""
-        batch = await self.stream.next_batch(WANT, version=self.version)
-        for group in batch.groups:
+        batch = self.batch = await self.stream.next_batch(WANT, version=self.version)
+        for group in batch.all_groups:
             for rollout in group.rollouts:
                 for made in rollout.completion.server.split():
                     version, lineage = map(int, made.split("/"))
                     assert self.version - self.ahead <= version <= self.version
                     assert self.ancestors[version] == lineage, "weights that were condemned made this token"
+        used = (*batch.prompt_ids, *batch.filtered_ids)
         await self.some_time()
         match self.draw.choice(["commit"] * 5 + ["reject", "pause"]):
             case "reject":
-                self.queue.requeue(batch.prompt_ids)
+                self.queue.requeue(used)
                 self.queue.abandon()
                 return False
             case "pause":
@@ -94,10 +95,10 @@ class World:
                     await self.stream.close()
                 self.queue.load_state_dict(self.queue.state_dict())
                 return False
-        self.queue.commit(batch.prompt_ids)
+        self.queue.commit(used)
         self.version += 1
         self.ancestors[self.version] = self.lineage
-        self.trained.append(batch.prompt_ids)
+        self.trained.append(used)
         return True
 
     async def restore(self):

@@ -16,8 +16,9 @@ AHEAD = 2
 class AheadReplay(Replay):
     """Rollouts of the weights that were current when their prompt was taken; all that was taken is made in time."""
 
-    def __init__(self):
+    def __init__(self, *, ahead=AHEAD, most_batches=None):
         super().__init__(prompts(N_PROMPTS), SAMPLES)
+        self.ahead, self.most_batches = ahead, most_batches
         self.thread = LoopThread("ahead")
         self.stream = None
 
@@ -34,8 +35,9 @@ class AheadReplay(Replay):
                 concurrent_prompts=3,
                 attempts=3,
                 scored_by="",
-                ahead=AHEAD,
+                ahead=self.ahead,
                 newest=lambda: version,
+                most_batches=self.most_batches,
             )
         batch = await self.stream.next_batch(want, version=version)
         if self.stream._running:

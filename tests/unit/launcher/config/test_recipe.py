@@ -4,7 +4,7 @@ import pytest
 
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
-from launcher.config.recipe import AdvNormConfig, RecipeConfig, describe_recipe, find_recipe_problems
+from launcher.config.recipe import AdvNormConfig, RecipeConfig, RewardNormConfig, describe_recipe, find_recipe_problems
 from launcher.resources.config_checks import find_problems
 
 PENALTY = {"overlong_reward_penalty": True, "overlong_tokens": 4, "overlong_penalty_factor": 1.0}
@@ -23,6 +23,7 @@ def recipe(**settings):
         ({**PENALTY, "overlong_tokens": 25}, "actor.overlong_tokens"),
         ({**PENALTY, "overlong_reward_penalty": False, "overlong_tokens": None}, "actor.overlong_penalty_factor"),
         ({"adv_norm": AdvNormConfig(eps=1e-6)}, "actor.adv_norm.eps"),
+        ({"dynamic_sampling": 2, "reward_norm": RewardNormConfig(mean_level="batch")}, "actor.dynamic_sampling"),
     ],
 )
 def test_what_contradicts_itself_is_named_once(settings, key):
@@ -47,6 +48,7 @@ def test_what_may_be_asked_for(settings):
         ("group_size=8", "gconfig.n_samples"),
         ("exp_ctrl.ckpt_freq_secs=600", "recover.freq_secs"),
         ("dataset.train_bs_n_seqs=8", "train_dataset.batch_size"),
+        ("dynamic_bs=true", "actor.dynamic_sampling=1"),
     ],
 )
 def test_a_name_of_another_launcher_is_refused_with_ours(override, instead):
@@ -71,6 +73,7 @@ def test_the_field_s_safer_settings_are_taken():
         ("actor.c_clip=1", "actor.c_clip=1.0: allowed: more than 1"),
         ("actor.policy_loss=gspo", "allowed: ppo, cispo"),
         ("actor.kl_estimator=k4", "allowed: k1, k2, k3"),
+        ("actor.dynamic_sampling=0", "actor.dynamic_sampling=0: allowed: at least 1"),
     ],
 )
 def test_a_value_out_of_range_is_one_message(override, said):
@@ -85,6 +88,8 @@ def test_the_default_is_described_and_so_is_a_clip_that_can_not_act():
     )
     assert "nothing is clipped" in describe_recipe(recipe(recompute_logprob=True))
     assert "token ratio in" in describe_recipe(recipe(recompute_logprob=True, ppo_n_minibatches=2))
+    replaced = describe_recipe(recipe(dynamic_sampling=3))
+    assert "equal are left out and replaced, within the prompts of 3 batches a step" in replaced
     everything = describe_recipe(recipe(**PENALTY, c_clip=3.0, kl_ctl=0.1, kl_loss_coef=0.2, entropy_coeff=0.01))
     for part in (
         "at most 3",

@@ -41,6 +41,14 @@ def test_an_epoch_that_has_not_ended_is_none():
     assert found(whole_run()[:4]).problems == ()
 
 
+def test_a_prompt_that_was_left_out_is_used_up_and_counted_apart():
+    ledger = [line(0, [0, 1]) | {"filtered_ids": [2, 3]}, line(1, [4, 5]), line(2, [2, 0])]
+    result = found(ledger)
+    assert (result.problems, result.filtered, result.prompts) == ((), 2, PROMPTS)
+    doubled = found([line(0, [0, 1]) | {"filtered_ids": [2]}, line(1, [2, 3])])
+    assert doubled.problems == ("step 1: prompt 2 a second time in its epoch",)
+
+
 def test_steps_taken_back_and_taken_again_stand_once():
     ledger = [line(0, [0, 1]), line(1, [2, 3]), line(2, [4, 5]), line(1, [2, 5]), line(2, [4, 3])]
     result = found(ledger)

@@ -109,6 +109,11 @@ def test_out_of_range(settings, said):
         ),
         (
             ARITHMETIC,
+            {"actor__dynamic_sampling": 2, "total_train_steps": None, "actor__optimizer__lr_scheduler_type": "cosine"},
+            "actor.optimizer.lr_scheduler_type=cosine: constant with actor.dynamic_sampling, or total_train_steps",
+        ),
+        (
+            ARITHMETIC,
             {"rollout__retry_wait_initial": 20.0},
             "rollout.retry_wait_initial=20.0: at most rollout.retry_wait",
         ),

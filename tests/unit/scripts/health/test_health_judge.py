@@ -23,6 +23,15 @@ def view_of(**changes):
     return RecordedRun(state="RUNNING", total_steps=20, started_at=100.0, ended_at=200.0, **changes)
 
 
+def test_a_run_whose_data_were_used_up_before_the_planned_steps_is_complete():
+    view = RecordedRun()
+    view.take({"event": "trainer.started", "total_steps": 20})
+    view.take({"event": "run.finished", "reason": "the data are used up", "global_step": 9})
+    findings = judge_run(view, STEPS, is_live=False, now=NOW)
+    assert findings[0].said == "FINISHED: the data are used up"
+    assert set(verdicts(findings)) == {OK}
+
+
 @pytest.mark.parametrize(
     ("change", "verdict", "said"),
     [

@@ -1,0 +1,126 @@
+"""Groups without a signal are left out and replaced: each prompt is used up once per epoch, trained on or filtered."""
+
+import asyncio
+import dataclasses
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.data.prompt_queue import PromptQueue
+from launcher.base.rollouts import mean_of
+from launcher.policy.routing import may_take
+from tests.support.replay import digits, prompts
+from tests.unit.actors.rollout.test_rollout_stream import PROMPTS, WANT, World
+
+
+def has_signal(prompt_id, share):
+    return digits(prompt_id)[0] < 256 * share
+
+
+class Sampled(World):
+    """A share of the prompts has a signal, whichever weights answer."""
+
+    def __init__(self, seed, ahead, most, share):
+        self.most, self.share = most, share
+        super().__init__(seed, ahead)
+
+    def new_stream(self):
+        stream = super().new_stream()
+        stream._most_batches = self.most
+        return stream
+
+    async def make(self, prompt, weights, tally, kept):
+        group = await super().make(prompt, weights, tally, kept)
+        rewards = (0.0, 1.0) if has_signal(prompt.id, self.share) else (0.0, 0.0)
+        pairs = zip(group.rollouts, rewards, strict=True)
+        return dataclasses.replace(
+            group, rollouts=tuple(dataclasses.replace(one, reward=reward) for one, reward in pairs)
+        )
+
+    def check_batch(self, *, is_last):
+        """`is_last` of its epoch."""
+        batch = self.batch
+        used = len(batch.all_groups)
+        assert 0 < len(batch.groups) <= WANT
+        assert used <= self.most * WANT
+        signals = [not group.is_flat for group in batch.all_groups]
+        assert sum(signals) <= WANT
+        assert signals == [place < sum(signals) for place in range(used)], "what has a signal is trained on"
+        assert sum(signals) == WANT or used == self.most * WANT or is_last
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize(("most", "share"), [(1, 0.5), (2, 0.5), (3, 0.2), (3, 0.0), (9, 0.3)])
+def test_whatever_happens_each_prompt_is_used_up_once_per_epoch_and_no_token_is_too_old(seed, ahead, most, share):
+    async def scenario():
+        world = Sampled(seed, ahead, most, share)
+        while world.version < 25:
+            epoch = world.queue.epoch
+            if await world.step():
+                world.check_batch(is_last=world.queue.epoch > epoch)
+                if world.draw.random() < 0.3:
+                    world.saved = world.state()
+            if world.draw.random() < 0.1:
+                await world.restore()
+        await world.stream.close()
+        return world
+
+    world = asyncio.run(asyncio.wait_for(scenario(), 60))
+    epochs, met = [], []
+    for ids in world.trained:
+        met += ids
+        if len(met) == PROMPTS:
+            epochs.append(met)
+            met = []
+    assert len(epochs) >= 4
+    assert all(Counter(epoch) == Counter([*prompts(PROMPTS)]) for epoch in epochs)
+    assert len(set(met)) == len(met)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_which_prompts_a_step_has_does_not_depend_on_how_fast_they_are(seed, ahead):
+    async def scenario():
+        world = Sampled(seed, ahead, 3, 0.4)
+        world.draw.random = lambda: 1.0  # nothing fails
+        order = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True).take(PROMPTS)
+        while order:
+            batch = await world.stream.next_batch(WANT, version=0)
+            expected = []
+            while order and len(expected) < 3 * WANT and sum(has_signal(one, 0.4) for one in expected) < WANT:
+                expected.append(order.pop(0))
+            assert sorted((*batch.prompt_ids, *batch.filtered_ids)) == sorted(expected)
+            if ahead == 0:
+                assert len(world.queue.in_flight) == len(expected), "nothing is left running"
+            world.queue.commit(expected)
+        await world.stream.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@given(st.integers(1, 8), st.integers(0, 3), st.integers(1, 4), st.data())
+def test_a_replacement_is_asked_for_only_where_the_next_step_needs_it(batch, ahead, most, data):
+    in_flight = data.draw(st.integers(0, (ahead + most + 1) * batch))
+    flat = data.draw(st.integers(0, in_flight))
+    room = may_take(in_flight, batch=batch, ahead=ahead, flat=flat, most_batches=most)
+    beyond = in_flight + room - (ahead + 1) * batch
+    if room and beyond > 0:
+        assert in_flight + room - flat <= batch
+        assert in_flight + room <= most * batch
+    assert room >= may_take(in_flight, batch=batch, ahead=ahead)
+
+
+def test_rewards_of_what_was_left_out_count_in_the_figures_of_the_batch():
+    async def scenario():
+        world = Sampled(5, 0, 3, 0.4)
+        world.draw.random = lambda: 1.0
+        return await world.stream.next_batch(WANT, version=0)
+
+    batch = asyncio.run(scenario())
+    assert batch.filtered
+    assert {rollout.reward for group in batch.filtered for rollout in group.rollouts} == {0.0}
+    assert len(batch.rollouts) == 2 * len(batch.all_groups)
+    assert mean_of([rollout.reward for rollout in batch.rollouts]) < 0.5
