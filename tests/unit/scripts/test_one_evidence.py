@@ -10,9 +10,18 @@ from safetensors.numpy import save_file
 from launcher.checkpoints.health_evidence import Seen
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.policy.checkpoint_status import CheckpointStatus
-from scripts import diagnose, list_checkpoints, resume_training
+from scripts import check_health, diagnose, list_checkpoints, resume_training, setup_recovery
 from scripts.checkpoints.choosing import read_catalog
-from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, name_of, write_areal_log
+from tests.support.checkpoint_makers import (
+    EXPERIMENT,
+    TRIAL,
+    USER,
+    learned,
+    make_trial,
+    name_of,
+    write_areal_log,
+    write_rewards,
+)
 
 NAMES = ("--experiment-name", EXPERIMENT, "--trial-name", TRIAL, "--user", USER)
 
@@ -127,3 +136,15 @@ def test_a_packed_log_is_named_and_vouches_for_nothing(trial, tell):
     _, said = tell(list_checkpoints)
     assert "no good checkpoint; not all could be read: " in said and "trainer.log can't be unpacked" in said
     assert tell(resume_training, "--yes", "--command", "python x.py")[0] == 1
+
+
+def test_of_a_run_of_ours_every_tool_names_the_same_checkpoint(tell, tmp_path, capsys):
+    paths = make_trial(tmp_path, learned(tmp_path / "model"), (5, 15, 25, 38, 50))
+    write_rewards(paths, [*falling(range(60), 40).values()])
+    capsys.readouterr()
+    found = {}
+    for tool, key in ((list_checkpoints, "last_good"), (diagnose, "last_good_checkpoint"), (check_health, "findings")):
+        found[tool] = json.loads(tell(tool, "--json")[1])[key]
+    (seen,) = [one["facts"]["last_good"] for one in found[check_health] if "last_good" in one["facts"]]
+    assert (found[list_checkpoints], found[diagnose]["global_step"], seen) == (38, 38, 38)
+    assert json.loads(tell(setup_recovery, "--good", "--json")[1])["step"] == 38
