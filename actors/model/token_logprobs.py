@@ -38,6 +38,7 @@ class LogprobModel(nn.Module):
         hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         predicting = hidden.flatten(0, 1).index_select(0, positions)
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        temperature *= getattr(self.model.config, "logits_scaling", 1.0)  # Granite's logits are divided by it
         return token_logprobs(head, predicting, targets, temperature=temperature, entropy_learns=entropy_learns)
 
 

@@ -19,6 +19,8 @@ from launcher.checkpoints.tensor_files import read_entries
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+CHANGES = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+"""Settings of a config.json that trainer and server would not both follow."""
 OTHER_WAY = "others by a trainer that takes them (AReaL, TRL), under this supervision: docs/adapters.md"
 
 
@@ -42,7 +44,8 @@ def unsupported(config: Mapping[str, Any]) -> str:
     """Why a model can't be trained here, by its kind; "" where it can."""
     kind = config.get("model_type")
     if kind in MODEL_TYPES:
-        return ""
+        changes = [name for name in CHANGES if config.get(name)]
+        return f"a {kind} model with {' and '.join(changes)} is not supported" if changes else ""
     if config.get("vision_config"):
         return f"a {kind} model, which reads images, is not supported"
     if any(config.get(name) for name in EXPERTS):

@@ -1,25 +1,75 @@
 """The shape of a transformer from its config.json: its tensors, its parameters, and bytes of KV cache for each token.
 
-Qwen2, Qwen3 and Llama differ in few terms: biases of q, k, v (Qwen2), norms of q and k for each head (Qwen3),
-biases by request (Llama's `attention_bias`, `mlp_bias`). Names and shapes as in transformers'
-`modeling_{qwen2,qwen3,llama}.py`; tests compare them with what transformers writes.
+`FAMILIES` says in what the models that can be trained differ. Names and shapes as in transformers' modeling files;
+tests compare them with what transformers writes. docs/models.md has what was tried.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
-"""Whose logits are the head applied to the last hidden state and nothing more, which the trainer relies on."""
-RESCALED = ("dynamic", "longrope")
+QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
+QKVO = (*QKV, "o_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """In what a kind of model differs from Mistral, the plainest."""
+
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    qk_norm: str = ""
+    """"head": q and k of each head are normalised; "all": those of all heads together."""
+    fused: tuple[str, ...] = ()
+    """Of qkv_proj and gate_up_proj: one matrix in place of three and two."""
+    biased: tuple[str, ...] = ()
+    attention_bias: tuple[str, ...] = ()
+    """Biased where config.json says so; `mlp_bias` likewise."""
+    mlp_bias: tuple[str, ...] = ()
+    left_out: Mapping[str, Any] = field(default_factory=dict)
+    """transformers' defaults, where they are not false, of what a config.json may leave out."""
+    server_slides: bool = False
+    """SGLang's own code of it knows sliding windows. That of the others attends to everything."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gemma3_text": Family(
+        norms=(
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ),
+        qk_norm="head",
+        attention_bias=QKVO,
+        left_out={"head_dim": 256, "tie_word_embeddings": True},
+        server_slides=True,
+    ),
+    "glm4": Family(
+        norms=("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"),
+        fused=("gate_up_proj",),
+        attention_bias=QKV,
+        left_out={"head_dim": 128, "attention_bias": True},
+    ),
+    "granite": Family(attention_bias=QKVO, mlp_bias=MLP),
+    "llama": Family(attention_bias=QKVO, mlp_bias=MLP),
+    "mistral": Family(left_out={"sliding_window": 4096}),
+    "olmo2": Family(
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"), qk_norm="all", attention_bias=QKVO
+    ),
+    "phi3": Family(fused=("qkv_proj", "gate_up_proj")),
+    "qwen2": Family(biased=QKV, left_out={"use_sliding_window": False}),
+    "qwen3": Family(qk_norm="head", attention_bias=QKVO, left_out={"head_dim": 128, "use_sliding_window": False}),
+}
+MODEL_TYPES = tuple(FAMILIES)
+"""Whose logits are the head applied to the last hidden state, over Granite's `logits_scaling`, and nothing more, which
+the trainer relies on."""
+RESCALED = ("dynamic", "longrope", "su")
 """Kinds of rotary positions that depend, beyond the trained length, on the longest sequence of a batch. A trainer pads
 and a server doesn't, so their log-probs would differ without a word."""
-QWEN3_HEAD_DIM = 128
-"""transformers' default where a Qwen3 config names none; the others divide `hidden` by `heads`."""
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -45,6 +95,7 @@ class ModelShape:
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Raises KeyError, TypeError or ValueError naming what config.json lacks."""
         model_type = str(config["model_type"])
+        config = {**FAMILIES[model_type].left_out, **config}
         heads = int(config["num_attention_heads"])
         hidden = int(config["hidden_size"])
         return cls(
@@ -53,7 +104,7 @@ class ModelShape:
             layers=int(config["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or (QWEN3_HEAD_DIM if model_type == "qwen3" else hidden // heads)),
+            head_dim=int(config.get("head_dim") or hidden // heads),
             intermediate=int(config["intermediate_size"]),
             vocab=int(config["vocab_size"]),
             positions=trained_positions(config) or 32768,
@@ -92,24 +143,31 @@ class ModelShape:
         return {EMBEDDING: (self.vocab, self.hidden), "model.norm.weight": (self.hidden,)} | head
 
     def _layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        family = FAMILIES[self.model_type]
         h, q, kv, i = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
-        norms = {"input_layernorm": h, "post_attention_layernorm": h}
-        if self.model_type == "qwen3":
-            norms |= {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in family.norms}
+        if family.qk_norm:
+            widths = (self.head_dim, self.head_dim) if family.qk_norm == "head" else (q, kv)
+            found |= {f"self_attn.{name}_norm.weight": (width,) for name, width in zip("qk", widths, strict=True)}
         attention = {"q_proj": (q, h), "k_proj": (kv, h), "v_proj": (kv, h), "o_proj": (h, q)}
+        if "qkv_proj" in family.fused:
+            attention = {"qkv_proj": (q + 2 * kv, h), "o_proj": (h, q)}
         mlp = {"gate_proj": (i, h), "up_proj": (i, h), "down_proj": (h, i)}
-        biased = {"q_proj", "k_proj", "v_proj"} if self.model_type == "qwen2" or self.attention_bias else set()
-        if self.attention_bias and self.model_type != "qwen2":
-            biased |= {"o_proj"}
-        if self.mlp_bias and self.model_type == "llama":
-            biased |= mlp.keys()
-        found: dict[str, tuple[int, ...]] = {f"{name}.weight": (width,) for name, width in norms.items()}
+        if "gate_up_proj" in family.fused:
+            mlp = {"gate_up_proj": (2 * i, h), "down_proj": (h, i)}
+        biased = {*family.biased, *(family.attention_bias if self.attention_bias else ())}
+        biased |= {*(family.mlp_bias if self.mlp_bias else ())}
         for part, matrices in (("self_attn", attention), ("mlp", mlp)):
             for name, shape in matrices.items():
                 found[f"{part}.{name}.weight"] = shape
                 if name in biased:
                     found[f"{part}.{name}.bias"] = shape[:1]
         return found
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, ...]]:
+        """Of a layer, by the ends of their names: those that can have an adapter."""
+        return {name.split(".")[-2]: shape for name, shape in self._layer_tensors().items() if len(shape) == 2}
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """One key and one value of every KV head in every layer."""
@@ -121,18 +179,21 @@ class ModelShape:
 
     def adapter_parameters(self, names: Collection[str], rank: int) -> int:
         """Of LoRA on the matrices of each layer whose names end so: `rank` rows and as many columns beside each."""
-        shapes = [s for name, s in self._layer_tensors().items() if name.split(".")[-2] in names and len(s) == 2]
-        return self.layers * rank * sum(map(sum, shapes))
+        return self.layers * rank * sum(sum(shape) for name, shape in self.matrices.items() if name in names)
 
 
 def trained_positions(config: Mapping[str, Any]) -> int | None:
-    """How long a sequence may be: as config.json says, or as it was trained where longer ones are RESCALED."""
-    longest = config.get("max_position_embeddings")
+    """How long a sequence may be: as config.json says, as it was trained where longer ones are RESCALED, and as wide as
+    the sliding window where the server knows none."""
+    family = FAMILIES.get(config.get("model_type") or "", Family(server_slides=True))
+    config = {**family.left_out, **config}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    if original and (rope.get("rope_type") or rope.get("type")) in RESCALED:
-        return min(int(original), int(longest or original))
-    return None if longest is None else int(longest)
+    limits = [config.get("max_position_embeddings")]
+    if (rope.get("rope_type") or rope.get("type")) in RESCALED:
+        limits += [rope.get("original_max_position_embeddings"), config.get("original_max_position_embeddings")]
+    if not family.server_slides and config.get("use_sliding_window", True):
+        limits.append(config.get("sliding_window"))
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def _count(tensors: Mapping[str, tuple[int, ...]]) -> int:

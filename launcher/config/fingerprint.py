@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.config.lora import MATRICES
 from launcher.config.schema import RunConfig
 from launcher.config.settings import value_of
 
@@ -55,7 +56,7 @@ def config_fingerprint(config: RunConfig) -> dict[str, str | int]:
     if config.actor.use_lora:
         actor = config.actor
         found |= {"actor.lora_rank": actor.lora_rank, "actor.lora_alpha": str(actor.lora_alpha)}
-        found["actor.target_modules"] = ",".join(sorted(actor.adapted))
+        found["actor.target_modules"] = ",".join(sorted(actor.target_modules or MATRICES))
     if content := _content_of(Path(config.actor.path)):
         found[CONTENT] = content
     return found

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from launcher.config.settings import COUNT, POSITIVE, setting
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Of a layer's attention and MLP, in every model that can be trained."""
+"""Of a layer's attention and MLP."""
+FUSED = ("qkv_proj", "gate_up_proj")
+"""In place of some of those, in Phi-3 and GLM-4."""
 
 INSTALL_PEFT = 'pip install -c constraints.txt -e ".[lora]"'
 
@@ -26,7 +28,7 @@ class LoraConfig:
 
     @property
     def adapted(self) -> tuple[str, ...]:
-        return tuple(self.target_modules) or MATRICES
+        return tuple(self.target_modules) or (*MATRICES, *FUSED)
 
 
 def find_lora_problems(actor: LoraConfig) -> Iterator[tuple[str, str]]:
@@ -36,5 +38,5 @@ def find_lora_problems(actor: LoraConfig) -> Iterator[tuple[str, str]]:
             if getattr(actor, key) != getattr(LoraConfig(), key):
                 yield f"actor.{key}", "not given without actor.use_lora=true"
         return
-    if unknown := [name for name in actor.target_modules if name not in MATRICES]:
-        yield "actor.target_modules", f"of {', '.join(MATRICES)}; {', '.join(unknown)} can't have an adapter"
+    if unknown := [name for name in actor.target_modules if name not in (*MATRICES, *FUSED)]:
+        yield "actor.target_modules", f"of {', '.join((*MATRICES, *FUSED))}; {', '.join(unknown)} can't have an adapter"

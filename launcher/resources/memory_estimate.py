@@ -168,8 +168,8 @@ def activation_bytes(actor: ActorConfig, shape: ModelShape) -> int:
 
     Per token and layer: the inputs of two norms (and their float32 copies), of q/k/v, o, gate/up and down, the rotated
     q, k, v, and gate, up, their product and the activation. Checkpointed: each layer's float32 input, and all
-    of one layer. Within a fifth of what `torch.autograd.graph.saved_tensors_hooks` counts for small models of all three
-    kinds.
+    of one layer. Of small models of each kind it is 0.94 (Gemma 3) to 1.23 times what
+    `torch.autograd.graph.saved_tensors_hooks` counts.
     """
     tokens, size = actor.mb_spec.max_tokens_per_mb, BYTES[actor.dtype]
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -101,9 +101,14 @@ def _sizes_disagree(config: RunConfig, shape: ModelShape) -> Iterator[UsageError
     for key, tokens in (("sglang.context_length", config.sglang.context_length), ("gconfig.max_new_tokens", longest)):
         if tokens is not None and tokens > shape.positions:
             yield ConfigError(
-                f"{key}: sequences of {tokens} tokens, but {config.actor.path} knows {shape.positions} positions",
-                f"at most {shape.positions} for prompt and completion together",
+                f"{key}: sequences of {tokens} tokens, but {config.actor.path} takes {shape.positions}",
+                f"at most {shape.positions} for prompt and completion together (why so few: docs/models.md)",
             )
+    if strange := sorted(set(config.actor.target_modules) - shape.matrices.keys()):
+        yield ConfigError(
+            f"actor.target_modules: {config.actor.path} has no {', '.join(strange)}",
+            f"choose of {', '.join(shape.matrices)}",
+        )
     tp = config.sglang.tp_size
     heads = f"{shape.heads} heads and {shape.kv_heads} KV heads"
     if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):

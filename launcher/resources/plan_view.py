@@ -55,8 +55,9 @@ def headline(config: RunConfig, plan: RunPlan) -> Iterator[str]:
     yield describe_recipe(config.actor)
     if config.actor.use_lora and plan.shape is not None:
         adapters, actor = learning(config.actor, plan.shape), config.actor
+        names = [name for name in plan.shape.matrices if name in actor.adapted]
         yield (
-            f"LoRA: adapters of rank {actor.lora_rank} on {', '.join(actor.adapted)} learn, {adapters / 1e6:,.2f} M "
+            f"LoRA: adapters of rank {actor.lora_rank} on {', '.join(names)} learn, {adapters / 1e6:,.2f} M "
             "parameters; servers get them added to the model's own weights (actor.use_lora)"
         )
     if config.watch.port is not None:

@@ -26,7 +26,8 @@ DEADLINE_S = scaled(300.0)
 class Serving:
     """A server, a client of it, and the loop that both live on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Path = MODEL) -> None:
+        self.model = model
         config = SGLangConfig(dtype="float32", device="cpu", max_total_tokens=20000, random_seed=1)
         self.log = folder / "llm_server-0.log"
         self.keys = ServerKeys.make(folder / "keys")
@@ -35,7 +36,7 @@ class Serving:
         self.loop = asyncio.Runner()
         self.version = 3
         self.generation = 0
-        self.prompt = tuple(AutoTokenizer.from_pretrained(MODEL)("4+5+4=").input_ids)
+        self.prompt = tuple(AutoTokenizer.from_pretrained(model)("4+5+4=").input_ids)
 
     def run(self, work):
         """`work(client)`, within a deadline."""
@@ -48,7 +49,7 @@ class Serving:
 
     def start(self, *, generation: int = 0) -> None:
         async def work(_):
-            await self.server.start(generation=generation, model_path=str(MODEL), weight_version=self.version)
+            await self.server.start(generation=generation, model_path=str(self.model), weight_version=self.version)
             await self.server.wait_ready()
 
         self.run(work)

@@ -5,12 +5,23 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from launcher.base.rollouts import Completion, Prompt, Rollout, RolloutGroup
 from launcher.config.schema import ActorConfig, OptimizerConfig, RefConfig
 
-KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+UNTIED = ("llama", "mistral", "phi3", "olmo2", "glm4", "granite")
+"""As the published models of these families are."""
+FEATURES = {
+    "gemma3_text": {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": {
+        "logits_scaling": 4.0,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+    },
+}
+"""What a family has and a model of two layers would not, or would have as 1."""
 CHARACTERS = "0123456789+-=#\n"
 VOCABULARY = 32
 
@@ -18,7 +29,8 @@ VOCABULARY = 32
 def make_model(folder: Path, kind: str = "qwen2", *, seed: int = 0, **settings: object) -> Path:
     """A model folder with weights large enough that its distributions are far from uniform."""
     torch.manual_seed(seed)
-    config = KINDS[kind](
+    config = AutoConfig.for_model(
+        kind,
         **{
             "vocab_size": VOCABULARY,
             "hidden_size": 16,
@@ -28,12 +40,14 @@ def make_model(folder: Path, kind: str = "qwen2", *, seed: int = 0, **settings: 
             "num_key_value_heads": 1,
             "head_dim": 8,
             "max_position_embeddings": 128,
-            "tie_word_embeddings": kind != "llama",
+            "tie_word_embeddings": kind not in UNTIED,
             "initializer_range": 0.3,
             "bos_token_id": 0,
             "eos_token_id": 0,
+            "pad_token_id": None,
+            **FEATURES.get(kind, {}),
             **settings,
-        }
+        },
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     make_tokenizer(folder)

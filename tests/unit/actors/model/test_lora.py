@@ -12,9 +12,10 @@ from actors.model.policy_model import PolicyModel
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.manifest import ADAPTER_FILE, TENSORS_FILE, learned_name, stored_name
 from launcher.checkpoints.model_files import read_shape
-from launcher.config.lora import MATRICES
+from launcher.checkpoints.model_shape import MODEL_TYPES
+from launcher.config.lora import FUSED, MATRICES
 from launcher.config.schema import OptimizerConfig
-from tests.support.tiny_models import KINDS, actor, make_groups, make_model, reference
+from tests.support.tiny_models import actor, make_groups, make_model, reference
 
 TOKENS = [3, 4, 5, 6, 7, 8]
 
@@ -36,9 +37,15 @@ def weights(model):
     return {name: weight.clone() for name, weight in model.named_weights(torch.float32)}
 
 
-@pytest.fixture(
-    scope="module", params=["qwen2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "qwen2")]
-)
+SLOW = ("gemma3_text", "llama", "phi3")
+OTHERS = [
+    pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else pytest.mark.long)
+    for kind in MODEL_TYPES
+    if kind != "qwen2"
+]
+
+
+@pytest.fixture(scope="module", params=["qwen2", *OTHERS])
 def folder(request, tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("lora") / "model", request.param)
 
@@ -50,17 +57,17 @@ def test_before_the_first_step_servers_get_the_model_bit_for_bit(folder):
 
 
 def test_only_matrices_with_an_adapter_move(folder):
-    model = policy(folder, target_modules=["q_proj", "down_proj"])
+    model = policy(folder, target_modules=["o_proj", "down_proj"])
     before = weights(model)
     after = weights(train(model))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
-    assert moved == {name for name in before if name.endswith(("q_proj.weight", "down_proj.weight"))}
+    assert moved == {name for name in before if name.endswith(("o_proj.weight", "down_proj.weight"))}
     facts, tensors = model.training_state()
     learning = {name.removeprefix("master.") for name in tensors if name.startswith("master.")}
     assert learning == set(facts["optimizer_steps"]) and all("lora_" in name for name in learning)
     count = sum(tensors[f"master.{name}"].numel() for name in learning)
-    assert count == read_shape(folder).adapter_parameters(["q_proj", "down_proj"], 4)
+    assert count == read_shape(folder).adapter_parameters(["o_proj", "down_proj"], 4)
 
 
 def test_what_servers_get_answers_as_the_model_with_its_adapters(folder, tmp_path):
@@ -133,5 +140,5 @@ def test_the_adapters_are_on_every_matrix_that_is_not_left_out(folder, tmp_path)
     model = policy(folder)
     model.save(tmp_path / "saved")
     config = json.loads((tmp_path / "saved" / "adapter" / "adapter_config.json").read_text())
-    assert set(config["target_modules"]) == set(MATRICES) and config["base_model_name_or_path"] == str(folder)
+    assert set(config["target_modules"]) == {*MATRICES, *FUSED} and config["base_model_name_or_path"] == str(folder)
     assert (config["r"], config["lora_alpha"]) == (4, 8.0)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.model import model_folder
 from launcher.base.errors import ConfigError, ModelError
+from launcher.checkpoints.model_shape import MODEL_TYPES
 from tests.support.tiny_models import make_model
 
 KEY = "actor.path"
@@ -106,7 +107,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
         model_folder.load_tokenizer(folder, key=KEY)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_names_are_those_that_transformers_saves(tmp_path, kind, tied):
     folder = make_model(tmp_path / "model", kind, tie_word_embeddings=tied)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.model.policy_model import PolicyModel
 from launcher.base.errors import ConfigError, TrainerError
+from launcher.checkpoints.model_shape import MODEL_TYPES
 from launcher.config.recipe import RewardNormConfig
 from launcher.config.schema import MicroBatchConfig, OptimizerConfig
 from tests.support.tiny_models import actor, make_groups, make_model, reference
@@ -119,7 +120,7 @@ def test_the_whole_update_equals_plain_autograd(folder, ref_folder, variant, tem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_each_architecture_equals_plain_autograd(tmp_path, kind):
     folder = make_model(tmp_path / "model", kind)
     model = policy(folder)

@@ -1,4 +1,4 @@
-"""How long a sequence may be where a model's rotary positions are rescaled by the length of a batch."""
+"""How long a sequence may be where rotary positions are rescaled by a batch's length, or the server has no window."""
 
 import pytest
 import torch
@@ -29,6 +29,20 @@ from launcher.checkpoints.model_shape import ModelShape, trained_positions
             64,
         ),
         ({"max_position_embeddings": 128, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 128),
+        ({"model_type": "mistral", "max_position_embeddings": 32768}, 4096),
+        ({"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
+        ({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047}, 2047),
+        ({"model_type": "qwen2", "max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
+        (
+            {
+                "model_type": "qwen2",
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+            },
+            4096,
+        ),
+        ({"model_type": "gemma3_text", "max_position_embeddings": 32768, "sliding_window": 512}, 32768),
     ],
 )
 def test_no_sequence_is_longer_than_those_it_was_trained_on(config, longest):

@@ -13,6 +13,7 @@ from launcher.base.errors import CheckpointError, ModelError
 from launcher.checkpoints import tensor_files
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.model_files import read_shape
+from launcher.checkpoints.model_shape import FAMILIES
 from launcher.checkpoints.tensor_files import nonfinite, read_entries
 from launcher.checkpoints.verification import Identity, verify
 from tests.support.checkpoint_makers import (
@@ -158,7 +159,7 @@ def test_there_are_forty_kinds_of_damage():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_forty_whole_ones_are_not_refused(tmp_path, kind, dtype):
     """Three architectures, two precisions, heads tied and not, seven steps each: 42."""
     store = CheckpointStore(tmp_path / "default")
@@ -227,10 +228,10 @@ def test_a_large_tensor_is_read_in_portions(tmp_path, monkeypatch):
     assert nonfinite(file, read_entries(file)) == ["x"]
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_expected_shapes_are_those_that_transformers_writes(tmp_path, kind, tied):
-    bias = {"attention_bias": True, "mlp_bias": True} if kind == "llama" else {"head_dim": 8}
+    bias = {name: True for name in ("attention_bias", "mlp_bias") if getattr(FAMILIES[kind], name)}
     folder = make_model(tmp_path / "model", kind, tie_word_embeddings=tied, **bias)
     written = {name: tuple(entry.shape) for name, entry in read_entries(folder / MODEL).items()}
     assert read_shape(folder).tensors() == written

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
-from launcher.config.lora import MATRICES, LoraConfig, find_lora_problems
+from launcher.config.lora import FUSED, MATRICES, LoraConfig, find_lora_problems
 from launcher.config.schema import ActorConfig, RunConfig
 
 
@@ -23,7 +23,7 @@ def test_one_line_names_the_key_and_what_is_allowed(settings, key, said):
 
 
 def test_all_matrices_are_meant_where_none_is_named():
-    assert LoraConfig(use_lora=True).adapted == MATRICES
+    assert LoraConfig(use_lora=True).adapted == (*MATRICES, *FUSED)
     assert not list(find_lora_problems(LoraConfig(use_lora=True, lora_rank=4, target_modules=["v_proj"])))
 
 

@@ -39,9 +39,13 @@ def test_a_model_that_is_a_file(config, model):
         ("{not json", "config.json is not valid JSON"),
         ("[]", "config.json holds a list"),
         ('{"model_type": "gpt2"}', "model_type='gpt2'"),
-        ('{"hidden_size": 1}', "supported: llama, qwen2, qwen3"),
+        ('{"hidden_size": 1}', "phi3, qwen2, qwen3; others by a trainer"),
         ('{"model_type": "gpt_oss", "num_local_experts": 32}', "gpt_oss model, a mixture of experts, is not supported"),
         ('{"model_type": "qwen2_5_vl", "vision_config": {"depth": 2}}', "which reads images, is not supported"),
+        (
+            '{"model_type": "gemma3_text", "final_logit_softcapping": 30.0}',
+            "a gemma3_text model with final_logit_softcapping is not supported",
+        ),
         ('{"model_type": "gemma2"}', "others by a trainer that takes them (AReaL, TRL), under this supervision"),
         ('{"model_type": "qwen2"}', "'num_attention_heads' is missing"),
     ],
@@ -152,6 +156,11 @@ def test_sequences_longer_than_the_model_knows(config, model):
     (model / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 128}))
     config.sglang.context_length = 256
     assert "sglang.context_length: sequences of 256 tokens" in the_one(config, ConfigError)
+
+
+def test_adapters_on_matrices_that_the_model_has_fused(config):
+    config.actor.use_lora, config.actor.target_modules = True, ["o_proj", "qkv_proj"]
+    assert "has no qkv_proj" in the_one(config, ConfigError)
 
 
 def test_heads_that_tp_size_does_not_divide(config):

@@ -64,7 +64,7 @@ def test_parameters_of_published_models(name, parameters):
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
-    [  # Qwen3-0.6B and Llama-3.2-1B, from their config.json and their pages
+    [  # from their config.json and their pages: Qwen3-0.6B, Llama-3.2-1B, Mistral-7B-v0.3, Phi-4, OLMo-2-7B, Gemma-3-1B
         (
             {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16}
             | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936}
@@ -76,6 +76,26 @@ def test_parameters_of_published_models(name, parameters):
             | {"num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256}
             | {"tie_word_embeddings": True},
             1_235_814_400,
+        ),
+        (
+            {"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+            | {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32768},
+            7_248_023_552,
+        ),
+        (
+            {"model_type": "phi3", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40}
+            | {"num_key_value_heads": 10, "intermediate_size": 17920, "vocab_size": 100352},
+            14_659_507_200,
+        ),
+        (
+            {"model_type": "olmo2", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+            | {"num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 100352},
+            7_298_617_344,
+        ),
+        (
+            {"model_type": "gemma3_text", "hidden_size": 1152, "num_hidden_layers": 26, "num_attention_heads": 4}
+            | {"num_key_value_heads": 1, "intermediate_size": 6912, "vocab_size": 262144},
+            999_885_952,
         ),
     ],
 )
