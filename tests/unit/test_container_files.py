@@ -1,4 +1,4 @@
-"""Dockerfile, .dockerignore and compose.yaml: linted, and what they name exists. No image is built here."""
+"""Dockerfile, .dockerignore and compose.yaml: linted, of their schema, and what they name exists. No image is built."""
 
 import re
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
@@ -14,6 +15,7 @@ from launcher.config.compose import REPOSITORY, presets
 
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
+COMPOSE_SCHEMA = yaml.safe_load((REPOSITORY / "tests" / "support" / "compose_schema.yaml").read_text())
 BUILT_FROM = ["actors", "assets", "conf", "constraints.txt", "hydra_plugins", "launcher", "pyproject.toml", "scripts"]
 
 
@@ -81,6 +83,24 @@ def test_compose_names_targets_presets_and_volumes_that_exist():
         assert service["build"] == {"context": ".", "target": name}
         assert [f'["{word}"]' for word in service["command"]] == [dict(stages()[name][1])["CMD"]]
         assert {volume.partition(":")[0] for volume in service["volumes"]} == COMPOSE["volumes"].keys()
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("stop_grace_period: 2m", "stop_grace_period: 120"),
+        ("shm_size: 64gb", "shm-size: 64gb"),
+        ("build: {context: ., target: cpu}", "build: {context: ., stage: cpu}"),
+        ("count: all, capabilities: [gpu]", "count: all"),
+        ("profiles: [cuda]", "profiles: cuda"),
+    ],
+)
+def test_the_compose_file_is_of_compose_s_schema_and_a_wrong_one_is_not(written, instead):
+    text = (REPOSITORY / "compose.yaml").read_text()
+    jsonschema.validate(COMPOSE, COMPOSE_SCHEMA)
+    assert written in text
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text.replace(written, instead)), COMPOSE_SCHEMA)
 
 
 def test_no_file_holds_a_secret():

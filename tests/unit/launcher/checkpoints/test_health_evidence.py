@@ -1,5 +1,7 @@
 """Whatever is hidden, sampled, cut or reordered: no advice is newer than the last step that was seen good."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from launcher.config.supervision import RestoreConfig
 from launcher.diagnosis.judging.step_history import evidence_of, falls_of, passes_of
 from launcher.diagnosis.reading.inputs import find_inputs, read_inputs
 from scripts.benchmark.hidden_steps import WAYS, advise
+from scripts.benchmark.made_data.made_rewards import FALLS
 
 ONSET, STEPS = 120, 260
 
@@ -68,3 +71,18 @@ def test_a_table_in_any_order_says_the_same(tmp_path_factory, steps, random):
 def test_hidden_steps_of_made_runs(number):
     """The benchmark `onsets --hidden` has 2,000 of these."""
     assert advise(number, seed=7).too_new is None
+
+
+def test_advice_is_from_before_the_early_end_of_the_onset_s_interval():
+    """An interval "182 to 189" was printed beside the advice 188."""
+    wide = 0
+    for number, kind in enumerate([*FALLS] * 3):
+        rewards = np.array(FALLS[kind](random.Random(number)).rewards)
+        seen = SeenSteps(steps=np.arange(len(rewards)), rewards=rewards, total=len(rewards))
+        fall = standing(find_falls(rewards))
+        if fall is None:
+            continue
+        until = judge(seen, fall, RestoreConfig(), source="").good_until
+        assert until is None or until < fall.earliest
+        wide += until is not None and fall.earliest < fall.onset
+    assert wide > 3

@@ -105,6 +105,14 @@ def test_the_page_asks_for_nothing_from_outside(paths):
     assert not re.search(r"@import|url\(|<link|<iframe|<img", content)
 
 
+def test_its_tiles_lead_with_what_is_asked_first(paths):
+    LongRun(paths, steps=60, incidents=3).write()
+    write_report(paths, is_live=False)
+    shown = Elements(paths.report.read_text()).shown
+    places = [shown.index(words) for words in ("learning: reward", "health: of 3 incidents", "lost: ", "steps kept")]
+    assert places == sorted(places)
+
+
 def test_each_picture_has_its_wide_and_its_narrow_form(paths):
     LongRun(paths, steps=60, incidents=3).write()
     write_report(paths, is_live=False)
