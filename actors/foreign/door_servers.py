@@ -27,6 +27,7 @@ from launcher.run_files.run_keys import ServerKeys
 PROMPT = tuple(range(1, 17))
 """The first tokens of any vocabulary: what they mean does not matter to a comparison."""
 GOLDEN = dataclasses.replace(GREEDY, seed=0)
+GOLDEN_TRIES = 5
 AGAIN_S = 2.0
 
 
@@ -145,10 +146,18 @@ class DoorServers:
         return distance
 
     async def _golden(self, server: ServerInfo) -> Completion:
-        asked = self.client.generate(
-            server.url, token_ids=PROMPT, sampling=GOLDEN, timeout_s=self._config.rollout.request_timeout
-        )
-        return await self.pool.unless_ended(server, asked)
+        """Asked again where it was aborted: the trainer's pause and new weights do that, and it tells nothing."""
+        tries_left = GOLDEN_TRIES
+        while True:
+            tries_left -= 1
+            asked = self.client.generate(
+                server.url, token_ids=PROMPT, sampling=GOLDEN, timeout_s=self._config.rollout.request_timeout
+            )
+            try:
+                return await self.pool.unless_ended(server, asked)
+            except RequestFailed as failure:
+                if failure.kind != "aborted" or not tries_left:
+                    raise
 
     async def _same_of(self, other: ServerInfo) -> Completion | None:
         """None where it can't be asked now: that says nothing about the one that is to be admitted."""

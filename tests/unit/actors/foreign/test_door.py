@@ -136,6 +136,19 @@ def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_is_sti
     run(scenario)
 
 
+def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
+    async def scenario():
+        async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
+            admitting = asyncio.create_task(door.servers.admit(server.info(), ServerState.READY))
+            await until(lambda: server.in_flight)
+            assert (await door.post("/abort_request", {"abort_all": True}))[0] == 200
+            assert await admitting is None
+            (admitted,) = door.servers.pool.servers()
+            assert admitted.state is ServerState.READY
+
+    run(scenario)
+
+
 def test_a_request_that_was_cut_ends_at_a_pause_with_what_had_arrived(tmp_path):
     async def scenario():
         async with Door(tmp_path) as door, CountingServer(token_s=0.01) as server:
