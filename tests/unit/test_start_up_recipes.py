@@ -227,6 +227,41 @@ def test_the_rayjob_is_of_our_ray():
     assert {"/shared", "/dev/shm"} == mounted
 
 
+SKY_RESOURCES = yaml.safe_load("""# The fields of `resources` that the recipe uses, as SkyPilot itself checks them
+type: object
+additionalProperties: false
+properties:
+  accelerators: {anyOf: [{type: string}, {type: object}, {type: array, items: {type: string}}]}
+  use_spot: {type: boolean}
+  disk_size: {anyOf: [{type: string}, {type: integer}]}
+  job_recovery:
+    type: object
+    additionalProperties: false
+    properties:
+      strategy: {type: [string, 'null']}
+      max_restarts_on_errors: {type: integer, minimum: 0}
+      recover_on_exit_codes:
+        {type: array, uniqueItems: true, items: {type: integer, minimum: 0, maximum: 255}}
+""")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("use_spot: true", "use_spot: yes please"),
+        ("use_spot:", "spot:"),
+        ("[75]", "['75']"),
+        ("recover_on_exit_codes", "recover_on"),
+    ],
+)
+def test_the_resources_of_the_managed_job_are_of_skypilot_s_schema_and_wrong_ones_are_not(written, instead):
+    text = SKY.read_text()
+    jsonschema.validate(yaml.safe_load(text)["resources"], SKY_RESOURCES)
+    assert written in text
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text.replace(written, instead))["resources"], SKY_RESOURCES)
+
+
 def test_the_managed_job_is_recovered_from_the_exit_code_that_resumes_only():
     task = yaml.safe_load(SKY.read_text())
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [RESUMES]

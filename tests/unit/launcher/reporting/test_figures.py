@@ -1,10 +1,13 @@
 """Curves of the watch page: current steps only, thinned with their range, and asked for bit by bit."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.config.compose import REPOSITORY
 from launcher.reporting.figures import CHARTS, MOST_POINTS, Figures, Window, charts_of
 
 REWARD = "rollout/reward"
@@ -104,3 +107,10 @@ def test_each_figure_has_a_chart():
     assert [key for chart in charts for key in chart["keys"]] == keys
     assert [chart["title"] for chart in charts if chart["is_further"]] == ["reward_parts/format/avg"]
     assert charts_of([]) == []
+
+
+def test_each_chart_is_of_figures_that_a_trainer_writes():
+    source = "".join(path.read_text() for path in (REPOSITORY / "actors").rglob("*.py"))
+    quoted = {*re.findall(r'"[\w/]+"', source)}
+    keys = [key for _, _, named in CHARTS for key in named]
+    assert [key for key in keys if not {f'"{key}"', f'"{key.partition("/")[2]}"'} & quoted] == []
