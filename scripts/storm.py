@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
@@ -119,11 +119,14 @@ def run_under_faults(words: Sequence[str], text: str, *, seed: int) -> Result:
 
 
 @contextlib.contextmanager
-def started(words: Sequence[str], paths: RunPaths, *, module: str = "launcher") -> Iterator[subprocess.Popen[bytes]]:
-    """The run, its output in `{fileroot}/console.log`; killed with the block if it has not ended."""
+def started(
+    words: Sequence[str], paths: RunPaths, *, module: str = "launcher", variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The run, its output in `{fileroot}/console.log`; killed with the block if it has not ended. `variables`: of its
+    environment, besides this process's own."""
     fileroot = paths.fileroot
     fileroot.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json")}
+    environment = {**os.environ, VARIABLE: str(fileroot / "reward_switch.json"), **(variables or {})}
     with (fileroot / "console.log").open("ab") as console:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words], env=environment, stdout=console, stderr=console

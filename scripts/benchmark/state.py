@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        model = make_model(Path(folder) / "model", max(1, arguments.millions * 10**6 // LAYER))
+        layers = max(1, arguments.millions * 10**6 // LAYER)
+        wide = {"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": layers}
+        model = make_model(Path(folder) / "model", **wide, num_attention_heads=16, num_key_value_heads=16)
         words = [
             PRESET,
             f"actor.path={model}",
@@ -51,10 +53,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         return report(measure(compose([*words, *arguments.overrides]), arguments.times, arguments.step_s))
 
 
-def make_model(folder: Path, layers: int) -> Path:
+def make_model(folder: Path, **shape: object) -> Path:
+    """Random weights in the shape of the preset's model, but for the keys of its config.json that are given."""
     config = AutoConfig.from_pretrained(compose([PRESET]).actor.path, trust_remote_code=False)
-    config.update({"hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN, "num_hidden_layers": layers})
-    config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "layer_types": ["full_attention"] * layers})
+    config.update(shape)
+    config.update({"layer_types": ["full_attention"] * config.num_hidden_layers})
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     return folder

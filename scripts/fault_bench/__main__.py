@@ -12,9 +12,10 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from launcher.base.errors import UsageError
@@ -22,7 +23,7 @@ from scripts.ending import ended
 from scripts.fault_bench.cells import BY_NAME, CELLS, Cell
 from scripts.fault_bench.results import write_results
 from scripts.fault_bench.runs import Workplace
-from scripts.fault_bench.verdicts import BROKEN, NOT_RUN, RUN, CellResult, unbelievable, verdict
+from scripts.fault_bench.verdicts import BROKEN, NOT_RUN, RUN, SKIPPED, CellResult, Skipped, unbelievable, verdict
 
 MINUTES, FULL_MINUTES = 20.0, 180.0
 
@@ -52,20 +53,11 @@ def _run(given: argparse.Namespace, words: Sequence[str]) -> int:
             print(f"{cell.name:16}{cell.expected_s:6.0f} s  {cell.arm}: {cell.how}")
         return 0
     usual = FULL_MINUTES if given.full else MINUTES
-    budget_s = 60 * (usual if given.minutes is None else given.minutes)
-    least = min(cell.expected_s for cell in cells)
-    if budget_s < least:
-        raise UsageError(f"--minutes {budget_s / 60:g}: no cell fits", f"give it {least / 60:.1f} or more")
-    if given.output.exists() and (not given.output.is_dir() or any(given.output.iterdir())):
-        raise UsageError(f"--output {given.output} is not an empty folder", "name a new one")
-    given.output.mkdir(parents=True, exist_ok=True)
-    about = {
-        "command": f"python -m scripts.fault_bench {shlex.join(words)}".strip(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
-        "load before": " ".join(f"{one:.1f}" for one in os.getloadavg()),
-    }
-    results = _measure(cells, given, budget_s, about)
+    budget_s = begin(given.output, usual if given.minutes is None else given.minutes, cells)
+    facts = about("fault_bench", words)
+    results = measure(
+        cells, budget_s, partial(_run_cell, given), lambda found: write_results(given.output, facts, found)
+    )
     print((given.output / "results.md").read_text())
     for problem in (problems := unbelievable(results)):
         print(f"not to be believed: {problem}", file=sys.stderr)
@@ -79,11 +71,50 @@ def _chosen(given: argparse.Namespace) -> list[Cell]:
     return [cell for cell in CELLS if cell.name in names]
 
 
-def _measure(
-    cells: Sequence[Cell], given: argparse.Namespace, budget_s: float, about: dict[str, str]
+def _run_cell(given: argparse.Namespace, cell: Cell, before: Sequence[CellResult]) -> CellResult:
+    usual = [seconds for one in before if one.name == "noop" for seconds in one.measures.get("usual_step_s", ())]
+    place = Workplace(
+        folder=given.output / "runs" / cell.name,
+        seed=given.seed,
+        overrides=tuple(given.overrides),
+        usual_s=next(iter(usual), None),
+    )
+    return run_cell(cell, place)
+
+
+# ── of any measurement in cells ──
+
+
+def begin(output: Path, minutes: float, cells: Sequence[Cell]) -> float:
+    """The budget in seconds; `output` is there from now on. Raises UsageError: no cell fits, the folder isn't empty."""
+    least = min(cell.expected_s for cell in cells)
+    if 60 * minutes < least:
+        raise UsageError(f"--minutes {minutes:g}: no cell fits", f"give it {least / 60:.1f} or more")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"--output {output} is not an empty folder", "name a new one")
+    output.mkdir(parents=True, exist_ok=True)
+    return 60 * minutes
+
+
+def about(tool: str, words: Sequence[str]) -> dict[str, str]:
+    """What every result needs beside its figures."""
+    return {
+        "command": f"python -m scripts.{tool} {shlex.join(words)}".strip(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "load before": " ".join(f"{one:.1f}" for one in os.getloadavg()),
+    }
+
+
+def measure(
+    cells: Sequence[Cell],
+    budget_s: float,
+    run: Callable[[Cell, Sequence[CellResult]], CellResult],
+    write: Callable[[Sequence[CellResult]], None],
 ) -> list[CellResult]:
-    """One after the other. A cell that would not end in time, by how slow the machine is, is not begun."""
-    began, expected_s, usual_s = time.monotonic(), 0.0, None
+    """One after the other; `write` gets all so far after each. A cell that would not end in time, by how slow the
+    machine is, is not begun."""
+    began, expected_s = time.monotonic(), 0.0
     results: list[CellResult] = []
     for cell in cells:
         spent_s = time.monotonic() - began
@@ -92,18 +123,10 @@ def _measure(
             reason = f"it needs about {needs_s:.0f} s, {budget_s - spent_s:.0f} s were left"
             results.append(_empty(cell, NOT_RUN, reason))
         else:
-            print(f"── {cell.name}: {cell.arm}, {cell.how}", flush=True)
-            place = Workplace(
-                folder=given.output / "runs" / cell.name,
-                seed=given.seed,
-                overrides=tuple(given.overrides),
-                usual_s=usual_s,
-            )
-            results.append(run_cell(cell, place))
+            print(f"── {cell.name}: {f'{cell.arm}, ' if cell.arm else ''}{cell.how}", flush=True)
+            results.append(run(cell, results))
             expected_s += cell.expected_s * (results[-1].status == RUN)
-        if cell.name == "noop":
-            usual_s = next(iter(results[-1].measures.get("usual_step_s", ())), None)
-        write_results(given.output, about, results)
+        write(results)
     return results
 
 
@@ -113,8 +136,11 @@ def run_cell(cell: Cell, place: Workplace) -> CellResult:
         measures = cell.run(place)
     except UsageError:
         raise
+    except Skipped as skipped:
+        return _empty(cell, SKIPPED, str(skipped))
     except Exception as error:  # noqa: BLE001 - whatever breaks a cell is its result; hours of others must not go with it
-        return _empty(cell, BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        broken = _empty(cell, BROKEN, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        return replace(broken, seconds=time.monotonic() - began, load=(load, os.getloadavg()[0]))
     done = replace(_empty(cell, RUN, ""), measures=measures, seconds=time.monotonic() - began)
     verdicts = tuple(verdict(mark, measures) for mark in cell.marks)
     return replace(done, verdicts=verdicts, load=(load, os.getloadavg()[0]))

@@ -10,6 +10,10 @@ from statistics import median
 from scripts.fault_bench.measures import Measures
 
 
+class Skipped(Exception):
+    """A cell can't be run on this machine, and why."""
+
+
 class Role(StrEnum):
     """What a mark says if it is missed."""
 
@@ -46,7 +50,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """`status`: run, broken or not run, with the reason. `seconds`: what it took; `load`: when it began and ended."""
+    """`status`: run, broken, not run or skipped, with the reason. `seconds`: what it took; `load`: when it began and
+    ended."""
 
     name: str
     arm: str
@@ -59,7 +64,7 @@ class CellResult:
     verdicts: Sequence[Verdict] = ()
 
 
-RUN, BROKEN, NOT_RUN = "run", "broken", "not run"
+RUN, BROKEN, NOT_RUN, SKIPPED = "run", "broken", "not run", "skipped"
 FIGURES: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "worst": max, "least": min, "sum": sum}
 
 

@@ -125,7 +125,7 @@ class Campaign:
         kind = fault.kind.id
         if self._rules.even_the_last or kind not in COPIES_COUNT:
             return ""
-        needed = 2 if kind == "T4" else 0 if kind in {"C1", "C2", "C3", "C7"} else 1
+        needed = 2 if kind == "T4" else 0 if kind in {"C1", "C2", "C3", "C7", "C9"} else 1
         copies = Copies(
             complete_checkpoints=len(complete_checkpoints(self._paths, enough=needed)) if needed else 0,
             live_servers=len(self._progress.ready_servers(found)),

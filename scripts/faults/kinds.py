@@ -5,6 +5,7 @@ from __future__ import annotations
 from scripts.faults import declaration as declared
 from scripts.faults import (
     disk_faults,
+    gpu_faults,
     interposer,
     memory_faults,
     reward_faults,
@@ -13,7 +14,10 @@ from scripts.faults import (
     trainer_faults,
 )
 
-DECLARED_IN = (server_faults, interposer, trainer_faults, disk_faults, memory_faults, reward_faults, run_faults)
+DECLARED_IN = (
+    *(server_faults, interposer, trainer_faults, disk_faults, memory_faults),
+    *(gpu_faults, reward_faults, run_faults),
+)
 OUT_OF_REACH = (
     declared.FaultKind(
         id="S4",

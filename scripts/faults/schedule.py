@@ -137,8 +137,8 @@ class FaultMoment:
     last_copy: str = ""  # why this would end the last good copy of something
 
 
-ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "D1", "N1", "N2", "M2"})
-ENDS_SERVER = frozenset({"C1", "C2", "C3", "D1"})
+ENDS_TRAINER = frozenset({"T1", "T2", "T6", "T7", "T8", "D1", "N1", "N2", "M2"})
+ENDS_SERVER = frozenset({"C1", "C2", "C3", "C9", "D1"})
 COPIES_COUNT = ENDS_SERVER | ENDS_TRAINER | {"T4", "T5", "C7"}
 """Kinds for which it matters how many copies there are."""
 

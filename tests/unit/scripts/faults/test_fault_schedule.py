@@ -52,7 +52,7 @@ def test_a_fault_that_makes_no_sense_is_named(text, named):
 
 
 def test_every_kind_that_is_within_reach_can_be_injected_and_no_other():
-    names = "C1 C2 C3 C4 C5 C6 C7 C8 T1 T2 T3 T4 T5 T6 T7 S1 S2 S3 S4 M1 M2 N1 N2 D1"
+    names = "C1 C2 C3 C4 C5 C6 C7 C8 C9 T1 T2 T3 T4 T5 T6 T7 T8 S1 S2 S3 S4 M1 M2 N1 N2 D1"
     traps = "X-busy X-gc X-hard X-load X-long X-none X-reward"
     assert list(KINDS) == [*names.split(), *traps.split()]
     assert all((kind.inject is None) is bool(kind.out_of_reach) for kind in KINDS.values())
