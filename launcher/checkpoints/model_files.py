@@ -45,6 +45,9 @@ def unsupported(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if kind in MODEL_TYPES:
         changes = [name for name in CHANGES if config.get(name)]
+        turned, rope = config.get("partial_rotary_factor") or 1.0, config.get("rope_parameters") or {}
+        if kind == "phi3" and rope.get("partial_rotary_factor", turned) != turned:  # SGLang 0.5.17 reads the other
+            changes.append("partial_rotary_factor in rope_parameters alone")
         return f"a {kind} model with {' and '.join(changes)} is not supported" if changes else ""
     if config.get("vision_config"):
         return f"a {kind} model, which reads images, is not supported"

@@ -21,11 +21,12 @@ SIZES = {"vocab_size": 277, "hidden_size": 64, "head_dim": 16, "num_attention_he
 PROMPT = tuple(random.Random(1).randrange(274) for _ in range(40))
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.1] * 8, "long_factor": [4.0] * 8, "rope_theta": 1e4}
 MODELS = {kind: (kind, {}) for kind in FAMILIES} | {
+    "gemma3_text": ("gemma3_text", {"initializer_range": 0.05}),  # else its embeddings drown its layers
     "phi3 with longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
 }
 EACH_TIME = ("gemma3_text", "phi3")
 """What differs most from the others. The rest is tried with --long, before a new SGLang or transformers is taken."""
-NOISE, CHANGED = 2e-5, 1e-2
+NOISE, CHANGED = 5e-5, 1e-2
 
 
 @pytest.fixture

@@ -46,6 +46,10 @@ def test_a_model_that_is_a_file(config, model):
             '{"model_type": "gemma3_text", "final_logit_softcapping": 30.0}',
             "a gemma3_text model with final_logit_softcapping is not supported",
         ),
+        (
+            '{"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.75}}',
+            "a phi3 model with partial_rotary_factor in rope_parameters alone is not supported",
+        ),
         ('{"model_type": "gemma2"}', "others by a trainer that takes them (AReaL, TRL), under this supervision"),
         ('{"model_type": "qwen2"}', "'num_attention_heads' is missing"),
     ],
