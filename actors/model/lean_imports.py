@@ -34,7 +34,8 @@ def lean_imports() -> Iterator[None]:
         yield
     finally:
         for name in hidden:
-            del sys.modules[name]
+            if sys.modules.get(name, name) is None:  # else it was needed after all (actors/model/optimizer.py)
+                del sys.modules[name]
         gc.freeze()
         gc.enable()
 

@@ -22,12 +22,13 @@ from actors.model.advantages import batch_normalised
 from actors.model.lora import add_adapters, merged_weights
 from actors.model.micro_batches import MicroBatch
 from actors.model.objective import Batch, Objective, Sums
-from actors.model.optimizer import build_optimizer
+from actors.model.optimizer import STEP, build_optimizer, parts_of, put_parts, resume_state, step_at
 from actors.model.rank_collectives import RankGroup
 from actors.model.token_logprobs import LogprobModel
 from actors.model.torch_settings import own_dtype, torch_dtype
 from actors.model.training_state import LearnedState, StateReader
 from launcher.checkpoints.manifest import MOMENTS
+from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import AdvNormConfig
 from launcher.config.schema import ActorConfig, RefConfig
 
@@ -110,6 +111,10 @@ class ModelPart:
         """What learns: all of the model, or with actor.use_lora its adapters."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
+    @property
+    def _is_adamw(self) -> bool:
+        return self._actor.optimizer.type == ADAMW
+
     # ── a step ──
 
     def begin(self, batches: Sequence[Batch]) -> None:
@@ -172,8 +177,8 @@ class ModelPart:
         """What this process has of weights and moments, copied into the host's memory, for `put_back`."""
         states = self.optimizer.state
         self._kept = [
-            (parameter, _copied(parameter), {name: _copied(value) for name, value in states.get(parameter, {}).items()})
-            for parameter in self.parameters.values()
+            (one, _copied(one), {name: _copied(part) for name, part in parts_of(states.get(one, {})).items()})
+            for one in self.parameters.values()
         ]
 
     @torch.no_grad()
@@ -181,16 +186,14 @@ class ModelPart:
         """Bit for bit what it was at `keep`."""
         for parameter, weights, moments in self._kept:
             _local(parameter).copy_(weights)
-            if not moments:  # nor were there any then
+            if moments:
+                put_parts(self.optimizer.state[parameter], moments)
+            else:  # nor were there any then
                 self.optimizer.state.pop(parameter, None)
-            for name, value in moments.items():
-                _local(self.optimizer.state[parameter][name]).copy_(value)
         self.discard()
 
     def step(self, learning_rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
+        step_at(self.optimizer, learning_rate)
         self.optimizer.zero_grad(set_to_none=True)
 
     def discard(self) -> None:
@@ -244,15 +247,15 @@ class ModelPart:
         return list(self.weights(dtype))
 
     def learned(self) -> LearnedState:
-        states = {
-            name: self.optimizer.state[tensor]
-            for name, tensor in self.parameters.items()
-            if tensor in self.optimizer.state
+        states, is_adamw = self.optimizer.state, self._is_adamw
+        parts = {name: parts_of(states[tensor]) for name, tensor in self.parameters.items() if tensor in states}
+        steps = {name: int(state[STEP].item()) if STEP in state else 0 for name, state in parts.items()}
+        moments = {
+            name: {part: self._whole(value) for part, value in state.items() if part != STEP or not is_adamw}
+            for name, state in parts.items()
         }
-        moments = {name: {m: self._whole(state[m]) for m in MOMENTS} for name, state in states.items()}
         weights = {name: self._whole(parameter.detach()) for name, parameter in self.parameters.items()}
-        steps = {name: int(state["step"].item()) for name, state in states.items()}
-        return LearnedState(weights=weights, moments=moments, steps=steps)
+        return LearnedState(weights=weights, moments=moments, steps=steps, is_adamw=is_adamw)
 
     # ── going elsewhere ──
 
@@ -260,17 +263,25 @@ class ModelPart:
     def go_back(self, reader: StateReader | None, steps: Mapping[str, int]) -> None:
         """Weights and moments as `reader` has them, which is the first rank's, for the parameters in `steps`."""
         parameters = self.parameters
+        if not self._is_adamw:
+            assert reader is not None, "there are no other ranks"
+            resume_state(self.optimizer, parameters, reader)
         for name, parameter in parameters.items():
             self._put(parameter, None if reader is None else reader.weight(name))
+        if self._is_adamw:
+            self._put_moments(reader, steps)
+        self.discard()
+
+    def _put_moments(self, reader: StateReader | None, steps: Mapping[str, int]) -> None:
+        """Each rank's slice."""
         self.optimizer.state.clear()
         for name, step in steps.items():
-            parameter = parameters[name]
+            parameter = self.parameters[name]
             state = {"step": torch.tensor(float(step), dtype=torch.float32, device=self._device)}
             for moment in MOMENTS:
                 state[moment] = torch.empty_like(parameter)
                 self._put(state[moment], None if reader is None else reader.moment(moment, name))
             self.optimizer.state[parameter] = state
-        self.discard()
 
     def begin_anew(self, first: PreTrainedModel | None) -> None:
         """The weights of `first`, which is the first rank's, and an optimizer that has seen nothing."""

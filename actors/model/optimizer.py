@@ -1,35 +1,69 @@
-"""AdamW over float32 master weights, and the course of its learning rate.
+"""The optimizer over float32 master weights, AdamW or one by import path, and the course of its learning rate.
 
 The learning rate is a function of the step alone: there is no scheduler whose state could differ from the counter
-after a restore.
+after a restore. What an optimizer keeps of a parameter goes by names, as plain tensors, so that a resume is bit for
+bit. A tensor that is made of several, as an 8-bit moment, has a name for each: `exp_avg.codes`.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
 
-from launcher.base.errors import ConfigError
-from launcher.config.schema import OptimizerConfig
+from actors.model.stored_tensors import DTYPES
+from actors.model.training_state import StateReader
+from launcher.base.errors import ConfigError, TrainerError
+from launcher.config.optimizer import ADAMW, OptimizerConfig
+
+STEP = "step"
+OTHER = "set actor.optimizer.type to another optimizer"
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW. Weight decay acts on matrices only: pulling norms and biases to zero does harm and no good."""
-    if config.type != "adamw":
-        raise ConfigError(f"actor.optimizer.type is {config.type!r}", "set actor.optimizer.type=adamw")
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Weight decay acts on matrices only: pulling norms and biases to zero does harm and no good. Raises ConfigError.
+
+    Another class than AdamW gets what its signature has in the same form: Adafactor's `eps` is a pair, and stays.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
+    decayed: dict[str, Any] = {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay}
+    spared: dict[str, Any] = {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}
+    settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
+    if config.type == ADAMW:
+        return AdamW([decayed, spared], **settings, fused=True)
+    try:
+        module, _, name = config.type.partition(":")
+        package = module.partition(".")[0]
+        if sys.modules.get(package, package) is None:
+            del sys.modules[package]  # hidden, as torchao is, by actors/model/lean_imports.py
+        made = getattr(importlib.import_module(module), name)
+        if not (isinstance(made, type) and issubclass(made, Optimizer)):
+            raise TypeError("it is no torch.optim.Optimizer")
+        inspect.signature(made.step).bind(None)  # LBFGS's needs a closure, which is not given
+        accepted = inspect.signature(made).parameters
+        if "weight_decay" in accepted:
+            settings["weight_decay"] = config.weight_decay
+        else:
+            decayed, spared = {"params": parameters}, {"params": []}
+        taken = {key: value for key, value in settings.items() if _takes(accepted.get(key), value)}
+        return made([group for group in (decayed, spared) if group["params"]], **taken)
+    except Exception as error:  # a user's module may raise anything
+        what = f"actor.optimizer.type={config.type} can't be made: {type(error).__name__}: {error}"
+        raise ConfigError(what, "set it to adamw, or to module:Class of an installed torch optimizer") from error
+
+
+def _takes(accepted: inspect.Parameter | None, value: object) -> bool:
+    if accepted is None or accepted.default is inspect.Parameter.empty:
+        return accepted is not None
+    return isinstance(value, tuple) == isinstance(accepted.default, tuple)
 
 
 def learning_rate(step: int, *, total_steps: int, config: OptimizerConfig) -> float:
@@ -54,3 +88,60 @@ def learning_rate(step: int, *, total_steps: int, config: OptimizerConfig) -> fl
                 "set actor.optimizer.lr_scheduler_type to constant, linear or cosine",
             )
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
+
+
+def parts_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of one parameter. They share memory with the optimizer, but for plain numbers. Raises TrainerError."""
+    parts: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor) and not isinstance(value, DTensor) and hasattr(value, "__tensor_flatten__"):
+            parts |= {f"{name}.{inner}": getattr(value, inner) for inner in value.__tensor_flatten__()[0]}
+        elif isinstance(value, int | float):
+            parts[name] = torch.tensor(value, dtype=torch.float64)
+        elif value is not None:
+            parts[name] = value
+    for name, value in parts.items():
+        kind = getattr(value, "dtype", type(value).__name__)
+        if kind not in DTYPES:
+            raise TrainerError(f"the optimizer keeps {name}, of {kind}, which no checkpoint here holds", OTHER)
+    return parts
+
+
+@torch.no_grad()
+def put_parts(state: dict[str, Any], parts: Mapping[str, Tensor]) -> None:
+    """Set them in a state of the same form."""
+    for name, value in parts.items():
+        outer, _, inner = name.partition(".")
+        held = getattr(state[outer], inner) if inner else state[outer]
+        if isinstance(held, Tensor):
+            (held.to_local() if isinstance(held, DTensor) else held).copy_(value)
+        else:
+            state[outer] = type(held)(value.item())
+
+
+def resume_state(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: StateReader) -> None:
+    """As it was saved. The optimizer makes its state by a step without gradients, which may change the weights: set
+    those afterwards."""
+    optimizer.state.clear()
+    for name in saved.steps:
+        parameters[name].grad = torch.zeros_like(parameters[name])
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for name, parts in saved.parts.items():
+        put_parts(optimizer.state[parameters[name]], {part: saved.moment(part, name) for part in parts})
+
+
+def step_at(optimizer: Optimizer, learning_rate: float) -> None:
+    """Raises TrainerError where it keeps more than its parameters' states, which is all that a checkpoint has."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(learning_rate)
+        else:
+            group["lr"] = learning_rate
+    before = [dict(group) for group in optimizer.param_groups]
+    optimizer.step()
+    if before != optimizer.param_groups:
+        kind = type(optimizer).__name__
+        raise TrainerError(
+            f"{kind} changes figures beside its parameters' state, which no checkpoint here holds", OTHER
+        )

@@ -33,6 +33,7 @@ from actors.model.update_stats import UpdateStats
 from launcher.base.errors import CheckpointError, ConfigError, TrainerError
 from launcher.base.rollouts import RolloutGroup
 from launcher.checkpoints.model_shape import trained_positions
+from launcher.config.optimizer import ADAMW
 from launcher.config.schema import ActorConfig, RefConfig
 
 __all__ = ["PolicyModel", "UpdateStats", "torch_dtype"]
@@ -294,6 +295,7 @@ class PolicyModel:
             facts=facts,
             shapes={name: parameter.shape for name, parameter in self._part.parameters.items()},
             put=lambda reader: self._do_each("go_back", self._first((reader, reader.steps), (None, reader.steps))),
+            is_adamw=self._actor.optimizer.type == ADAMW,
         )
         self.policy_version = facts.policy_version
         self._stats = None

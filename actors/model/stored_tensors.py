@@ -1,4 +1,4 @@
-"""Reads a safetensors file of a training state, checking everything first; or overwrites one in place."""
+"""Reads a safetensors file of a training state, checking everything first; or writes one, in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.in_memory_checkpoints import Checked
 
-DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64", torch.uint8: "U8"}
 
 UNUSABLE = "this checkpoint can't be restored; choose an older one"
 

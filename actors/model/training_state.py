@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from actors.model.stored_tensors import UNUSABLE, StoredTensors, open_tensors
+from actors.model.stored_tensors import UNUSABLE, StoredTensors, open_tensors, overwrite_tensors
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints.manifest import (
     FACTS_FILE,
@@ -36,11 +34,13 @@ from launcher.checkpoints.manifest import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """The content of training_state.json. `optimizer_steps`: how often each parameter was stepped, by its name."""
+    """The content of training_state.json. `optimizer_steps`: how often each parameter was stepped, by its name.
+    `optimizer_parts`: what another one than AdamW keeps of each (actors/model/optimizer.py); None of AdamW."""
 
     policy_version: int
     master_weights: str  # the file that holds the float32 weights
     optimizer_steps: Mapping[str, int]
+    optimizer_parts: Mapping[str, Sequence[str]] | None
     python_random: tuple[Any, ...]
     numpy_random: tuple[Any, ...]
 
@@ -52,6 +52,7 @@ class LearnedState:
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Mapping[str, Tensor]]
     steps: Mapping[str, int]
+    is_adamw: bool = True
 
 
 TrainingState = tuple[Mapping[str, object], Mapping[str, Tensor]]
@@ -63,6 +64,7 @@ class StateReader:
     """A saved state, tensor by tensor: `weight(name)`, `moment(moment, name)`. Either raises CheckpointError."""
 
     steps: Mapping[str, int]
+    parts: Mapping[str, Sequence[str]]
     weight: Callable[[str], Tensor]
     moment: Callable[[str, str], Tensor]
 
@@ -76,6 +78,7 @@ def collect_training_state(learned: LearnedState, *, policy_version: int) -> Tra
         "policy_version": policy_version,
         "master_weights": TENSORS_FILE,
         "optimizer_steps": dict(learned.steps),
+        **({} if learned.is_adamw else {"optimizer_parts": {name: [*m] for name, m in learned.moments.items()}}),
         "python_random": random.getstate(),
         "numpy_random": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
     }
@@ -97,11 +100,8 @@ def save_training_state(folder: Path, state: TrainingState, *, has_masters: bool
         facts = {**facts, "master_weights": WEIGHTS_FILE}
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(MASTER)}
     (folder / FACTS_FILE).write_text(json.dumps(facts))
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
-    except SafetensorError as error:
-        raise OSError(f"{folder / TENSORS_FILE}: {error}") from error
-    (folder / TENSORS_FILE).chmod((folder / FACTS_FILE).stat().st_mode)  # safetensors leaves it to its owner alone
+    overwrite_tensors(folder / TENSORS_FILE, tensors)
+    (folder / TENSORS_FILE).chmod((folder / FACTS_FILE).stat().st_mode)
 
 
 def read_facts(folder: Path) -> TrainingFacts:
@@ -121,6 +121,9 @@ def read_facts(folder: Path) -> TrainingFacts:
             policy_version=int(stored["policy_version"]),
             master_weights=str(stored["master_weights"]),
             optimizer_steps={str(name): int(step) for name, step in stored["optimizer_steps"].items()},
+            optimizer_parts={str(name): list(map(str, of)) for name, of in stored["optimizer_parts"].items()}
+            if "optimizer_parts" in stored
+            else None,
             python_random=(version, tuple(internal), gauss),
             numpy_random=(name, np.array(keys, dtype=np.uint32), position, has_gauss, cached),
         )
@@ -134,12 +137,21 @@ def read_facts(folder: Path) -> TrainingFacts:
 
 
 def load_training_state(
-    folder: Path, *, facts: TrainingFacts, shapes: Mapping[str, torch.Size], put: Callable[[StateReader], None]
+    folder: Path,
+    *,
+    facts: TrainingFacts,
+    shapes: Mapping[str, torch.Size],
+    put: Callable[[StateReader], None],
+    is_adamw: bool = True,
 ) -> None:
     """Have `put` set weights and moments as they were saved, and set the generators. `shapes`: of the parameters.
 
     Raises CheckpointError where anything misfits, with all as it was before.
     """
+    if is_adamw != (facts.optimizer_parts is None):
+        what = f"{folder / FACTS_FILE} is of another optimizer"
+        raise CheckpointError(what, "set actor.optimizer.type as it was, or start over with recover.mode=off")
+    parts = facts.optimizer_parts or dict.fromkeys(facts.optimizer_steps, MOMENTS)
     prefix = MASTER if facts.master_weights == TENSORS_FILE else ""
     with open_tensors(folder / TENSORS_FILE) as state, open_tensors(folder / facts.master_weights) as master:
         for name, shape in shapes.items():
@@ -147,12 +159,16 @@ def load_training_state(
         for name in facts.optimizer_steps:
             if name not in shapes:
                 raise CheckpointError(f"{folder / FACTS_FILE} has {name}, which the model lacks", UNUSABLE)
-            for moment in MOMENTS:
-                state.expect(f"{moment}.{name}", shapes[name])
+            for part in parts[name]:
+                if is_adamw:
+                    state.expect(f"{part}.{name}", shapes[name])
+                elif f"{part}.{name}" not in state:
+                    raise CheckpointError(f"{folder / TENSORS_FILE} lacks {part}.{name}", UNUSABLE)
         _try_torch_random(state, folder / TENSORS_FILE)
         put(
             StateReader(
                 steps=facts.optimizer_steps,
+                parts=parts,
                 weight=lambda name: master.read(prefix + name),
                 moment=lambda moment, name: state.read(f"{moment}.{name}"),
             )

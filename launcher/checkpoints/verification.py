@@ -277,7 +277,9 @@ def _facts_problems(facts: Mapping[str, Any], manifest: Manifest) -> Iterator[st
         yield f"policy_version is {facts.get('policy_version')}, the manifest's {manifest.policy_version}"
     if facts.get("master_weights") not in (WEIGHTS_FILE, TENSORS_FILE):
         yield f"master_weights is {facts.get('master_weights')!r}"
-    if not isinstance(facts.get("optimizer_steps"), dict) or (manifest.policy_version and not facts["optimizer_steps"]):
+    if not isinstance(facts.get("optimizer_steps"), dict) or (
+        manifest.policy_version and not facts["optimizer_steps"] and "optimizer_parts" not in facts
+    ):
         yield "it knows no step of the optimizer"
     try:
         version, internal, gauss = facts["python_random"]
@@ -296,10 +298,12 @@ def _state_problems(
     for name in stepped if isinstance(stepped, dict) else ():
         if parameters and name not in parameters:
             yield f"the optimizer stepped {name}, which the model has not"
-        expected |= {f"{moment}.{name}": parameters.get(name, ()) for moment in MOMENTS}
+        if "optimizer_parts" not in facts:
+            expected |= {f"{moment}.{name}": parameters.get(name, ()) for moment in MOMENTS}
     if facts.get("master_weights") == TENSORS_FILE:
         expected |= {f"{MASTER}{name}": shape for name, shape in parameters.items()}
-    if missing := sorted(expected.keys() - entries.keys()):
+    parts = {f"{part}.{name}" for name, of in facts.get("optimizer_parts", {}).items() for part in of}
+    if missing := sorted((expected.keys() | parts) - entries.keys()):
         yield f"it lacks {_names(missing)}"
     for name in sorted(expected.keys() & entries.keys()):
         if (entries[name].dtype, entries[name].shape) != ("F32", expected[name]) and parameters:

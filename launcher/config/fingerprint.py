@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.lora import MATRICES
+from launcher.config.optimizer import ADAMW
 from launcher.config.schema import RunConfig
 from launcher.config.settings import value_of
 
@@ -22,12 +23,13 @@ MEANINGS: Mapping[str, str] = {
     "cluster.n_nodes": "the saved state was split over another number of nodes",
     "actor.path": "the weights belong to another model",
 }
-OF_LORA: Mapping[str, str] = {
+SOMETIMES: Mapping[str, str] = {
     "actor.lora_rank": "the saved state is of adapters of another rank, or of a model without them",
     "actor.lora_alpha": "adapters would be multiplied by another number",
     "actor.target_modules": "other matrices have adapters",
+    "actor.optimizer.type": "the saved moments are another optimizer's",
 }
-"""Recorded where actor.use_lora is true."""
+"""Recorded where actor.use_lora is true, and where the optimizer isn't adamw."""
 CONTENT = "actor.path (content)"
 """What each difference means for a resume; also the list of the settings, by their configuration keys."""
 
@@ -46,15 +48,17 @@ class Difference:
     config: str | int | None
 
     def __str__(self) -> str:
-        meaning = {**MEANINGS, **OF_LORA}.get(self.key.removesuffix(" (content)"), "unknown to this version")
+        meaning = {**MEANINGS, **SOMETIMES}.get(self.key.removesuffix(" (content)"), "unknown to this version")
         return f"{self.key} was {self.checkpoint!r}, is {self.config!r}: {meaning}"
 
 
 def config_fingerprint(config: RunConfig) -> dict[str, str | int]:
     """The fingerprint of a configuration, keyed by configuration keys; and of the model's content, where it is here."""
     found: dict[str, str | int] = {key: value_of(config, key) for key in MEANINGS}
-    if config.actor.use_lora:
-        actor = config.actor
+    actor = config.actor
+    if actor.optimizer.type != ADAMW:
+        found["actor.optimizer.type"] = actor.optimizer.type
+    if actor.use_lora:
         found |= {"actor.lora_rank": actor.lora_rank, "actor.lora_alpha": str(actor.lora_alpha)}
         found["actor.target_modules"] = ",".join(sorted(actor.target_modules or MATRICES))
     if content := _content_of(Path(config.actor.path)):

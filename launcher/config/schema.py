@@ -3,9 +3,10 @@
 Values that differ by experiment are in `conf/`. Names are AReaL's where AReaL has the setting. Times are seconds,
 sizes tokens or bytes as named. The classes are not frozen because OmegaConf merges into them; `launcher.config.compose`
 turns the composed configuration into a `RunConfig` once, and nothing changes it afterwards. Beside this file are the
-settings of supervision (`supervision.py`), of data and rewards (`data.py`), of the objective (`recipe.py`, `lora.py`),
-of what is shown (`reporting.py`) and of another project's trainer (`foreign.py`). `launcher/resources/config_checks.py`
-has contradictions between settings; `python -m scripts.document_settings` writes docs/configuration.md from here.
+settings of supervision (`supervision.py`), of data and rewards (`data.py`), of the objective (`recipe.py`, `lora.py`,
+`optimizer.py`), of what is shown (`reporting.py`) and of another project's trainer (`foreign.py`).
+`launcher/resources/config_checks.py` has contradictions between settings; `python -m scripts.document_settings` writes
+docs/configuration.md from here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from launcher.config.data import ChatConfig, DatasetConfig, RewardConfig
 from launcher.config.foreign import ForeignTrainerConfig
 from launcher.config.lora import LoraConfig
+from launcher.config.optimizer import OptimizerConfig
 from launcher.config.recipe import RecipeConfig
 from launcher.config.reporting import StatsLoggerConfig, WatchConfig
 from launcher.config.settings import (
@@ -47,7 +49,6 @@ from launcher.config.supervision import (
 )
 
 FRACTION = Between(0, 1, open_low=True, open_high=True)
-BETA = Between(0, 1, open_high=True)
 DEVICE = OneOf(("auto", "cpu", "cuda"))
 DTYPE = OneOf(("float32", "bfloat16"))
 FOLDER_NAME = Matching(
@@ -171,22 +172,6 @@ class SGLangConfig:
     extra_args: dict[str, Any] = setting(
         {}, "SGLang arguments not named here, e.g. `+sglang.extra_args.watchdog_timeout=60`"
     )
-
-
-@dataclass
-class OptimizerConfig:
-    type: str = setting("adamw", "the optimizer", OneOf(("adamw",)))
-    lr: float = setting(1.7e-5, "learning rate after the warm-up", POSITIVE)
-    weight_decay: float = setting(0.01, "decoupled, as AdamW's", NATURAL)
-    beta1: float = setting(0.9, "decay of the first moment", BETA)
-    beta2: float = setting(0.999, "decay of the second moment", BETA)
-    eps: float = setting(1e-8, "added to the root of the second moment", POSITIVE)
-    lr_scheduler_type: str = setting(
-        "constant", "course of the learning rate after the warm-up", OneOf(("constant", "linear", "cosine"))
-    )
-    warmup_steps: int = setting(0, "steps of linear rise to lr", NATURAL)
-    min_lr_ratio: float = setting(0.0, "where linear and cosine end, as a share of lr", Between(0, 1))
-    gradient_clipping: float = setting(1.0, "largest norm of the gradient", POSITIVE)
 
 
 @dataclass

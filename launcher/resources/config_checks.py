@@ -17,6 +17,7 @@ from launcher.base.errors import ConfigError, ResourceError
 from launcher.config.data import FURTHER, NO_TEMPLATE, WRITTEN_BY_US, FurtherConfig
 from launcher.config.foreign import OWN
 from launcher.config.lora import find_lora_problems
+from launcher.config.optimizer import ADAMW
 from launcher.config.recipe import find_recipe_problems
 from launcher.config.schema import RunConfig
 from launcher.config.settings import settings_of, value_of
@@ -123,10 +124,9 @@ def _unsupported(config: RunConfig) -> Iterator[tuple[str, str]]:
             "(ray start --metrics-export-port=…)",
         )
     if actor.dynamic_sampling and config.total_train_steps is None and actor.optimizer.lr_scheduler_type != "constant":
-        yield (
-            "actor.optimizer.lr_scheduler_type",
-            "constant with actor.dynamic_sampling, or total_train_steps is needed",
-        )
+        yield "actor.optimizer.lr_scheduler_type", "constant with actor.dynamic_sampling, or set total_train_steps"
+    if actor.optimizer.type != ADAMW and actor.dp_size > 1:
+        yield "actor.optimizer.type", f"{ADAMW} with actor.dp_size={actor.dp_size}: another one's state isn't divided"
     for key in ("actor.kl_ctl", "actor.kl_loss_coef"):
         if value_of(config, key) > 0 and not config.ref.path:
             yield "ref.path", f"a model is needed, as {key}={value_of(config, key)}"

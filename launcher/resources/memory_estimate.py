@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from launcher.checkpoints.model_shape import BYTES, ModelShape
+from launcher.config.optimizer import ADAMW
 from launcher.config.schema import ActorConfig, RunConfig
 
 MIB, GIB = 2**20, 2**30
@@ -98,7 +99,7 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
         Item("weights", own * parameters // ranks, _each(parameters, own) + over),
         *([Item("adapters", 4 * trained // ranks, _each(trained, 4) + over)] if actor.use_lora else []),
         Item("gradients", 4 * trained // ranks, _each(trained, 4) + over),
-        Item("optimizer", 8 * trained // ranks, _each(trained, 8) + f"{over}, AdamW's moments"),
+        Item("optimizer", 8 * trained // ranks, _each(trained, 8) + f"{over}, {_moments(actor)}"),
     ]
     if ranks > 1:
         items.append(_gathered(shape))
@@ -119,6 +120,14 @@ def trainer(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> tuple[Item
     process = Item("process", TRAINER_HOST_BYTES, "torch, transformers, Ray; measured")
     context = Item("CUDA context", CUDA_CONTEXT_BYTES, "usual")
     return (*items, context if on_gpu else process)
+
+
+def _moments(actor: ActorConfig) -> str:
+    return (
+        "AdamW's moments"
+        if actor.optimizer.type == ADAMW
+        else f"as AdamW's: what {actor.optimizer.type} keeps isn't known"
+    )
 
 
 def kept_state_bytes(config: RunConfig, shape: ModelShape) -> int:

@@ -13,11 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, RewardImportError, UsageError
 from launcher.checkpoints.uploads import remote_of
+from launcher.config.foreign import OWN
 from launcher.config.lora import INSTALL_PEFT
+from launcher.config.optimizer import ADAMW
 from launcher.config.schema import RunConfig
 from launcher.resources.gpu_checks import NodeCheck
 from launcher.resources.hardware import Hardware
@@ -45,6 +48,19 @@ try:
     for name in function_names(sys.argv[1]):
         load_reward_fn(name)
 except RewardImportError as error:
+    answer = [error.message, error.hint]
+print(json.dumps(answer))
+"""
+PROBE_OPTIMIZER = """
+import json, sys
+from torch import nn
+from actors.model.optimizer import build_optimizer
+from launcher.base.errors import ConfigError
+from launcher.config.optimizer import OptimizerConfig
+answer = None
+try:
+    build_optimizer(nn.Linear(1, 1), OptimizerConfig(**json.loads(sys.argv[1])))
+except ConfigError as error:
     answer = [error.message, error.hint]
 print(json.dumps(answer))
 """
@@ -83,7 +99,7 @@ def find_missing(
         *(missing_on_node(config, plan.devices if hardware.gpus else (), checks) if here else ()),
         *missing_models(config, plan.shape),
         *missing_data(config),
-        *_missing_reward(config),
+        *_missing_imports(config),
         *missing_room(config, plan),
         *(missing_ports(config) if here else ()),
         *missing_login(config),
@@ -94,15 +110,21 @@ def find_missing(
     ]
 
 
-def _missing_reward(config: RunConfig) -> Iterator[UsageError]:
-    """The reward function: importable, and with the keyword arguments it will be given. It is not called.
+def _missing_imports(config: RunConfig) -> Iterator[UsageError]:
+    """The reward function: importable, and with the keyword arguments it will be given. It is not called. And an
+    optimizer by import path: it is made, for a matrix of one number."""
+    yield from _tried(PROBE, config.reward.fn, f"reward.fn={config.reward.fn}", RewardImportError)
+    optimizer = config.actor.optimizer
+    if optimizer.type != ADAMW and config.trainer.adapter == OWN:
+        key = f"actor.optimizer.type={optimizer.type}"
+        yield from _tried(PROBE_OPTIMIZER, json.dumps(asdict(optimizer)), key, ConfigError)
 
-    Another process imports it: a user's module may import torch, take long, or end the process that imports it.
-    """
-    path = config.reward.fn
+
+def _tried(probe: str, argument: str, key: str, kind: type[UsageError]) -> Iterator[UsageError]:
+    """Another process imports it: a user's module may import torch, take long, or end the process that imports it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE, path],
+            [sys.executable, "-c", probe, argument],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -112,16 +134,16 @@ def _missing_reward(config: RunConfig) -> Iterator[UsageError]:
         )
     except subprocess.TimeoutExpired:
         reason = f"its import did not end within {IMPORT_WITHIN_S:g} s"
-        yield RewardImportError(f"reward.fn={path}: {reason}", "move what takes long into the function")
+        yield kind(f"{key}: {reason}", "move what takes long into the function")
         return
     try:
         answer = json.loads(done.stdout.splitlines()[-1])  # after whatever the module printed
     except (IndexError, ValueError):
         reason = f"its import ended the process with exit code {done.returncode}"
-        yield RewardImportError(f"reward.fn={path}: {reason}", f"its output: {done.stderr.strip()[-200:]}")
+        yield kind(f"{key}: {reason}", f"its output: {done.stderr.strip()[-200:]}")
         return
     if answer is not None:
-        yield RewardImportError(*answer)
+        yield kind(*answer)
 
 
 def _missing_peft(config: RunConfig) -> Iterator[UsageError]:

@@ -39,6 +39,18 @@ except KeyError:
 print("whole")
 """
 
+NEEDED = """
+from actors.model.lean_imports import lean_imports
+with lean_imports():
+    from torch import nn
+    from actors.model.optimizer import build_optimizer
+    from launcher.config.optimizer import OptimizerConfig
+    made = build_optimizer(nn.Linear(1, 1), OptimizerConfig(type="torchao.optim:AdamW8bit"))
+import torchao.optim
+assert isinstance(made, torchao.optim.AdamW8bit)
+print("whole")
+"""
+
 
 def said(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -51,3 +63,8 @@ def test_the_trainer_is_imported_without_what_it_does_not_need_and_all_is_there_
 
 def test_what_was_imported_before_stays_and_an_error_passes():
     assert said(ALREADY) == "whole"
+
+
+def test_an_optimizer_of_a_hidden_package_can_be_made_and_the_package_stays():
+    pytest.importorskip("torchao")
+    assert said(NEEDED) == "whole"

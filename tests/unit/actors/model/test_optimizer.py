@@ -43,7 +43,7 @@ def test_weight_decay_spares_norms_and_biases():
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        (OptimizerConfig(type="sgd"), r"actor\.optimizer\.type is 'sgd'"),
+        (OptimizerConfig(type="sgd"), r"actor\.optimizer\.type=sgd can't be made"),
         (OptimizerConfig(lr_scheduler_type="step"), r"actor\.optimizer\.lr_scheduler_type is 'step'"),
     ],
 )

@@ -26,6 +26,7 @@ from launcher.config.schema import (
     DatasetConfig,
     EvaluatorConfig,
     GenerationConfig,
+    OptimizerConfig,
     RecoverConfig,
     RefConfig,
     RunConfig,
@@ -122,14 +123,19 @@ def identical(left, right):
 
 
 SEVERAL = {"ppo_n_minibatches": 2, "recompute_logprob": True}
+NADAM = {"optimizer": OptimizerConfig(type="torch.optim:NAdam"), "ppo_n_minibatches": 2}
 LORA = {"use_lora": True, "lora_rank": 4, "lora_alpha": 8.0}
+
+
+def same(batch):
+    return batch
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "spoil"),
-    [({}, lambda batch: batch), (SEVERAL, lambda batch: batch), ({}, as_episodes), (LORA, as_episodes)],
-    ids=["one step a batch", "two", "episodes", "episodes and adapters"],
+    [({}, same), (SEVERAL, same), ({}, as_episodes), (LORA, as_episodes), (NADAM, same)],
+    ids=["one step a batch", "two", "episodes", "episodes and adapters", "another optimizer"],
 )
 def test_ten_steps_a_resume_and_ten_more_are_twenty(tmp_path, recipe, spoil):
     def trial(name, **given):

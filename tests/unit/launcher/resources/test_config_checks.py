@@ -110,7 +110,12 @@ def test_out_of_range(settings, said):
         (
             ARITHMETIC,
             {"actor__dynamic_sampling": 2, "total_train_steps": None, "actor__optimizer__lr_scheduler_type": "cosine"},
-            "actor.optimizer.lr_scheduler_type=cosine: constant with actor.dynamic_sampling, or total_train_steps",
+            "actor.optimizer.lr_scheduler_type=cosine: constant with actor.dynamic_sampling, or set total_train",
+        ),
+        (
+            ARITHMETIC,
+            {"actor__optimizer__type": "torch.optim:SGD", "actor__dp_size": 2},
+            "actor.optimizer.type=torch.optim:SGD: adamw with actor.dp_size=2",
         ),
         (
             ARITHMETIC,
