@@ -23,7 +23,7 @@ from statistics import fmean, median
 from launcher.base.errors import LauncherError, RunError
 from launcher.config.compose import compose
 from launcher.config.schema import RunConfig
-from launcher.reporting.ledger_audit import Audit, audit
+from launcher.reporting.ledger_audit import Audit
 from launcher.reporting.run_facts import read_facts
 from launcher.reporting.terminal_text import speak_anywhere
 from launcher.run_files.journal import current_lines, read_lines
@@ -156,19 +156,18 @@ def until_committed(process: subprocess.Popen[bytes], paths: RunPaths, count: in
 
 def read_result(paths: RunPaths, *, seed: int, asked: int, exit_code: int, seconds: float) -> Result:
     record, events = list(read_lines(FaultPaths.of(paths).record)), list(read_lines(paths.events))
-    metrics, ledger = list(read_lines(paths.metrics)), list(read_lines(paths.ledger))
-    started = [event for event in events if event.get("event") == "trainer.started"]
-    prompts = started[0].get("prompts") if started else None
-    evals = read_facts(paths).evals
+    metrics, facts = list(read_lines(paths.metrics)), read_facts(paths)
+    if facts.audit is None:
+        raise RunError("the run has no ledger", f"see {paths.fileroot}/console.log")
     rewards = [r for line in current_lines(metrics)[-10:] if isinstance(r := line.get("rollout/reward"), float)]
     return Result(
         seed=seed,
         exit_code=exit_code,
         asked=asked,
         outcomes=outcomes(record, events, _commits(metrics, events)),
-        audit=audit(ledger, metrics, prompts=prompts if isinstance(prompts, int) else 0),
+        audit=facts.audit,
         reward=fmean(rewards) if rewards else float("nan"),
-        held_out=evals[-1].sampled if evals else None,
+        held_out=facts.evals[-1].sampled if facts.evals else None,
         seconds=seconds,
     )
 

@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from launcher.config.compose import REPOSITORY, compose
+from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.storm import started
+from scripts.storm import read_result, started
 
 
 @pytest.mark.slow
@@ -20,3 +21,17 @@ def test_the_run_reads_paths_from_the_folder_in_which_the_storm_was_started(tmp_
     said = (tmp_path / "storm" / "console.log").read_text()
     assert "plan of arithmetic_cpu/trial0" in said
     assert not [line for line in said.splitlines() if line.startswith("missing here") and "mine.jsonl" in line]
+
+
+@pytest.mark.parametrize(("allowed", "stale"), [(0, 1), (1, 0)])
+def test_tokens_of_older_weights_are_stale_where_the_run_does_not_allow_them(tmp_path, allowed, stale):
+    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+    paths.prepare()
+    (paths.logs / "config.yaml").write_text(f"rollout:\n  max_head_offpolicyness: {allowed}\n")
+    append_line(paths.events, {"time": 1.0, "event": "trainer.started", "attempt": 1, "prompts": 2})
+    for step, prompt in enumerate("ab"):
+        append_line(paths.metrics, {"time": 2.0 + step, "global_step": step, "attempt": 1})
+        line = {"global_step": step, "attempt": 1, "prompt_ids": [prompt], "weight_versions": [0]}
+        append_line(paths.ledger, line)
+    found = read_result(paths, seed=1, asked=0, exit_code=0, seconds=1.0)
+    assert (found.audit.stale_steps, found.survived) == (stale, not stale)
