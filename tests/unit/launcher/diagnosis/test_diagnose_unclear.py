@@ -61,14 +61,14 @@ def test_a_log_without_a_step_is_no_fine_run(tmp_path):
 
 @pytest.fixture
 def slow_step(tmp_path):
-    """A run of steps of 60 s of which one came an hour later; how it is told."""
+    """A run of steps of 60 s of which one came `late` seconds later; how it is told."""
 
-    def make(more="", *, last=False):
+    def make(more="", *, last=False, late=3600):
         lines, maker = [], RunMaker(Made(steps=60, plain=True))
         for step in range(30 if last else 60):
             if step == 30:
                 lines.append(more)
-                maker.now += 3600
+                maker.now += late
             lines += maker.step(step)
         if last:
             maker.now += 3600
@@ -83,6 +83,11 @@ def test_an_hour_without_a_step_is_a_stall_also_where_the_run_continued(slow_ste
     found = slow_step()
     assert found.condition is RunCondition.STALLED and found.is_failure
     assert found.headline.startswith("no step for 61 min after global step 29, one usually takes 60 s; it continued")
+
+
+@pytest.mark.parametrize(("late", "condition"), [(9 * 60, RunCondition.FINE), (10 * 60, RunCondition.STALLED)])
+def test_ten_usual_steps_without_one_are_the_bound(slow_step, late, condition):
+    assert slow_step(late=late).condition is condition
 
 
 def test_the_same_at_the_end(slow_step):

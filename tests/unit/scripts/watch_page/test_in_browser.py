@@ -65,6 +65,10 @@ def test_all_is_drawn_and_nothing_wider_than_the_screen(fileroot, width):
         assert await page.evaluate("document.documentElement.scrollWidth") == width
         titles = await page.evaluate("[...document.querySelectorAll('#curves h2')].map(one => one.textContent)")
         assert titles[0] == "Reward" and {"KL nats", "Entropy nats", "Gradient norm", "Learning rate"} <= {*titles}
+        legend = await page.evaluate("document.querySelector('.lead .legend').textContent")
+        assert [
+            name for name in ("undone by a restore", "held-out, sampled", "held-out, greedy") if name not in legend
+        ] == []
         drawn = "[...document.querySelectorAll('#curves canvas')].map(one => one.getContext('2d')\
             .getImageData(0, 0, one.width, one.height).data.some(value => value))"
         assert await page.evaluate(drawn) == [True] * len(titles)
