@@ -10,8 +10,11 @@ from scripts.faults.fault_proxy import FaultProxy, Spoil
 
 def test_a_busy_server_says_503_to_health_and_generates():
     async def scenario():
+        async def answer(request):
+            return web.Response(text="made")
+
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", lambda request: asyncio.sleep(0, web.Response(text="made")))
+        app.router.add_route("*", "/{path:.*}", answer)
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
