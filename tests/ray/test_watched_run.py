@@ -42,6 +42,9 @@ def test_a_run_is_watched_paused_and_resumed_and_needs_no_page(tmp_path):
     with SupervisedRun(tmp_path, steps=12, servers=1, settings=[f"watch.port={port}"]) as run:
         run.wait_steps(3)
         page = Page(run, port)
+        run.wait_until(
+            lambda: page.look()["servers"], "the driver, which looks once a second, has told the page of the server"
+        )
         said = page.look()
         assert said["life"]["live"] is True and said["status"][0] == "RUNNING"
         assert said["last_step"] >= 2 and said["curves"]["series"]["grpo_actor/grad_norm"]["mean"]
