@@ -198,7 +198,7 @@ class GrpoLoop:
                 self._model.commit()
                 self.phase.enter("publish")
         self._nonfinite_in_a_row = 0
-        self._queue.commit((*batch.prompt_ids, *batch.filtered_ids))
+        self._queue.commit(batch.used_ids)
         metrics = batch_metrics(batch, stats, self._config.gconfig.max_new_tokens)
         taken = self._position
         self._position = taken.after_step(reward=metrics["rollout/reward"], epoch=self._queue.epoch)
@@ -251,7 +251,7 @@ class GrpoLoop:
         return False
 
     def _reject(self, batch: RolloutBatch, decision: Admission) -> None:
-        self._queue.requeue((*batch.prompt_ids, *batch.filtered_ids))
+        self._queue.requeue(batch.used_ids)
         self._queue.abandon()  # what was made ahead: whatever spoilt this batch may have spoilt it too
         self.rejections.add(batch, decision, self.next_step)
 

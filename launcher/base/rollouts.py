@@ -130,6 +130,11 @@ class RolloutBatch:
         return tuple(group.prompt.id for group in self.filtered)
 
     @property
+    def used_ids(self) -> tuple[str, ...]:
+        """Trained on or left out: none of them is taken again in its epoch."""
+        return (*self.prompt_ids, *self.filtered_ids)
+
+    @property
     def rollouts(self) -> tuple[Rollout, ...]:
         return tuple(rollout for group in self.all_groups for rollout in group.rollouts)
 

@@ -31,7 +31,7 @@ def names_of(path):
         ("actors/rollout/server_pool.py", "ServerPool.update: self.throughput.forget(server.name) → (removed)"),
         ("actors/rollout/server_pool.py", "ServerPool.acquire: self.released += 1 → (removed)"),
         ("actors/data/prompt_queue.py", "and _are_ids(last) → _is_count(epoch)"),
-        ("actors/training/step_loop.py", "self._queue.commit((*batch.prompt_ids, *batch.filtered_ids)) → (removed)"),
+        ("actors/training/step_loop.py", "self._queue.commit(batch.used_ids) → (removed)"),
         ("launcher/run_files/journal.py", "_append: os.fsync(fd) → (removed)"),
     ],
 )

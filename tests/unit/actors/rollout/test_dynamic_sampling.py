@@ -12,7 +12,7 @@ from actors.data.prompt_queue import PromptQueue
 from launcher.base.rollouts import mean_of
 from launcher.policy.routing import may_take
 from tests.support.replay import digits, prompts
-from tests.unit.actors.rollout.test_rollout_stream import PROMPTS, WANT, World
+from tests.unit.actors.rollout.test_rollout_stream import PROMPTS, WANT, World, epochs_of
 
 
 def has_signal(prompt_id, share):
@@ -69,12 +69,7 @@ def test_whatever_happens_each_prompt_is_used_up_once_per_epoch_and_no_token_is_
         return world
 
     world = asyncio.run(asyncio.wait_for(scenario(), 60))
-    epochs, met = [], []
-    for ids in world.trained:
-        met += ids
-        if len(met) == PROMPTS:
-            epochs.append(met)
-            met = []
+    epochs, met = epochs_of(world.trained)
     assert len(epochs) >= 4
     assert all(Counter(epoch) == Counter([*prompts(PROMPTS)]) for epoch in epochs)
     assert len(set(met)) == len(met)

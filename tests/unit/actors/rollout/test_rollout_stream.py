@@ -118,6 +118,17 @@ class World:
         await self.some_time()
 
 
+def epochs_of(trained):
+    """The prompts of each whole epoch, and those of the one that has begun."""
+    epochs, met = [], []
+    for ids in trained:
+        met += ids
+        if len(met) == PROMPTS:
+            epochs.append(met)
+            met = []
+    return epochs, met
+
+
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_whatever_happens_tokens_are_young_of_the_right_weights_and_each_prompt_is_trained_on_once(seed, ahead):
@@ -132,12 +143,7 @@ def test_whatever_happens_tokens_are_young_of_the_right_weights_and_each_prompt_
         return world
 
     world = asyncio.run(asyncio.wait_for(scenario(), 60))
-    epochs, met = [], []
-    for ids in world.trained:
-        met += ids
-        if len(met) == PROMPTS:
-            epochs.append(met)
-            met = []
+    epochs, met = epochs_of(world.trained)
     assert len(epochs) == 5
     assert all(Counter(epoch) == Counter([*prompts(PROMPTS)]) for epoch in epochs)
     assert len(set(met)) == len(met)
