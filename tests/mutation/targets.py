@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 POLICY = "tests/unit/launcher/policy"
+RECOVERY = f"{POLICY}/recovery"
 RECORDS = "tests/unit/launcher/run_files"
 ROLLOUT = "tests/unit/actors/rollout"
 POOL = ("server_pool", "pool_news", "pool_probes")
 SCALING = "tests/unit/actors/supervision/test_fleet_scaling.py"
 PLAN = [
-    *(f"{POLICY}/test_{name}.py" for name in ("recovery", "recovery_states", "plan_borders")),
-    *(f"{POLICY}/test_{name}.py" for name in ("reconcile_servers", "reconcile_trainer", "node_policy")),
+    *(f"{RECOVERY}/test_{name}.py" for name in ("recovery", "recovery_states")),
+    *(f"{POLICY}/test_{name}.py" for name in ("plan_borders", "reconcile_servers", "reconcile_trainer", "node_policy")),
     SCALING,
 ]
 
@@ -20,7 +21,7 @@ TARGETS: dict[str, list[str]] = {
         f"{POLICY}/test_reward_health.py",
         "tests/unit/launcher/diagnosis/test_diagnose_onset.py",
     ],
-    "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{POLICY}/test_restore.py"],
+    "launcher/policy/checkpoint_status.py": [f"{POLICY}/test_checkpoint_status.py", f"{RECOVERY}/test_restore.py"],
     "launcher/policy/exit_cause.py": [f"{POLICY}/test_exit_cause.py"],
     "launcher/policy/incident_policy.py": [f"{POLICY}/test_incident_policy.py"],
     "launcher/policy/liveness.py": [f"{POLICY}/test_liveness.py"],
@@ -33,11 +34,14 @@ TARGETS: dict[str, list[str]] = {
     "launcher/policy/plan_builder.py": PLAN,
     "launcher/policy/reconcile_fleet.py": PLAN,
     "launcher/policy/reconcile_servers.py": PLAN,
-    "launcher/policy/reconcile_trainer.py": [*PLAN, f"{POLICY}/test_restore.py"],
+    "launcher/policy/reconcile_trainer.py": [*PLAN, f"{RECOVERY}/test_restore.py"],
     "launcher/policy/recovery.py": [*PLAN, f"{POLICY}/test_run_state.py"],
-    "launcher/policy/restart_budget.py": [f"{POLICY}/test_restart_budget.py", *PLAN],
-    "launcher/policy/restore.py": [f"{POLICY}/test_restore.py", f"{POLICY}/test_reconcile_trainer.py"],
-    "launcher/policy/retention.py": [f"{POLICY}/test_restore.py", "tests/unit/launcher/checkpoints/test_retention.py"],
+    "launcher/policy/restart_budget.py": [f"{RECOVERY}/test_restart_budget.py", *PLAN],
+    "launcher/policy/restore.py": [f"{RECOVERY}/test_restore.py", f"{POLICY}/test_reconcile_trainer.py"],
+    "launcher/policy/retention.py": [
+        f"{RECOVERY}/test_restore.py",
+        "tests/unit/launcher/checkpoints/test_retention.py",
+    ],
     "launcher/policy/reward_health.py": [f"{POLICY}/test_reward_health.py"],
     "launcher/policy/routing.py": [f"{POLICY}/test_routing.py"],
     "launcher/policy/run_state.py": [f"{POLICY}/test_run_state.py"],

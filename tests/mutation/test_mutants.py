@@ -39,6 +39,12 @@ def test_the_changes_that_once_went_unnoticed_are_tried(path, change):
     assert [name for name in names_of(path) if change in name]
 
 
+def test_each_module_and_each_test_file_that_is_to_notice_its_changes_is_there():
+    named = {path for module, tests in TARGETS.items() for path in (module, *tests)}
+    assert [path for path in sorted(named) if not (REPOSITORY / path).is_file()] == []
+    assert set(NOT_RUN) <= TARGETS.keys()
+
+
 def test_each_change_has_a_name_of_its_own_and_leaves_the_text_alone():
     body = ['"""One."""', "log.info(1)", "if a > 0 and b: g(f'{a + 1}')", "return a > 0"]
     source = "\n    ".join(["def f(a, b=1):", *body])
