@@ -15,7 +15,6 @@ from launcher.policy.actions import (
     ParkServer,
     PromoteServer,
     RestartServer,
-    RestartTrainer,
 )
 from launcher.policy.incident_policy import OpenIncident, incident_changes, repair_text
 from launcher.policy.restart_budget import RepairAttempt, Rung
@@ -118,7 +117,7 @@ def test_who_leaves_is_not_replaced():
 def test_without_a_trainer_that_holds_weights_nobody_is_promoted(seen):
     made = decide(look(dead(0), parked(), trainer=seen), config=ONE)
     assert PromoteServer not in kinds(made)
-    assert RestartServer in kinds(made) or RestartTrainer in kinds(made)
+    assert RestartServer in kinds(made)
 
 
 def test_a_fresh_standby_loads_the_weights_and_is_parked_without_traffic():
