@@ -161,10 +161,21 @@ class ServerPool:
         if known is not None and known.state not in OVER:
             await self._put(name, state=ServerState.STALE, reason=reason)
 
-    async def clear(self, name: str) -> None:
-        """Migrate the requests of a server that gets no new ones, until they have let go of it."""
+    async def clear(self, name: str, *, within_s: float) -> int:
+        """Until a server that gets no new requests has none: they finish, or are migrated after `within_s`.
+
+        Returns how many were migrated.
+        """
+        mine = [load for (owner, _), load in self._loads.items() if owner == name]
         async with self._changed:
-            await self._migrate([load for (owner, _), load in self._loads.items() if owner == name])
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._changed.wait_for(lambda: not any(load.requests for load in mine))
+            except TimeoutError:
+                moved = sum(load.requests for load in mine)
+                await self._migrate(mine)
+                return moved
+        return 0
 
     async def _migrate(self, loads: Sequence[Load]) -> None:
         for load in loads:
@@ -211,19 +222,11 @@ class ServerPool:
         if server is None:
             return 0
         await self._put(name, state=ServerState.STOPPED, reason="leaving")
-        mine = [load for (owner, _), load in self._loads.items() if owner == name]
-        moved = 0
-        async with self._changed:
-            try:
-                async with asyncio.timeout(within_s):
-                    await self._changed.wait_for(lambda: not any(load.requests for load in mine))
-            except TimeoutError:
-                moved = sum(load.requests for load in mine)
-                await self._migrate(mine)
-            if self._servers[name].generation == server.generation:
-                del self._servers[name]
-                self._admitted.pop(name, None)
-                self.throughput.forget(name)
+        moved = await self.clear(name, within_s=within_s)
+        if self._servers[name].generation == server.generation:
+            del self._servers[name]
+            self._admitted.pop(name, None)
+            self.throughput.forget(name)
         return moved
 
     @asynccontextmanager

@@ -102,7 +102,7 @@ class TrainingServers:
             weights=lambda: dict(self._model.named_weights(dtype)),
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
-            migrates=config.rollout.max_head_offpolicyness > 0,
+            finish_s=config.rollout.finish_s if config.rollout.max_head_offpolicyness > 0 else None,
         )
 
     def _version_served(self) -> int:

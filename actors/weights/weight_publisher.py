@@ -58,11 +58,12 @@ class WeightPublisher:
         weights: Callable[[], NamedWeights],
         tp_size: int,
         timeout_s: float,
-        migrates: bool = False,
+        finish_s: float | None = None,
     ) -> None:
         """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs.
 
-        `migrates`: requests in flight at a server that is to load move on, so that none is answered by two versions.
+        `finish_s`: for so long requests in flight at a server that is to load may finish; then they move on, so that
+        none is answered by two versions. None: there are none, since nothing is made ahead.
         """
         self._client = client
         self._pool = pool
@@ -70,7 +71,7 @@ class WeightPublisher:
         self._weights = weights
         self._tp_size = tp_size
         self._timeout_s = timeout_s
-        self._migrates = migrates
+        self._finish_s = finish_s
         self.lineage = 0
         self.newest: PublishedWeights | None = None
         self._parcel: _Parcel | None = None
@@ -171,8 +172,8 @@ class WeightPublisher:
         if not self._pool.is_living(server):
             return False
         await self._pool.mark_stale(server.name, f"loading weight version {parcel.version}")
-        if self._migrates:
-            await self._pool.clear(server.name)
+        if self._finish_s is not None:
+            await self._pool.clear(server.name, within_s=self._finish_s)
         try:
             await self._send(server, parcel.send, parcel.version)
         except ServerError as error:

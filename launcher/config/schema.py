@@ -108,6 +108,11 @@ class RolloutConfig:
     max_head_offpolicyness: int = setting(
         0, "versions that a token's weights may be behind: so many batches are made ahead; 0: none", NATURAL
     )
+    finish_s: float = setting(
+        0.5,
+        "before new weights are loaded, what is being made ahead may finish for so long; then it is continued on them",
+        Between(0, 86_400),
+    )
     request_timeout: float = setting(3600.0, "of one request: all samples of a prompt", DEADLINE)
     stream_interval: int = setting(
         64, "tokens after which a server sends what it has of a completion: another one continues from there", COUNT

@@ -48,7 +48,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "incident.began": lambda e: f"incident {e.get('incident')}: {what_happened(e)}; {e.get('doing')}",
     "incident.ended": lambda e: _ended(e),
     "trainer.started": "trainer ready: {prompts} prompts, {held_out} held out, {total_steps} steps in all",
-    "trainer.restored": lambda e: f"trainer restored {e.get('reason')}; step {_next(e)} is next",
+    "trainer.restored": lambda e: f"trainer {_restored(e)}; step {_next(e)} is next",
     "trainer.loaded": lambda e: _probation(e),
     "trainer.unwatched": "the trainer: {short_reason}",
     "trainer.pausing": "the trainer is being paused: {short_reason}",
@@ -181,6 +181,12 @@ def _probation(event: Record) -> str:
     if not (isinstance(first, int) and isinstance(steps, int) and steps):
         return ""
     return f"steps {first} to {first + steps - 1} are on probation: a fall of the rewards is found sooner"
+
+
+def _restored(event: Record) -> str:
+    """A run that begins restores nothing."""
+    reason = str(event.get("reason"))
+    return "begins with the first weights" if reason == "to the first weights" else f"restored {reason}"
 
 
 def _next(event: Record) -> int:

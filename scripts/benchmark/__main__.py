@@ -15,6 +15,7 @@ from scripts.benchmark.experiment import PRESET
 BENCHMARKS = {
     "rollout": "tokens/s of our rollouts against plain clients of the same server",
     "routing": "tokens/s of two servers behind our pool against the two driven directly",
+    "ahead": "steps with rollouts ahead of the trainer against steps that wait for them, where each side has a core",
     "step": "share of a step that is neither generation nor training",
     "publish": "new weights to the server: from a folder and over the wire",
     "supervision": "steps with supervision against steps without, in one run",

@@ -26,7 +26,7 @@ def export(folder):
     (folder / "model.safetensors").write_bytes(b"weights")
 
 
-async def batches(url, root):
+async def batches(url, root, *, finish_s):
     """The batch of step 0, and that of step 1, which is made at two versions."""
     async with asyncio.timeout(scaled(60.0)), SGLangClient() as client:
         pool = ServerPool(lambda url: asyncio.sleep(0, None), hold_timeout_s=None)
@@ -35,7 +35,7 @@ async def batches(url, root):
         )
         folders = WeightFolders(root / "weights", export)
         publisher = WeightPublisher(
-            client, pool, folders=folders, weights=dict, tp_size=1, timeout_s=scaled(20.0), migrates=True
+            client, pool, folders=folders, weights=dict, tp_size=1, timeout_s=scaled(20.0), finish_s=finish_s
         )
         engine = RolloutEngine(
             client=client, pool=pool, scorer=EveryoneIsRight(), config=CONFIG, decode=lambda ids: [str(i) for i in ids]
@@ -65,7 +65,7 @@ async def batches(url, root):
 
 def test_requests_in_flight_move_on_and_say_which_weights_made_how_many_tokens(tmp_path):
     with stand_in_server.running("--weight-version", "0", "--seconds-per-token", "0.01") as url:
-        first, second = asyncio.run(batches(url, tmp_path))
+        first, second = asyncio.run(batches(url, tmp_path, finish_s=0.0))
     assert first.weight_versions == (0,)
     assert second.weight_versions == (0, 1)
     for rollout in second.rollouts:
@@ -73,3 +73,10 @@ def test_requests_in_flight_move_on_and_say_which_weights_made_how_many_tokens(t
         assert sum(tokens for _, tokens in made.runs) == len(made.token_ids) == len(made.logprobs) == 60
         assert [version for version, _ in made.runs] in ([0, 1], [1])
     assert second.kept_tokens > 0 and second.retried == 0, "moving on is no failed attempt"
+
+
+def test_requests_in_flight_that_finish_in_time_are_not_moved(tmp_path):
+    with stand_in_server.running("--weight-version", "0", "--seconds-per-token", "0.01") as url:
+        _, second = asyncio.run(batches(url, tmp_path, finish_s=scaled(20.0)))
+    assert {rollout.completion.runs for rollout in second.rollouts} == {((0, 60),)}, "the weights waited for them"
+    assert second.kept_tokens == 0
