@@ -85,6 +85,16 @@ def test_one_that_is_beyond_repair_is_given_up_as_soon_as_any_other_serves():
         assert kinds(decide(observed(dead(0), *others), BOTH_SPENT)) == [AbandonServer]
 
 
+def test_one_that_is_beyond_repair_is_kept_until_another_serves_that_stays():
+    """It still answers itself, with weights that are doubted; or who serves is to leave."""
+    doubted, starts = server(0, verdict=CORRUPT), fresh(2, ServerState.STARTING)
+    spent = attempts(*SPENT, *[Rung.RETRY] * CONFIG.restart.retry, cause=Cause.SERVER_CORRUPT)
+    assert kinds(decide(observed(doubted, server(1), starts), spent)) == [AbandonServer]
+    assert decide(observed(doubted, starts), spent).actions == ()
+    leaving = observed(dead(0), server(1), starts, leaving={"s1": "by order"})
+    assert decide(leaving, BOTH_SPENT).actions == ()
+
+
 def test_weights_are_nobody_s_while_the_trainer_has_no_place_or_holds_damage():
     lost = trainer(verdict=T_CRASHED, unschedulable_since=NOW - 10)
     assert decide(observed(server(0, weight_version=40), server(1), trainer=lost)).actions == ()
