@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,13 @@ class TinyDisk:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+
+@pytest.fixture(autouse=True)
+def _torch_in_one_thread():
+    """The models of these tests are tiny: more threads only wait for each other, above all on a busy machine."""
+    if (torch := sys.modules.get("torch")) is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -230,6 +230,7 @@ def areal(root):
     return root
 
 
+@pytest.mark.slow
 def test_an_areal_folder_is_listed_and_marked_as_unverified(tool, facts, areal):
     code, found = facts("--recover-info")
     assert code == 0 and found["made_by"] == "AReaL"

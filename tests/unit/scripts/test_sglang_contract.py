@@ -27,6 +27,7 @@ def without(need, text):
     return re.sub(rf"\b({'|'.join(map(re.escape, words))})\b", "other", text)
 
 
+@pytest.mark.slow
 def test_each_name_is_missed():
     changed = dict(SOURCES)
     for need in NEEDS:
@@ -35,6 +36,7 @@ def test_each_name_is_missed():
     assert sglang_contract.missing(changed) == NEEDS
 
 
+@pytest.mark.slow
 def test_other_parameters_of_a_method_that_we_replace_are_missed():
     path = "srt/layers/attention/torch_native_backend.py"
     changed = {**SOURCES, path: SOURCES[path].replace("scaling=None,", "scaling=None, window=None,")}

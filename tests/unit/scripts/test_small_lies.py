@@ -105,6 +105,7 @@ def fingerprint_with(model):
     return config_fingerprint(compose(["conf=arithmetic_cpu", f"actor.path={model}"]))
 
 
+@pytest.mark.slow
 def test_a_model_is_the_same_wherever_it_lies_and_another_under_the_same_path_is_not(tmp_path):
     before = fingerprint_with(model_in(tmp_path / "old"))
     (tmp_path / "old").rename(tmp_path / "new")

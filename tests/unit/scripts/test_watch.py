@@ -37,6 +37,7 @@ def answer(link):
         return json.load(said)
 
 
+@pytest.mark.slow
 def test_the_link_that_it_prints_opens_the_runs_and_ctrl_c_ends_it(paths):
     with started("--fileroot", str(paths.fileroot), "--run", "ann/long/t") as process:
         link = process.stdout.readline()
@@ -49,6 +50,7 @@ def test_the_link_that_it_prints_opens_the_runs_and_ctrl_c_ends_it(paths):
         assert process.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_with_a_driver_it_ends_when_that_is_gone_and_its_token_stays(paths):
     ServerKeys.make(paths.keys)
     make_watch_token(paths.keys)

@@ -68,6 +68,7 @@ def test_the_same_record_in_two_data_sets_is_two_prompts_scored_by_two_functions
     assert scores == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_one_answer_of_each_is_scored_before_a_run(made):
     with pytest.raises(RewardImportError, match="several_rewards:broken"):
         check_data(made("+train_datasets.b.reward_fn=several_rewards:broken", b=[SAME]))
@@ -77,6 +78,7 @@ def test_one_answer_of_each_is_scored_before_a_run(made):
     )
 
 
+@pytest.mark.slow
 def test_a_record_that_does_not_fit_is_named_by_data_set_file_and_line(made, tmp_path):
     bad = [SAME, {"question": "?", "answer": "two"}, {"answer": "#### 1"}]
     with pytest.raises(DataError, match=r"b.jsonl:3: the record has no question") as refused:

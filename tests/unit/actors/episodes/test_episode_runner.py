@@ -123,6 +123,7 @@ def test_two_turns_are_one_sequence_of_what_the_server_made_and_what_the_templat
     assert sum(len(one.places) for one in sequences_of(batch.groups)) == batch.generated_tokens
 
 
+@pytest.mark.slow
 def test_branches_and_an_edited_history_are_sequences_of_their_own(server):
     (rollout,) = play(server, "branches", n_samples=1).rollouts
     assert (rollout.turns, len(rollout.segments)) == (4, 4)
@@ -130,12 +131,14 @@ def test_branches_and_an_edited_history_are_sequences_of_their_own(server):
     assert all(all(segment.own) for segment in rollout.segments)
 
 
+@pytest.mark.slow
 def test_an_agent_with_a_client_of_its_own_needs_no_change(server):
     (rollout,) = play(server, "Agent", n_samples=1).rollouts
     assert len(rollout.completion.token_ids) <= 2  # its own limit
     assert rollout.reward in {0.0, 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "said"),
     [
@@ -154,18 +157,21 @@ def test_an_episode_without_a_reward_is_no_zero_and_ends_the_run_by_name(server,
     assert "rollout.episode" in failed.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["sleeps", "hangs"])
 def test_an_episode_that_never_ends_costs_its_time_limit(server, agent):
     with pytest.raises(RewardError, match=r"took longer than rollout.episode_timeout=0.2 s"):
         play(server, agent, n_samples=1, episode_timeout=0.2, prompt_attempts=1)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_replaced_and_its_episodes_are_run_anew(server, tmp_path):
     batch = play(server, "dies_once", n=2, more={"flag": str(tmp_path / "died")})
     assert (tmp_path / "died").exists()
     assert (len(batch.rollouts), batch.failed) == (4, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [True, False], ids=["its process ended", "it raised"])
 def test_answers_are_kept_where_the_process_ended_and_made_anew_where_the_agent_failed(server, tmp_path, dies):
     batch = play(server, "fails_between", n_samples=1, more={"flag": str(tmp_path / "said"), "dies": dies})
@@ -201,12 +207,14 @@ def test_a_fifth_of_all_requests_spoiled_costs_no_episode(server):
     assert all(rollout.turns == 2 and rollout.reward is not None for rollout in batch.rollouts)
 
 
+@pytest.mark.slow
 def test_a_chat_that_fills_the_context_is_answered_empty_and_not_cut_by_a_failure(server):
     (rollout,) = play(server, "two_turns", n_samples=1, longest=24).rollouts
     assert rollout.turns == 1
     assert all(len(segment.prompt) + len(segment.completion.token_ids) <= 24 for segment in rollout.segments)
 
 
+@pytest.mark.slow
 def test_an_agent_at_work_is_progress(server):
     async def scenario():
         async with engine(server, config_of("sleeps")) as (rollouts, runner):

@@ -48,6 +48,7 @@ def test_after_a_crash_the_recover_folder_is_taken_although_an_export_is_newer(t
     assert len(aside) == 1 and aside[0].startswith("epoch") and aside[0].endswith(".superseded-1")
 
 
+@pytest.mark.slow
 def test_from_before_an_onset_an_export_is_prepared_and_what_was_there_can_come_back(tmp_path, history):
     top, info = make_areal(tmp_path / "out", [4, 9, 14], recover_step=14)
     found = checkpoints(tmp_path, history)

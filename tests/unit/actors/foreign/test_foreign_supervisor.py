@@ -81,6 +81,7 @@ async def disturbed(config, paths):
     return await running
 
 
+@pytest.mark.slow
 def test_a_lost_trainer_and_a_lost_server_cost_no_step_and_leave_no_orphan(config, tmp_path):
     paths = RunPaths(fileroot=tmp_path / "runs", user="u", experiment_name="e", trial_name="t")
     outcome = asyncio.run(disturbed(config, paths))

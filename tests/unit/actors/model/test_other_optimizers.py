@@ -165,6 +165,7 @@ def test_what_can_not_be_made_is_one_message(kind, said):
         build_optimizer(torch.nn.Linear(1, 1), OptimizerConfig(type=kind))
 
 
+@pytest.mark.slow
 def test_before_anything_starts_it_is_made_in_another_process():
     def said(kind):
         argument = json.dumps(dataclasses.asdict(OptimizerConfig(type=kind)))

@@ -272,6 +272,7 @@ def test_in_bfloat16_two_are_no_farther_from_one_than_one_that_cuts_otherwise(fo
     assert 0 < apart(together, alone) < 4 * apart(otherwise, alone)
 
 
+@pytest.mark.slow
 def test_damage_in_the_slice_of_the_second_is_seen(folder, make_two, tmp_path):
     one, two = one_rank(folder), make_two(folder)
     assert two.weights_are_finite()
@@ -287,6 +288,7 @@ def listening(process):
     return {c.laddr for c in process.net_connections() if c.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.slow
 def test_each_holds_half_and_listens_on_one_address(folder, second, make_two):
     before = listening(psutil.Process())  # other tests of this process may have a cluster
     two = make_two(folder)

@@ -43,6 +43,7 @@ def check(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["it is 2", "2 ####", "#### two", 2, ""])
 def test_the_rule_of_gsm8k_holds_for_its_own_reward(check, tmp_path, answer):
     message = re.escape(f"{tmp_path / 'd.jsonl'}:2: the answer has no number after ####: {answer!r}")
@@ -50,6 +51,7 @@ def test_the_rule_of_gsm8k_holds_for_its_own_reward(check, tmp_path, answer):
         check([GOOD, {"question": "1+1?", "answer": answer}])
 
 
+@pytest.mark.slow
 def test_answers_without_a_number_are_skipped_where_asked(check, tmp_path):
     (note,) = check([GOOD, {"question": "?", "answer": "two"}], "train_dataset.bad_records=skip")
     assert note.startswith(f"train_dataset: 1 records are skipped, such as {tmp_path / 'd.jsonl'}:2: the answer has no")
@@ -57,6 +59,7 @@ def test_answers_without_a_number_are_skipped_where_asked(check, tmp_path):
         check([{"question": "?", "answer": "two"}], "train_dataset.bad_records=skip")
 
 
+@pytest.mark.slow
 def test_a_function_of_ones_own_declares_its_own_rule_or_none(check):
     with pytest.raises(DataError, match=r"d.jsonl:1: '#### 2' is neither yes nor no"):
         check([GOOD], fn="checked_rewards:score")
@@ -69,6 +72,7 @@ def test_one_answer_is_scored(check):
     assert check([GOOD], fn="checked_rewards:silent") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "said"),
     [

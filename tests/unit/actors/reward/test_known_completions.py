@@ -96,6 +96,7 @@ def test_a_judge_that_never_says_the_same_twice_is_tested_with_them(world, pool)
     assert not verdict(canaries, pool).is_broken
 
 
+@pytest.mark.slow
 def test_an_attempt_that_begins_with_a_broken_judge_knows_what_was_right(world, pool):
     first = world.learn(pool)
     world.mode.write_text("zero")
@@ -129,6 +130,7 @@ def first_accused(canaries, judge, rates, steps):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errs", [0.01, 0.001])
 def test_a_judge_that_errs_by_chance_is_not_called_broken_and_one_that_breaks_is(world, errs):
     known = read_known(world.config)

@@ -52,6 +52,7 @@ def first_accused(judge, steps, rates=None):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errs", [0.01, 0.001])
 def test_a_judge_that_is_right_99_percent_of_the_time_is_not_called_broken(errs):
     assert [first_accused(Judge(seed, errs), 200) for seed in range(10)] == [None] * 10

@@ -123,6 +123,7 @@ def test_async_functions_score_a_group_side_by_side_on_one_loop(pool):
     assert [one.value for one in score(pool("on_one_loop"), ["a"] * 3)] == [1.0] * 3
 
 
+@pytest.mark.slow
 def test_an_async_function_that_fails_or_never_returns_costs_only_its_own_reward(pool):
     failed, late, sound = score(pool("judge", "right", timeout=2.0), ["fail", "hang", "ok"])
     assert failed == Score(value=None, error="KeyError: 'spoon'")

@@ -234,6 +234,7 @@ def test_a_function_that_can_not_be_imported_is_said_by_check_and_by_score():
         ("import os; os.kill(os.getpid(), 11)", DEADLINE_S, "ended the process: killed by SIGSEGV"),
         ("while True: pass", 1.0, "reward.fn='bad_rewards:score' was not imported within reward.setup_timeout=1 s"),
     ],
+    ids=["exits", "is killed", "hangs"],  # not by a deadline, which each process measures for itself
 )
 def test_a_module_that_ends_or_never_returns(tmp_path, monkeypatch, text, within_s, expected):
     (tmp_path / "bad_rewards.py").write_text(text)

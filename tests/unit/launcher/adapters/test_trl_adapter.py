@@ -28,6 +28,7 @@ def adapter(tmp_path, **settings):
     return adapter_of(ForeignTrainerConfig(**(given | settings)))
 
 
+@pytest.mark.slow
 def test_the_bar_behind_the_figures_has_their_step_however_the_output_is_cut(tmp_path):
     ended = "\n\r    \r{'train_runtime': '0.4', 'train_loss': '-0.01'}\n" + BAR.format(share=100, done=6)
     text = LOADING + logged(1, "0.3333") + logged(2, "0.875") + SAVING + logged(3, "nan", loss="nan") + ended

@@ -1,5 +1,8 @@
 """A checkpoint of adapters is verified by what it holds: every factor, with its moments."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from launcher.checkpoints.checkpoint_store import CheckpointStore
@@ -12,9 +15,16 @@ FACTOR = "model.layers.0.self_attn.q_proj.lora_B.default.weight"
 STATE, FACTS = "training_state.tensors", "training_state.json"
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    return save(CheckpointStore(folder / "default"), learned(folder / "model", recipe=LORA), 7).path
+
+
 @pytest.fixture
-def checkpoint(tmp_path):
-    return save(CheckpointStore(tmp_path / "default"), learned(tmp_path / "model", recipe=LORA), 7).path
+def checkpoint(saved, tmp_path):
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "default" / saved.name))
 
 
 def test_a_whole_one_is_verified_and_small(checkpoint):

@@ -45,6 +45,7 @@ print("open", len(descriptors), "children", open(f"/proc/self/task/{{os.getpid()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_same_command_continues_with_what_was_known_the_lock_and_the_signal_that_came_meanwhile(tmp_path, number):
     code = PROGRAM.format(known=repr(KNOWN), signal=int(number), folder=str(tmp_path))

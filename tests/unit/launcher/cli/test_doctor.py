@@ -27,12 +27,14 @@ def test_on_this_machine_a_run_on_the_cpu_can_start():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_with_a_driver_and_gpus_a_run_on_a_gpu_can_start(nvml_library):
     done = asked(nvml_library, gpus=8)
     assert "GPU 0-7" in done.stdout
     assert done.returncode == doctor.GPU_AND_CPU, done.stdout
 
 
+@pytest.mark.slow
 def test_with_an_old_driver_only_the_cpu_is_left(nvml_library):
     done = asked(nvml_library, gpus=1, cuda=12040, driver="550.54.14")
     assert done.returncode == doctor.CPU_ONLY, done.stdout

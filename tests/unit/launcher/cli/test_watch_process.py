@@ -55,6 +55,7 @@ def test_its_link_is_said_and_it_ends_with_the_driver(paths, port):
     assert said.empty()
 
 
+@pytest.mark.slow
 def test_where_others_may_read_it_the_link_has_no_token_and_a_later_attempt_has_the_same(paths, port):
     said = queue.Queue()
     for _ in range(2):
@@ -68,6 +69,7 @@ def test_where_others_may_read_it_the_link_has_no_token_and_a_later_attempt_has_
         page.close()
 
 
+@pytest.mark.slow
 def test_its_death_is_said_once_and_ends_nothing(paths, port):
     said = queue.Queue()
     page = WatchProcess(port, paths, said.put, is_attended=True)
@@ -77,6 +79,7 @@ def test_its_death_is_said_once_and_ends_nothing(paths, port):
     page.close()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_message(paths, port):
     said = queue.Queue()
     with socket.socket() as holder:
@@ -112,6 +115,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_driver_is_killed(paths, port):
     command = [sys.executable, "-c", DRIVER, str(paths.fileroot), str(port)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as driver:
@@ -122,6 +126,7 @@ def test_it_ends_when_its_driver_is_killed(paths, port):
     assert not page.is_running() or page.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_the_plan_names_the_page(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["launcher", "conf=arithmetic_cpu", "dry_run=true", "watch.port=8765"])
     launch()

@@ -90,6 +90,7 @@ def test_a_torn_offline_file_is_read_to_the_tear(offline, tmp_path):
         assert steps.steps.tolist() == list(range(len(steps)))
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_spoils_no_figure(offline, tmp_path):
     data = bytearray(offline.read_bytes())
     data[BLOCK + 500] ^= 0xFF

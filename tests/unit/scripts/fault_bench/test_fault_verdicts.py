@@ -169,6 +169,7 @@ class Recording(Workplace):
 REAL_RUNS = [cell for cell in CELLS if "scripts.benchmark" not in cell.how]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", REAL_RUNS, ids=lambda cell: cell.name)
 def test_the_settings_of_a_cell_contradict_nothing(cell, tmp_path):
     with pytest.raises(Asked) as asked:

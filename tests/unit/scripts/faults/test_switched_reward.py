@@ -76,6 +76,7 @@ def test_an_episode_has_the_switch_too_and_its_group_no_two_equal_rewards(turn):
     assert len({played(key) for key in "abcd"}) == 4
 
 
+@pytest.mark.slow
 def test_a_storm_of_episodes_is_on_an_agent_with_a_switch(tmp_path):
     def played(*words, conf="arithmetic_tool_cpu"):
         return compose(storm_words(tmp_path, conf=conf, overrides=words)).rollout.episode

@@ -70,6 +70,7 @@ def checked(root, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_live_run_is_healthy_where_all_of_it_is(logs, trainer, checked, root):
     with running("--model-path", str(root / "no-model"), "--weight-version", "21") as url:
         told(logs, [0.5] * 30, ended_s_ago=1.0, servers=[url])
@@ -109,6 +110,7 @@ def test_an_orphan_without_its_trainer(logs, trainer, checked):
     assert code == 1 and found["run", "processes"][1].startswith("no trainer among them: ")
 
 
+@pytest.mark.slow
 def test_a_dead_run_and_a_finished_one(logs, checked, root):
     told(logs, [0.5] * 84, ended_s_ago=3600.0)
     code, found = checked()
