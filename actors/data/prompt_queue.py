@@ -13,7 +13,6 @@ Of several data sets `actors/data/mixture.py` says which prompts an epoch has.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import threading
@@ -142,7 +141,7 @@ class PromptQueue:
     def state_dict(self) -> dict[str, Any]:
         """For JSON; small but for what is kept, since the order is worked out again. In flight counts as not taken."""
         with self._keeping:
-            kept = {prompt_id: [_as_json(one) for one in made] for prompt_id, made in self._kept.items()}
+            kept = {prompt_id: [one.to_json() for one in made] for prompt_id, made in self._kept.items()}
         return {
             "format": FORMAT,
             "prompts": len(self),
@@ -175,7 +174,7 @@ class PromptQueue:
             raise CheckpointError(f"the data position contradicts itself: {_shortened(state)}", BEGIN_ANEW)
         try:
             here = {*first} & state.get("kept", {}).keys()
-            kept = {name: tuple(map(_from_json, state["kept"][name])) for name in here}
+            kept = {name: tuple(map(Completion.from_json, state["kept"][name])) for name in here}
         except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise CheckpointError(f"what was kept of prompts in flight is damaged: {error!r}", BEGIN_ANEW) from error
         with self._keeping:
@@ -200,26 +199,6 @@ class PromptQueue:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
-
-
-def _as_json(completion: Completion) -> dict[str, Any]:
-    return {field.name: getattr(completion, field.name) for field in dataclasses.fields(completion)}
-
-
-def _from_json(data: Mapping[str, Any]) -> Completion:
-    """Raises ValueError for one that can't be trained on."""
-    made = Completion(
-        token_ids=tuple(data["token_ids"]),
-        logprobs=tuple(data["logprobs"]),
-        weight_version=data["weight_version"],
-        finish_reason=data["finish_reason"],
-        server=data["server"],
-        versions=tuple((version, tokens) for version, tokens in data["versions"]),
-    )
-    tokens = len(made.token_ids)
-    if not tokens or tokens != len(made.logprobs) or tokens != sum(count for _, count in made.runs):
-        raise ValueError(f"{tokens} tokens, {len(made.logprobs)} log-probs, versions {made.runs}")
-    return made
 
 
 def _is_count(value: object) -> TypeGuard[int]:

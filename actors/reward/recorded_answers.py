@@ -25,7 +25,7 @@ from actors.reward.canaries import CanaryScorer
 from actors.reward.reward_pool import Scorable, Score
 from launcher.base.durable import replace_file
 from launcher.base.errors import RewardError, RewardImportError
-from launcher.base.rollouts import RolloutBatch
+from launcher.base.rollouts import RolloutBatch, RolloutGroup
 from launcher.policy.canary_policy import CanaryScore, compare_replayed, compare_rescored
 
 TRIES = 3
@@ -100,7 +100,10 @@ class RecordedAnswers:
         is_full = len(self._known) >= self._count
         if self._count == 0 or self._noted is not None or (is_full and step % NOTED_EVERY):
             return
-        made = batch.all_groups  # those with a signal alone would be no sample of what the prompts earn
+        # Those with a signal alone would be no sample of what the prompts earn; but the gate has compared the log-probs
+        # of no others, so one that was left out counts where its servers' weights are among the compared.
+        compared = set().union(*map(_makers, batch.groups))
+        made = [group for group in batch.all_groups if _makers(group) <= compared]
         chosen = random.Random(step).sample(made, min(NOTED_AT_ONCE, len(made)))
         answers = []
         for group in chosen:
@@ -186,6 +189,11 @@ class RecordedAnswers:
             replace_file(self._path, json.dumps([asdict(one) for one in known]).encode())
         except OSError as error:  # a full disk costs the memory of later attempts, not this one
             log.warning("recorded.not_kept path=%s reason=%r", self._path, error)
+
+
+def _makers(group: RolloutGroup) -> set[tuple[str, int]]:
+    """Each server with the weights that it had."""
+    return {(one.completion.server, version) for one in group.rollouts for version, _ in one.completion.runs}
 
 
 def _read(path: Path) -> list[RecordedAnswer]:

@@ -74,6 +74,7 @@ class AdmissionGate:
         self._record_of_run = record
         self._doubt = doubt
         self._scoring: Future[tuple[CanaryScore, ...]] | None = None
+        self._report: BatchReport | None = None
         self._stop = threading.Event()
         self.is_waiting = False
 
@@ -84,20 +85,19 @@ class AdmissionGate:
             batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
         )
         self._scoring = None if self._score is None else self._score(global_step)
-        decision = admit(report, self._rules)
+        self._report, decision = report, admit(report, self._rules)
         if not decision.admitted:
             with contextlib.suppress(Stopped):  # it is rejected, whatever the answer would be
                 self._decide(report)
         return decision
 
-    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission:
-        """The last question before the weights move. Raises Stopped where the loop is to stop before the answer."""
-        report = BatchReport.of(
-            batch, policy_version=policy_version, n_samples=self._n_samples, global_step=global_step
-        )
+    def admit(self, batch: RolloutBatch, stats: UpdateStats) -> Admission:
+        """The last question before the weights move, of the batch that was checked last. Raises Stopped where the loop
+        is to stop before the answer."""
+        assert self._report is not None, "check comes first"
         record = self._record_of_run
         report = dataclasses.replace(
-            report,
+            self._report,
             **self._distances(batch, stats.logprob_distance),
             can_check=record is not None and record.is_enough,
         )
@@ -107,12 +107,12 @@ class AdmissionGate:
         if record is None:
             return decision
         if decision.check_before is not None:
-            rescored, replayed = record.check(decision.check_before, policy_version)
+            rescored, replayed = record.check(decision.check_before, report.policy_version)
             self._scoring = None  # the monitor knows them
             canaries = () if rescored is None else (rescored,)
             return self._decide(dataclasses.replace(report, canaries=canaries, replayed=replayed, can_check=False))
         if decision.admitted:
-            record.note(batch, global_step)
+            record.note(batch, report.global_step)
         return decision
 
     def stop(self) -> None:

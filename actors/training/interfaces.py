@@ -24,12 +24,12 @@ class RolloutSource(Protocol):
 class Gate(Protocol):
     """May a batch be trained on? `check` before the gradients, `admit` before the weights move (an AdmissionGate).
 
-    `admit` raises Stopped when asked to stop while it waits for the answer.
+    `admit` is of the batch that was checked last. It raises Stopped when asked to stop while it waits for the answer.
     """
 
     def check(self, batch: RolloutBatch, *, policy_version: int, global_step: int) -> Admission: ...
 
-    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission: ...
+    def admit(self, batch: RolloutBatch, stats: UpdateStats) -> Admission: ...
 
 
 @dataclass

@@ -225,7 +225,7 @@ class GrpoLoop:
 
     def _gate_opens(self, batch: RolloutBatch, stats: UpdateStats) -> bool:
         try:
-            decision = self._gate.admit(batch, stats, policy_version=self.policy_version, global_step=self.next_step)
+            decision = self._gate.admit(batch, stats)
         except Stopped:
             self._model.discard()
             raise

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import fmean
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,19 @@ class Completion:
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
         return self.versions or ((self.weight_version, len(self.token_ids)),)
+
+    def to_json(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Completion:
+        """Raises KeyError and TypeError for what is none, ValueError for one that can't be trained on."""
+        lists = {name: tuple(data[name]) for name in ("token_ids", "logprobs")}
+        made = cls(**{**data, **lists, "versions": tuple((version, tokens) for version, tokens in data["versions"])})
+        tokens = len(made.token_ids)
+        if not tokens or tokens != len(made.logprobs) or tokens != sum(count for _, count in made.runs):
+            raise ValueError(f"{tokens} tokens, {len(made.logprobs)} log-probs, versions {made.runs}")
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,10 +90,9 @@ class Switch:
         gate = self._gate if self._is_on else self._no_monitor
         return gate.check(batch, policy_version=policy_version, global_step=global_step)
 
-    def admit(self, batch: RolloutBatch, stats: UpdateStats, *, policy_version: int, global_step: int) -> Admission:
+    def admit(self, batch: RolloutBatch, stats: UpdateStats) -> Admission:
         began = time.perf_counter()
-        gate = self._gate if self._is_on else self._no_monitor
-        admission = gate.admit(batch, stats, policy_version=policy_version, global_step=global_step)
+        admission = (self._gate if self._is_on else self._no_monitor).admit(batch, stats)
         self._gate_s += time.perf_counter() - began
         return admission
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from actors.reward.recorded_answers import LEAST, RecordedAnswers
 from actors.reward.reward_pool import Score
 from launcher.base.errors import RewardError
 from tests.support.replay import Replay, prompts
-from tests.unit.launcher.policy.test_admission import OneTake
+from tests.unit.launcher.policy.test_admission import OneTake, spoiled
 
 IDS = prompts(4)
 
@@ -125,6 +126,18 @@ def test_the_count_is_kept_with_some_old_ones_among_them_and_0_keeps_none(made):
     steps = sorted(one.step for one in record._known)
     assert len(steps) == 12 and steps[0] < 380 <= steps[-1]
     assert not noted(make(count=0)).is_enough
+
+
+def test_what_was_left_out_is_kept_only_where_weights_that_made_it_were_compared_at_the_gate(made):
+    """The log-probs of flat groups are not measured: those of a server that made nothing else could be anybody's."""
+    make, _, _ = made
+    whole = batch()
+    other = spoiled(replace(whole, groups=whole.groups[2:3]), server="http://other").groups[0]
+    record = make()
+    for step in range(6):
+        record.note(replace(whole, groups=whole.groups[:2], filtered=(other, whole.groups[3])), step)
+    record._take_scored()
+    assert {one.prompt_id for one in record._known} == {g.prompt.id for g in (*whole.groups[:2], whole.groups[3])}
 
 
 def test_what_could_not_be_scored_is_not_kept(made):

@@ -45,6 +45,11 @@ def gate_of(journal, ask, **more):
     return AdmissionGate(config, journal, ask=ask, **more)
 
 
+def admitted(gate, figures=None):
+    assert gate.check(BATCH, **NOW).admitted
+    return gate.admit(BATCH, figures or Figures())
+
+
 def test_it_asks_until_it_is_answered_and_records_it_once(journal):
     answers = [MonitorAway("restarting"), MonitorAway("restarting"), YES]
 
@@ -54,7 +59,7 @@ def test_it_asks_until_it_is_answered_and_records_it_once(journal):
             raise answer
         return answer
 
-    assert gate_of(journal, ask).admit(BATCH, Figures(), **NOW) == YES
+    assert admitted(gate_of(journal, ask)) == YES
     events = [(e["event"], e["reason"], e["global_step"]) for e in read_lines(journal.path)]
     assert events == [("gate.waiting", "restarting", 7), ("gate.answered", "", 7)]
 
@@ -74,7 +79,7 @@ def test_one_that_waits_is_stopped_and_may_be_asked_again(journal):
 
     def wait():
         try:
-            gate.admit(BATCH, Figures(), **NOW)
+            admitted(gate)
         except Stopped:
             ended.append("stopped")
 
@@ -88,7 +93,7 @@ def test_one_that_waits_is_stopped_and_may_be_asked_again(journal):
     assert not gate.check(spoiled(BATCH, reward=None), **NOW).admitted, "rejected without an answer too"
     is_back.set()
     gate.allow()
-    assert gate.admit(BATCH, Figures(), **NOW) == YES
+    assert admitted(gate) == YES
 
 
 def test_the_monitor_hears_of_each_batch_with_its_known_answers_and_whose_tokens_are_how_far(journal):
@@ -107,12 +112,11 @@ def test_the_monitor_hears_of_each_batch_with_its_known_answers_and_whose_tokens
     server = ServerInfo(name="server-0", index=0, generation=0, state=ServerState.READY, url=URL, weight_version=7)
     gate = gate_of(journal, ask, score=score, servers=lambda: (server,))
     assert not gate.check(spoiled(BATCH, reward=None), **NOW).admitted
-    assert gate.check(BATCH, **NOW).admitted
-    assert gate.admit(BATCH, Figures(mean=2e-7), **NOW) == YES
-    rejected, admitted = heard
+    assert admitted(gate, Figures(mean=2e-7)) == YES
+    rejected, trained_on = heard
     assert (rejected.without_reward, rejected.logprob_distance) == (1, None)
-    assert (admitted.logprob_distance, admitted.distances) == (2e-7, {"server-0": 2e-7})
-    assert rejected.canaries == admitted.canaries == (KNOWN,)
+    assert (trained_on.logprob_distance, trained_on.distances) == (2e-7, {"server-0": 2e-7})
+    assert rejected.canaries == trained_on.canaries == (KNOWN,)
     assert scored_for == [7, 7]
 
 
@@ -124,12 +128,11 @@ def test_a_server_that_is_rejected_for_its_weights_loses_its_traffic_before_the_
     no = Admission(admitted=False, reason="far", cause=cause, subjects=("server-1",))
     told = []
     gate = gate_of(journal, lambda report: no, doubt=lambda name, reason: told.append((name, reason)))
-    assert gate.admit(BATCH, Figures(mean=0.2), **NOW) == no
+    assert admitted(gate, Figures(mean=0.2)) == no
     assert told == [(name, "far") for name in doubted]
 
 
 def test_without_a_monitor_the_rules_that_need_no_history_decide(journal):
     gate = gate_of(journal, None)
-    assert gate.check(BATCH, **NOW).admitted
-    assert gate.admit(BATCH, Figures(), **NOW).admitted
+    assert admitted(gate).admitted
     assert not gate.check(spoiled(BATCH, weight_version=6), **NOW).admitted
