@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 class ActorProbe(Generic[T]):
     """`ask` makes one call with its own deadline (actors/cluster/actor_calls.py). `heard` is called with each
-    new answer, `missed` with the error of each question that got none.
+    new answer, `missed` after each question that got none. `unanswered`: deadlines that have passed since the last
+    answer; a process that is stopped is alive to Ray.
 
     An answer that arrives after the answer to a later question is dropped.
     """
@@ -25,11 +26,12 @@ class ActorProbe(Generic[T]):
         ask: Callable[[], Awaitable[T]],
         *,
         heard: Callable[[T], None] = lambda answer: None,
-        missed: Callable[[LauncherError], None] = lambda error: None,
+        missed: Callable[[], None] = lambda: None,
     ) -> None:
         self.answered_at = float("-inf")
         self.error = ""
         """Why the last question has no answer; "" where it has one."""
+        self.unanswered = 0
         self.tasks = BackgroundTasks()
         self._ask = ask
         self._heard = heard
@@ -52,10 +54,11 @@ class ActorProbe(Generic[T]):
             answer = await self._ask()
         except LauncherError as error:
             self.error = error.message
-            self._missed(error)
+            self.unanswered += isinstance(error.__cause__, TimeoutError)
+            self._missed()
             return
         if number > self._last_answered:
-            self._last_answered, self.answered_at, self.error = number, time.monotonic(), ""
+            self._last_answered, self.answered_at, self.error, self.unanswered = number, time.monotonic(), "", 0
             self._heard(answer)
 
     def begin(self, interval_s: Callable[[], float]) -> None:

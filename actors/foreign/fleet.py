@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -28,13 +27,13 @@ from actors.supervision.action_executor import ActionExecutor
 from actors.supervision.artifact_collector import ArtifactCollector
 from actors.supervision.cluster_observer import ClusterObserver
 from actors.supervision.coordinator import Coordinator
+from actors.supervision.handle_states import ProcessId
 from actors.supervision.incident_tracker import IncidentTracker
 from actors.supervision.interfaces import Observation
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.run_history import RunHistory
 from actors.supervision.trainer_handle import ANSWER_S, TrainerHandle
-from actors.supervision.trainer_states import ProcessId
-from launcher.base.errors import LauncherError, ServerError
+from launcher.base.errors import ServerError
 from launcher.base.messages import Health, Incident, ServerInfo, TrainerView, Verdict
 from launcher.config.schema import RunConfig
 from launcher.policy.incident_policy import OF_LEARNING
@@ -55,8 +54,7 @@ class DoorHandle(TrainerHandle):
     def __init__(self, actor: Any, *, next_step: Callable[[], int], hung_after_s: float, **parts: Any) -> None:
         super().__init__(actor, **parts)
         self._next_step = next_step
-        self._hung_looks = math.ceil(hung_after_s / ANSWER_S)
-        self._unanswered = 0
+        self._hung_after_s = hung_after_s
         self.view = TrainerView(pid=0, is_started=True, phase="publish")
         self.probe = ActorProbe(self._ask_view, heard=self._take_view, missed=self._miss)
 
@@ -64,14 +62,12 @@ class DoorHandle(TrainerHandle):
         """It has no loop."""
 
     def _take_view(self, answered: tuple[Any, TrainerView, int]) -> None:
-        self._unanswered = 0
         self.view = answered[1]
         self._watch(self._process)
 
-    def _miss(self, error: LauncherError) -> None:
-        self._unanswered += isinstance(error.__cause__, TimeoutError)
-        if self._unanswered >= self._hung_looks and self.view.pid:
-            self._unanswered = 0
+    def _miss(self) -> None:
+        if self.probe.unanswered * ANSWER_S >= self._hung_after_s and self.view.pid:
+            self.probe.unanswered = 0
             self._ended("it answers nobody: it is ended")
             self.probe.tasks.start(asyncio.to_thread(ray.kill, self.actor, no_restart=False))
 

@@ -18,13 +18,13 @@ from actors.supervision.cluster_observer import MARGIN_S, ClusterObserver
 from actors.supervision.event_facts import served
 from actors.supervision.fleet_scaling import FleetScaling
 from actors.supervision.interfaces import Facts, Observation
-from actors.supervision.monitor_handle import MonitorHandle
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
 from actors.supervision.standby_handle import NEW_PROCESS_S, PARK_S
+from actors.supervision.verifier_retry import ask_the_verifier_again
 from actors.weights.start_weights import StartWeights, first_weights, forget, keep_for
 from launcher.base.errors import CheckpointError, LauncherError, RunError, ServerError, UsageError
-from launcher.base.messages import Cause, Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
+from launcher.base.messages import Overrides, ServerInfo, ServerState, TerminalStatus, TrainerReady
 from launcher.config.schema import RunConfig
 from launcher.policy.actions import (
     AbandonServer,
@@ -46,15 +46,12 @@ from launcher.policy.actions import (
     ResumeTrainer,
     UnparkTrainer,
 )
-from launcher.policy.canary_policy import SOONEST_S, CanaryRound, is_sound, until_next_round_s
 from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restore import first_damaged
 
 STOP_S = 30.0
 PROMOTE_S = 5.0
 """For a standby to answer and to get traffic; then the lost server is restarted."""
-"""Between two rounds of known answers while training is paused; after a sound one the next comes sooner."""
-VERIFIER_ANSWER_S = 60.0
 
 
 class ActionExecutor:
@@ -87,7 +84,7 @@ class ActionExecutor:
         self._trainer.adopt()
         self._observer.begin_looking()
         if self._monitor is not None:
-            self._tasks.start(self._ask_the_verifier_again(self._monitor))
+            self._tasks.start(ask_the_verifier_again(self._observer, self._monitor, self._config.reward_health))
         fresh = [slot for name, slot in self._slots.items() if name not in self._history.generations]
         for slot in fresh:
             slot.expect()
@@ -107,26 +104,6 @@ class ActionExecutor:
         except LauncherError as error:
             self._history.event("start.failed", subject="run", reason=error.message)
         self.changed.set()
-
-    async def _ask_the_verifier_again(self, monitor: MonitorHandle) -> None:
-        """While the trainer is paused for a broken reward function, no batch shows whether it works again."""
-        since: float | None = None
-        wait_s = SOONEST_S
-        while True:
-            await asyncio.sleep(wait_s)
-            now, wait_s = time.monotonic(), SOONEST_S
-            incident = self._observer.incident(now)
-            if incident is None or incident.cause is not Cause.VERIFIER_BROKEN or self._trainer.view.is_running:
-                since = None
-                continue
-            since = now if since is None else since
-            was_sound = False
-            with contextlib.suppress(LauncherError):
-                scored: CanaryRound = await self._trainer.call("score_canaries", within_s=VERIFIER_ANSWER_S)
-                if was_sound := is_sound(scored, self._config.reward_health):
-                    self._trainer.reward_answers()
-                await monitor.canaries(scored)
-            wait_s = until_next_round_s(time.monotonic() - since, was_sound=was_sound)
 
     async def _start_trainer(self, before: Sequence[asyncio.Task[None]]) -> None:
         """SGLang takes its share of what memory is free when it starts: on one GPU the servers go first."""

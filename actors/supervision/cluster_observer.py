@@ -22,13 +22,13 @@ from actors.processes.background_tasks import BackgroundTasks
 from actors.supervision.checkpoint_scan import CheckpointScan
 from actors.supervision.exit_reason import HangReasons
 from actors.supervision.fleet_record import index_of
+from actors.supervision.handle_states import ServerStarting
 from actors.supervision.interfaces import Observation
 from actors.supervision.monitor_handle import MonitorHandle, WatchedServers
 from actors.supervision.oom_backoff import OomBackoff
 from actors.supervision.progress_tracker import ProgressTracker
 from actors.supervision.run_history import RunHistory
 from actors.supervision.server_handle import ServerHandle
-from actors.supervision.server_states import ServerStarting
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_handle import TrainerHandle
 from launcher.base.errors import LauncherError

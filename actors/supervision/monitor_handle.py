@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -55,8 +54,7 @@ class MonitorHandle:
     ) -> None:
         self._actor = actor
         self._hung = hung
-        self._hung_looks = math.ceil(hung_after_s / ANSWER_S)
-        self._unanswered = 0
+        self._hung_after_s = hung_after_s
         self.silent_s = 0.0
         self._targets = targets
         self._is_starting = is_starting
@@ -116,16 +114,14 @@ class MonitorHandle:
     def _take(self, view: MonitorView) -> None:
         if _verdicts(view) != _verdicts(self._view):
             self._changed.set()
-        self._view, self._unanswered = view, 0
-        self._turned_at, self.silent_s = time.monotonic(), 0.0
+        self._view, self._turned_at, self.silent_s = view, time.monotonic(), 0.0
 
-    def _note_silence(self, error: LauncherError) -> None:
+    def _note_silence(self) -> None:
         now = time.monotonic()
         self.silent_s += min(max(now - self._turned_at, 0.0), LONGEST_TURN_S)
         self._turned_at = now
-        self._unanswered += isinstance(error.__cause__, TimeoutError)
-        if self._unanswered >= self._hung_looks * (1 if self._view is not None else 4):
-            self._view, self._unanswered = None, 0
+        if self._probe.unanswered * ANSWER_S >= self._hung_after_s * (1 if self._view is not None else 4):
+            self._view, self._probe.unanswered = None, 0
             self._hung()
             self._probe.tasks.start(asyncio.to_thread(ray.kill, self._actor, no_restart=False))
 

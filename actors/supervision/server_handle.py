@@ -11,7 +11,7 @@ from typing import Any, assert_never
 from actors.cluster.actor_calls import answer
 from actors.cluster.actor_probe import ActorProbe
 from actors.cluster.node_identity import is_here, on_this_clock
-from actors.supervision.server_states import (
+from actors.supervision.handle_states import (
     ServerDead,
     ServerFailed,
     ServerIncarnationState,

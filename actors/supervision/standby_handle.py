@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,7 +16,7 @@ import ray
 
 from actors.cluster.actor_calls import answer
 from actors.cluster.actor_probe import ActorProbe
-from launcher.base.errors import LauncherError, TrainerError
+from launcher.base.errors import TrainerError
 from launcher.base.messages import Overrides, TrainerView
 from launcher.policy.observed import StandbyTrainer
 
@@ -52,9 +51,8 @@ class StandbyHandle:
         self._took_over = took_over
         self._view = TrainerView(pid=0)
         self._changed = changed
-        self._hung_looks = math.ceil(hung_after_s / ANSWER_S)
-        self._unanswered = 0
-        self.probe = ActorProbe(self._ask, heard=self._take, missed=self._miss)
+        self._hung_after_s = hung_after_s
+        self.probe = ActorProbe(self._ask, heard=self._take)
 
     def begin_looking(self) -> None:
         self.probe.begin(lambda: LOOK_S)
@@ -62,7 +60,7 @@ class StandbyHandle:
     @property
     def state(self) -> StandbyTrainer:
         self.probe.tasks.check()
-        if self._view.is_started or self._unanswered >= self._hung_looks:
+        if self._view.is_started or self.probe.unanswered * ANSWER_S >= self._hung_after_s:
             return StandbyTrainer.HUNG  # or it was the trainer, of which only one may be
         if self._view.pid == 0 or self._view.busy or not self.probe.is_fresh(LOOK_S + ANSWER_S):
             return StandbyTrainer.UNKNOWN
@@ -90,7 +88,7 @@ class StandbyHandle:
         """Returns the actor that is the trainer from now on, in place of the one that has `ended`."""
         taken, self.actor = self.actor, ended
         self._names = self._names[1], self._names[0]
-        self._view, self._unanswered = TrainerView(pid=0), 0
+        self._view, self.probe.unanswered = TrainerView(pid=0), 0
         await self._took_over(self._names[0], taken)
         return taken
 
@@ -123,11 +121,8 @@ class StandbyHandle:
     def _take(self, answered: tuple[Any, TrainerView]) -> None:
         actor, view = answered
         if actor is self.actor:  # else it was asked before they changed places
-            self._view, self._unanswered = view, 0
+            self._view = view
             self._changed.set()
-
-    def _miss(self, error: LauncherError) -> None:
-        self._unanswered += isinstance(error.__cause__, TimeoutError)
 
     async def close(self) -> None:
         await self.probe.close()

@@ -22,9 +22,9 @@ from actors.monitoring.trainer_watch import TrainerWatch
 from actors.processes.exit_watch import process_ended
 from actors.serving.server_log_tail import size_of
 from actors.supervision.exit_reason import READ_S, trainer_exit_reason
+from actors.supervision.handle_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from actors.supervision.standby_handle import StandbyHandle
 from actors.supervision.trainer_fault import NOT_OF_THE_PROCESS, TrainerFault, cause_of
-from actors.supervision.trainer_states import NoOrder, OrderOverdue, OrderState, ProcessEnd, ProcessId, StartOrdered
 from launcher.base.errors import LauncherError, TrainerError
 from launcher.base.messages import Cause, Health, Incident, Overrides, TrainerReady, TrainerView, Verdict
 from launcher.config.supervision import HealthConfig
@@ -39,6 +39,8 @@ LOOK_S = 1.0
 SOON_S = 0.05
 RESTART_S = 60.0
 NOTHING = TrainerView(pid=0)
+NO_ROOM = ExitFinding(cause=Cause.NODE_LOST, reason="no node has room for the trainer")
+ENDED = ExitFinding(cause=Cause.TRAINER_CRASH, reason="its process ended")
 
 
 class TrainerHandle:
@@ -145,9 +147,8 @@ class TrainerHandle:
         view, verdict, is_starting = self.view, self._verdict(), isinstance(self.order, StartOrdered)
         found = self._end.finding
         if unschedulable_since is not None and not is_starting:
-            was_lost = found is not None and found.cause is Cause.NODE_LOST
-            reason = found.reason if found is not None and was_lost else "no node has room for the trainer"
-            verdict = Verdict(health=Health.DEAD, reason=reason, cause=Cause.NODE_LOST)
+            lost = found if found is not None and found.cause is Cause.NODE_LOST else NO_ROOM
+            verdict = Verdict(health=Health.DEAD, reason=lost.reason, cause=lost.cause)
         is_there = view.is_started and not self._has_ended
         if is_there:
             failure = view.failure
@@ -204,10 +205,8 @@ class TrainerHandle:
         return Verdict(health=Health.UNKNOWN, reason=self.view.busy or "starting")
 
     def _verdict_by_view(self) -> Verdict:
-        view, found = self.view, self._end.finding
+        view, found = self.view, self._end.finding or ENDED
         if self._has_ended or not view.is_started:
-            if found is None:
-                return Verdict(health=Health.DEAD, reason="its process ended", cause=Cause.TRAINER_CRASH)
             return Verdict(health=Health.DEAD, reason=found.reason, cause=found.cause)
         cause = cause_of(view.failure)
         if view.failure is not None and cause not in NOT_OF_THE_PROCESS:
@@ -232,14 +231,12 @@ class TrainerHandle:
                 self.probe.tasks.start(self._wait_end(process))
 
     async def _wait_end(self, process: ProcessId) -> None:
-        pid = process.pid
-        if await process_ended(pid):
+        if await process_ended(process.pid):
             if not isinstance(self.order, StartOrdered):
-                self._ended(f"process {pid} ended")
+                self._ended(f"process {process.pid} ended")
             killed, since = self._kills.risen(), self._log_read
-            self._note_end(
-                await trainer_exit_reason(process.node, pid, oom_kills=killed, log=self._log, since=since), process
-            )
+            why = trainer_exit_reason(process.node, process.pid, oom_kills=killed, log=self._log, since=since)
+            self._note_end(await why, process)
             self._changed.set()
 
     # ── acting; each raises LauncherError ──
@@ -312,10 +309,11 @@ class TrainerHandle:
     async def _until_empty(self, *, or_ended: bool = False) -> None:
         if or_ended and self._has_ended:
             return  # a question to one that Ray restarts is answered after a second or two
-        give_up_at = time.monotonic() + RESTART_S
+        give_up_at, killed = time.monotonic() + RESTART_S, 0
         await self.probe.refresh()
-        killed = 0
-        while not (or_ended and self._has_ended) and self._is_not_empty():
+        while not (or_ended and self._has_ended) and (
+            self._is_not_there() or self.view.is_started or bool(self.view.busy)
+        ):
             is_silent = not self.probe.is_fresh(ANSWER_S)
             if (not self._is_not_there() and self.view.pid != killed) or (is_silent and killed == 0):
                 killed = self.view.pid
@@ -325,9 +323,6 @@ class TrainerHandle:
                 raise TrainerError(self.order.reason)
             await asyncio.sleep(SOON_S)
             await self.probe.refresh()
-
-    def _is_not_empty(self) -> bool:
-        return self._is_not_there() or self.view.is_started or bool(self.view.busy)
 
     def _is_not_there(self) -> bool:
         return self.view.pid == 0 or self._has_ended

@@ -79,30 +79,25 @@ async def look_until(tree: RemoteProcessTree, holds) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_far_server_is_seen_through_its_actor_and_an_old_look_shows_nothing():
-    import asyncio
+async def test_a_far_server_is_seen_through_its_actor_and_an_old_look_shows_nothing():
+    now, away, sight = [100.0], [False], RemoteProcessProbe()
 
-    async def scenario():
-        now, away, sight = [100.0], [False], RemoteProcessProbe()
+    async def ask() -> RemoteObservation:
+        if away[0]:
+            raise RunError("its actor is away")
+        return sight.look(os.getpid())
 
-        async def ask() -> RemoteObservation:
-            if away[0]:
-                raise RunError("its actor is away")
-            return sight.look(os.getpid())
-
-        tree = RemoteProcessTree(ask, clock=lambda: now[0])
-        assert tree.look() is None, "nothing is known yet"
-        await look_until(tree, lambda: tree.look() is not None)
-        assert isinstance(tree.look()["http"], ProcessLook)
-        assert tree.pids() == {"http": os.getpid()}
-        assert not tree.is_gone()
-        away[0] = True
-        now[0] += FRESH_S + 1
-        assert tree.look() is None
-        assert not tree.is_gone(), "what can't be seen is not gone"
-        await tree.close()
-
-    asyncio.run(scenario())
+    tree = RemoteProcessTree(ask, clock=lambda: now[0])
+    assert tree.look() is None, "nothing is known yet"
+    await look_until(tree, lambda: tree.look() is not None)
+    assert isinstance(tree.look()["http"], ProcessLook)
+    assert tree.pids() == {"http": os.getpid()}
+    assert not tree.is_gone()
+    away[0] = True
+    now[0] += FRESH_S + 1
+    assert tree.look() is None
+    assert not tree.is_gone(), "what can't be seen is not gone"
+    await tree.close()
 
 
 def test_a_life_that_ended_there_is_gone():

@@ -180,28 +180,22 @@ def test_answers_are_kept_where_the_process_ended_and_made_anew_where_the_agent_
     assert (batch.generated_tokens == len(rollout.completion.token_ids)) is dies
 
 
-def test_a_killed_process_costs_no_prompt(server):
-    async def scenario():
-        async with engine(server, config_of("two_turns")) as (rollouts, runner):
-            collecting = asyncio.create_task(collect(rollouts, prompts(6)))
-            (process,) = runner._processes
-            await process.ready()
-            process._process.kill()
-            return await collecting
-
-    batch, queue = asyncio.run(scenario())
+async def test_a_killed_process_costs_no_prompt(server):
+    async with engine(server, config_of("two_turns")) as (rollouts, runner):
+        collecting = asyncio.create_task(collect(rollouts, prompts(6)))
+        (process,) = runner._processes
+        await process.ready()
+        process._process.kill()
+        batch, queue = await collecting
     queue.commit(batch.prompt_ids)
     assert len(batch.groups) == 6
     assert queue.epoch == 1
 
 
 @pytest.mark.slow
-def test_a_fifth_of_all_requests_spoiled_costs_no_episode(server):
-    async def scenario():
-        async with FaultProxy(server, share=0.2, seed=5) as proxy, engine(proxy.url, config_of("two_turns")) as made:
-            return proxy, (await collect(made[0], prompts(12)))[0]
-
-    proxy, batch = asyncio.run(scenario())
+async def test_a_fifth_of_all_requests_spoiled_costs_no_episode(server):
+    async with FaultProxy(server, share=0.2, seed=5) as proxy, engine(proxy.url, config_of("two_turns")) as made:
+        batch = (await collect(made[0], prompts(12)))[0]
     assert sum(proxy.fired.values()) > 0
     assert len(batch.rollouts) == 24
     assert all(rollout.turns == 2 and rollout.reward is not None for rollout in batch.rollouts)
@@ -215,28 +209,22 @@ def test_a_chat_that_fills_the_context_is_answered_empty_and_not_cut_by_a_failur
 
 
 @pytest.mark.slow
-def test_an_agent_at_work_is_progress(server):
-    async def scenario():
-        async with engine(server, config_of("sleeps")) as (rollouts, runner):
-            collecting = asyncio.create_task(collect(rollouts, prompts(1)))
-            while runner.progress < 2:
-                await asyncio.sleep(0.05)
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_an_agent_at_work_is_progress(server):
+    async with engine(server, config_of("sleeps")) as (rollouts, runner):
+        collecting = asyncio.create_task(collect(rollouts, prompts(1)))
+        while runner.progress < 2:
+            await asyncio.sleep(0.05)
+        collecting.cancel()
+        await asyncio.gather(collecting, return_exceptions=True)
 
 
-def test_a_key_opens_one_episode_while_it_lasts(server):
-    async def scenario():
-        async with engine(server, config_of("two_turns")) as (_, runner), aiohttp.ClientSession() as session:
-            answers = []
-            for headers in ({}, {"Authorization": "Bearer guessed"}):
-                async with session.post(runner._door.url + "/chat/completions", json={}, headers=headers) as answer:
-                    answers.append((answer.status, answer.headers["x-should-retry"]))
-            return answers, runner._door.url
-
-    answers, url = asyncio.run(scenario())
+async def test_a_key_opens_one_episode_while_it_lasts(server):
+    async with engine(server, config_of("two_turns")) as (_, runner), aiohttp.ClientSession() as session:
+        answers = []
+        for headers in ({}, {"Authorization": "Bearer guessed"}):
+            async with session.post(runner._door.url + "/chat/completions", json={}, headers=headers) as answer:
+                answers.append((answer.status, answer.headers["x-should-retry"]))
+        url = runner._door.url
     assert answers == [(401, "false")] * 2
     assert url.startswith("http://127.0.0.1:")
 

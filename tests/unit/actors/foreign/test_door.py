@@ -67,203 +67,169 @@ def whole(answer, tokens=40):
     return status == 200 and body["output_ids"] == completion(IDS, tokens) == scored
 
 
-def run(scenario):
-    asyncio.run(scenario())
+async def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_elsewhere(tmp_path):
+    async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
+        asked = door.generate()
+        await asyncio.sleep(0.1)
+        assert not asked.done(), "it is parked"
+        await door.serve(first)
+        await until(lambda: first.in_flight)
+        await asyncio.sleep(0.1)
+        await first.kill()
+        await asyncio.sleep(0.05)
+        await door.serve(second)
+        assert whole(await asked)
+        (continued,) = (body for body in second.bodies if "input_ids" in body)
+        assert len(continued["input_ids"]) > len(IDS), "what had arrived was not generated again"
+        assert (door.requests.counts.moved, door.requests.counts.continued) == (1, 1)
 
 
-def test_a_request_waits_for_a_server_and_one_that_is_cut_is_continued_elsewhere(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
-            asked = door.generate()
-            await asyncio.sleep(0.1)
-            assert not asked.done(), "it is parked"
-            await door.serve(first)
-            await until(lambda: first.in_flight)
-            await asyncio.sleep(0.1)
-            await first.kill()
-            await asyncio.sleep(0.05)
-            await door.serve(second)
-            assert whole(await asked)
-            (continued,) = (body for body in second.bodies if "input_ids" in body)
-            assert len(continued["input_ids"]) > len(IDS), "what had arrived was not generated again"
-            assert (door.requests.counts.moved, door.requests.counts.continued) == (1, 1)
-
-    run(scenario)
+async def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
+    async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
+        await door.serve(first)
+        sampling = {"max_new_tokens": 40, "n": 1, "stop": ["no such"]}
+        asked = door.generate(sampling_params=sampling)
+        await until(lambda: first.in_flight)
+        await first.kill()
+        await door.serve(second)
+        assert whole(await asked)
+        assert [body["input_ids"] for body in second.bodies if "input_ids" in body] == [IDS]
 
 
-def test_what_can_not_be_continued_is_asked_again_as_a_whole(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer(token_s=0.01) as first, CountingServer("server-1") as second:
-            await door.serve(first)
-            sampling = {"max_new_tokens": 40, "n": 1, "stop": ["no such"]}
-            asked = door.generate(sampling_params=sampling)
-            await until(lambda: first.in_flight)
-            await first.kill()
-            await door.serve(second)
-            assert whole(await asked)
-            assert [body["input_ids"] for body in second.bodies if "input_ids" in body] == [IDS]
-
-    run(scenario)
-
-
-def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_is_still_paused(tmp_path):
-    async def scenario():
-        async with CountingServer(token_s=0.01) as server:
-            async with Door(tmp_path) as door:
-                await door.serve(server)
-                asked = door.generate()
-                await until(lambda: server.in_flight)
-                await asyncio.sleep(0.1)
-                assert (await door.post("/pause_generation", {}))[0] == 200
-                _, aborted = await asked
-                begun = aborted["output_ids"]
-                assert aborted["meta_info"]["finish_reason"]["type"] == "abort" and 0 < len(begun) < 40
-                assert begun == completion(IDS, 40)[: len(begun)]
-                held = door.generate()
-                await asyncio.sleep(0.1)
-                assert not held.done() and not server.in_flight
-                ports = door.http.addresses
-                held.cancel()
-            async with Door(tmp_path) as door:
-                assert door.http.addresses == ports
-                await door.serve(server)
-                held = door.generate()
-                await asyncio.sleep(0.1)
-                assert not held.done()
-                assert (await door.post("/continue_generation", {}))[0] == 200
-                assert whole(await held)
-
-    run(scenario)
-
-
-def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
-            admitting = asyncio.create_task(door.servers.admit(server.info(), ServerState.READY))
-            await until(lambda: server.in_flight)
-            assert (await door.post("/abort_request", {"abort_all": True}))[0] == 200
-            assert await admitting is None
-            (admitted,) = door.servers.pool.servers()
-            assert admitted.state is ServerState.READY
-
-    run(scenario)
-
-
-def test_a_request_that_was_cut_ends_at_a_pause_with_what_had_arrived(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer(token_s=0.01) as server:
+async def test_a_pause_ends_what_runs_and_holds_what_comes_and_a_restarted_door_is_still_paused(tmp_path):
+    async with CountingServer(token_s=0.01) as server:
+        async with Door(tmp_path) as door:
             await door.serve(server)
             asked = door.generate()
             await until(lambda: server.in_flight)
             await asyncio.sleep(0.1)
-            await server.kill()
-            await until(lambda: door.requests.counts.moved)
-            await door.post("/pause_generation", {})
-            status, answer = await asked
-            assert status == 200 and answer["meta_info"]["finish_reason"]["type"] == "abort" and answer["output_ids"]
-
-    run(scenario)
-
-
-def test_an_update_is_answered_when_a_replacement_has_loaded_it(tmp_path):
-    async def scenario():
-        async with Door(tmp_path, count=2) as door, CountingServer() as server:
-            server.load_s = 30.0
-            await door.serve(server)
-            source = give(tmp_path / "update", 1)
-            order = {"model_path": str(source), "abort_all_requests": True}
-            asked = [asyncio.create_task(door.post("/update_weights_from_disk", order, address=i)) for i in (0, 1)]
-            await until(lambda: "/update_weights_from_disk" in server.asked)
-            await server.kill()
-            await door.serve(server, state=ServerState.DEAD)
+            assert (await door.post("/pause_generation", {}))[0] == 200
+            _, aborted = await asked
+            begun = aborted["output_ids"]
+            assert aborted["meta_info"]["finish_reason"]["type"] == "abort" and 0 < len(begun) < 40
+            assert begun == completion(IDS, 40)[: len(begun)]
+            held = door.generate()
             await asyncio.sleep(0.1)
-            assert not any(one.done() for one in asked)
-            async with CountingServer(generation=1, version=1) as again:
-                await door.serve(again, state=ServerState.STALE)
-                assert await door.servers.admit(again.info(), ServerState.READY) is None, "nobody to compare with"
-                for one in asked:
-                    expected = {"success": True, "message": "Succeeded to update model weights."}
-                    assert await one == (200, {**expected, "num_paused_requests": 0})
-                assert door.servers.version == 1, "one update, whoever asks for it"
-                remove(source)
-                assert (await door.post("/update_weights_from_disk", order))[0] == 200, "asked once more"
-                assert whole(await door.generate())
-
-    run(scenario)
+            assert not held.done() and not server.in_flight
+            ports = door.http.addresses
+            held.cancel()
+        async with Door(tmp_path) as door:
+            assert door.http.addresses == ports
+            await door.serve(server)
+            held = door.generate()
+            await asyncio.sleep(0.1)
+            assert not held.done()
+            assert (await door.post("/continue_generation", {}))[0] == 200
+            assert whole(await held)
 
 
-def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_no_traffic(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer() as first, CountingServer("server-1") as late:
-            await door.serve(first)
-            source = give(tmp_path / "update", 1)
-            assert (await door.post("/update_weights_from_disk", {"model_path": str(source)}))[0] == 200
+async def test_a_server_is_admitted_although_the_trainer_ends_all_requests_meanwhile(tmp_path):
+    async with Door(tmp_path) as door, CountingServer(token_s=0.02) as server:
+        admitting = asyncio.create_task(door.servers.admit(server.info(), ServerState.READY))
+        await until(lambda: server.in_flight)
+        assert (await door.post("/abort_request", {"abort_all": True}))[0] == 200
+        assert await admitting is None
+        (admitted,) = door.servers.pool.servers()
+        assert admitted.state is ServerState.READY
+
+
+async def test_a_request_that_was_cut_ends_at_a_pause_with_what_had_arrived(tmp_path):
+    async with Door(tmp_path) as door, CountingServer(token_s=0.01) as server:
+        await door.serve(server)
+        asked = door.generate()
+        await until(lambda: server.in_flight)
+        await asyncio.sleep(0.1)
+        await server.kill()
+        await until(lambda: door.requests.counts.moved)
+        await door.post("/pause_generation", {})
+        status, answer = await asked
+        assert status == 200 and answer["meta_info"]["finish_reason"]["type"] == "abort" and answer["output_ids"]
+
+
+async def test_an_update_is_answered_when_a_replacement_has_loaded_it(tmp_path):
+    async with Door(tmp_path, count=2) as door, CountingServer() as server:
+        server.load_s = 30.0
+        await door.serve(server)
+        source = give(tmp_path / "update", 1)
+        order = {"model_path": str(source), "abort_all_requests": True}
+        asked = [asyncio.create_task(door.post("/update_weights_from_disk", order, address=i)) for i in (0, 1)]
+        await until(lambda: "/update_weights_from_disk" in server.asked)
+        await server.kill()
+        await door.serve(server, state=ServerState.DEAD)
+        await asyncio.sleep(0.1)
+        assert not any(one.done() for one in asked)
+        async with CountingServer(generation=1, version=1) as again:
+            await door.serve(again, state=ServerState.STALE)
+            assert await door.servers.admit(again.info(), ServerState.READY) is None, "nobody to compare with"
+            for one in asked:
+                expected = {"success": True, "message": "Succeeded to update model weights."}
+                assert await one == (200, {**expected, "num_paused_requests": 0})
+            assert door.servers.version == 1, "one update, whoever asks for it"
             remove(source)
-            await door.serve(late, state=ServerState.STALE)
-            with pytest.raises(WeightsRefused, match="answers with version 0, not 1"):
-                await door.servers.admit(late.info(), ServerState.READY)
-            assert await door.servers.send_weights(late.info()) == 1
-            assert await door.servers.admit(late.info(), ServerState.READY) == 0.0, "as those of the first"
-            assert {one.name for one in door.servers.pool.servers() if one.state is ServerState.READY} == {
-                "server-0",
-                "server-1",
-            }
-
-    run(scenario)
+            assert (await door.post("/update_weights_from_disk", order))[0] == 200, "asked once more"
+            assert whole(await door.generate())
 
 
-def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer() as server:
-            health = f"http://{door.http.addresses[0]}/health"
-            async with door.session.get(health) as response:
-                assert response.status == 503, "no server has answered yet"
-            await door.serve(server)
-            door.servers.serves()
-            assert await door.generate(tokens=501) == (400, {"error": {"message": "too many"}})
-            status, told = await door.post("/init_weights_update_group", {})
-            assert status == 400 and "weight_update_mode=disk" in told["message"]
-            assert door.told == ["/init_weights_update_group"]
-            status, told = await door.post("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")})
-            assert (status, told["success"]) == (400, False) and "nowhere" in told["message"]
-            assert (await door.post("/v1/models", {}))[1] == "server-0 /v1/models"
-            assert server.authorizations["/v1/models"] == "Bearer a", "never the admin's"
-            await server.kill()
-            async with door.session.get(health) as response:
-                assert response.status == 200, "a server that is lost is not the client's to see"
-
-    run(scenario)
+async def test_a_late_server_gets_the_newest_from_what_was_kept_and_a_wrong_one_no_traffic(tmp_path):
+    async with Door(tmp_path) as door, CountingServer() as first, CountingServer("server-1") as late:
+        await door.serve(first)
+        source = give(tmp_path / "update", 1)
+        assert (await door.post("/update_weights_from_disk", {"model_path": str(source)}))[0] == 200
+        remove(source)
+        await door.serve(late, state=ServerState.STALE)
+        with pytest.raises(WeightsRefused, match="answers with version 0, not 1"):
+            await door.servers.admit(late.info(), ServerState.READY)
+        assert await door.servers.send_weights(late.info()) == 1
+        assert await door.servers.admit(late.info(), ServerState.READY) == 0.0, "as those of the first"
+        assert {one.name for one in door.servers.pool.servers() if one.state is ServerState.READY} == {
+            "server-0",
+            "server-1",
+        }
 
 
-def test_a_client_that_goes_away_leaves_nothing_in_flight(tmp_path):
-    async def scenario():
-        async with Door(tmp_path) as door, CountingServer(token_s=0.05) as server:
-            await door.serve(server)
-            asked = door.generate()
-            await until(lambda: server.in_flight)
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-            await until(lambda: not server.in_flight and not sum(door.servers.pool.in_flight().values()))
+async def test_refusals_reach_the_client_and_weights_come_from_the_disk_alone(tmp_path):
+    async with Door(tmp_path) as door, CountingServer() as server:
+        health = f"http://{door.http.addresses[0]}/health"
+        async with door.session.get(health) as response:
+            assert response.status == 503, "no server has answered yet"
+        await door.serve(server)
+        door.servers.serves()
+        assert await door.generate(tokens=501) == (400, {"error": {"message": "too many"}})
+        status, told = await door.post("/init_weights_update_group", {})
+        assert status == 400 and "weight_update_mode=disk" in told["message"]
+        assert door.told == ["/init_weights_update_group"]
+        status, told = await door.post("/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")})
+        assert (status, told["success"]) == (400, False) and "nowhere" in told["message"]
+        assert (await door.post("/v1/models", {}))[1] == "server-0 /v1/models"
+        assert server.authorizations["/v1/models"] == "Bearer a", "never the admin's"
+        await server.kill()
+        async with door.session.get(health) as response:
+            assert response.status == 200, "a server that is lost is not the client's to see"
 
-    run(scenario)
+
+async def test_a_client_that_goes_away_leaves_nothing_in_flight(tmp_path):
+    async with Door(tmp_path) as door, CountingServer(token_s=0.05) as server:
+        await door.serve(server)
+        asked = door.generate()
+        await until(lambda: server.in_flight)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await until(lambda: not server.in_flight and not sum(door.servers.pool.in_flight().values()))
 
 
-def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
-    async def scenario():
-        budget, order = ByteBudget(10), []
+async def test_bodies_beyond_the_budget_wait_and_a_larger_one_goes_alone():
+    budget, order = ByteBudget(10), []
 
-        async def hold(size, release):
-            async with budget.take(size):
-                order.append(size)
-                await release.wait()
+    async def hold(size, release):
+        async with budget.take(size):
+            order.append(size)
+            await release.wait()
 
-        releases = [asyncio.Event() for _ in range(3)]
-        tasks = [asyncio.create_task(hold(*one)) for one in zip((6, 5, 20), releases, strict=True)]
-        for expected, release in zip(([6], [6, 5], [6, 5, 20]), releases, strict=True):
-            await until(lambda expected=expected: order == expected)
-            release.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*tasks), 10)
-        assert order == [6, 5, 20]
-
-    run(scenario)
+    releases = [asyncio.Event() for _ in range(3)]
+    tasks = [asyncio.create_task(hold(*one)) for one in zip((6, 5, 20), releases, strict=True)]
+    for expected, release in zip(([6], [6, 5], [6, 5, 20]), releases, strict=True):
+        await until(lambda expected=expected: order == expected)
+        release.set()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+    assert order == [6, 5, 20]

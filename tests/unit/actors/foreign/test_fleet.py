@@ -174,29 +174,26 @@ def same(one, other):
     return all(a == b and abs(x - y) < 1e-3 for (a, x), (b, y) in zip(one, other, strict=True))
 
 
-def test_servers_that_are_killed_and_stopped_cost_no_error_and_no_weights(tmp_path, monkeypatch):
-    async def scenario():
-        async with Behind(tmp_path, monkeypatch, 1) as run:
-            first = await run.scores()
-            folder = other_weights(tmp_path / "update")
-            await run.post("/pause_generation", {})
-            assert (await run.post("/update_weights_from_disk", {"model_path": str(folder)}))["success"]
-            shutil.rmtree(folder)
-            await run.post("/continue_generation", {})
-            second = await run.scores()
-            assert not same(first, second)
-            for number, signal_ in enumerate((signal.SIGKILL, signal.SIGSTOP)):
-                asked = asyncio.create_task(run.scores())
-                await asyncio.sleep(0.1)
-                os.kill(run.ready()[0].pid, signal_)
-                assert len(await asked) == 30, "nobody sees that it was cut"
-                assert same(await run.scores(), second), "its replacement has the weights that the trainer has removed"
-                await run.until(lambda number=number: len(run.events("incident.ended")) == number + 1)
-            folder = other_weights(tmp_path / "update")
-            (folder / "model.safetensors").write_bytes((MODEL / "model.safetensors").read_bytes())
-            os.kill(run.ready()[0].pid, signal.SIGKILL)
-            assert (await run.post("/update_weights_from_disk", {"model_path": str(folder)}))["success"]
-            assert same(await run.scores(), first), "the update met a server that was gone"
-            assert {one["cause"] for one in run.events("incident.ended")} <= {"server_crash", "server_hang"}
-
-    asyncio.run(scenario())
+async def test_servers_that_are_killed_and_stopped_cost_no_error_and_no_weights(tmp_path, monkeypatch):
+    async with Behind(tmp_path, monkeypatch, 1) as run:
+        first = await run.scores()
+        folder = other_weights(tmp_path / "update")
+        await run.post("/pause_generation", {})
+        assert (await run.post("/update_weights_from_disk", {"model_path": str(folder)}))["success"]
+        shutil.rmtree(folder)
+        await run.post("/continue_generation", {})
+        second = await run.scores()
+        assert not same(first, second)
+        for number, signal_ in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+            asked = asyncio.create_task(run.scores())
+            await asyncio.sleep(0.1)
+            os.kill(run.ready()[0].pid, signal_)
+            assert len(await asked) == 30, "nobody sees that it was cut"
+            assert same(await run.scores(), second), "its replacement has the weights that the trainer has removed"
+            await run.until(lambda number=number: len(run.events("incident.ended")) == number + 1)
+        folder = other_weights(tmp_path / "update")
+        (folder / "model.safetensors").write_bytes((MODEL / "model.safetensors").read_bytes())
+        os.kill(run.ready()[0].pid, signal.SIGKILL)
+        assert (await run.post("/update_weights_from_disk", {"model_path": str(folder)}))["success"]
+        assert same(await run.scores(), first), "the update met a server that was gone"
+        assert {one["cause"] for one in run.events("incident.ended")} <= {"server_crash", "server_hang"}

@@ -68,23 +68,19 @@ def test_what_comes_and_goes_is_not_told(tmp_path):
     assert watch(tmp_path, lambda now: 500 + 300 * (now % 20 < 10))(600) == []
 
 
-def test_memory_is_looked_at_once_an_interval(tmp_path):
+async def test_memory_is_looked_at_once_an_interval(tmp_path):
     now, looks = [0.0], []
     memory = SimpleNamespace(look=lambda *, is_starting: looks.append((now[0], is_starting)))
     journal = Journal(tmp_path / "events.jsonl", 1, time.time)
-
-    async def watch_it():
-        config = RunConfig(experiment_name="exp")
-        series = RewardSeries.read(RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0"))
-        monitor = HealthMonitor(config, journal, SGLangClient(), series=series, memory=memory, clock=lambda: now[0])
-        while now[0] < 35:
-            now[0] += 1.0
-            monitor.watch([], is_starting=now[0] == 21.0)
-            await asyncio.to_thread(lambda: None)  # the look is on a thread
-            await asyncio.sleep(0.01)
-        await monitor.close()
-
-    asyncio.run(watch_it())
+    config = RunConfig(experiment_name="exp")
+    series = RewardSeries.read(RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0"))
+    monitor = HealthMonitor(config, journal, SGLangClient(), series=series, memory=memory, clock=lambda: now[0])
+    while now[0] < 35:
+        now[0] += 1.0
+        monitor.watch([], is_starting=now[0] == 21.0)
+        await asyncio.to_thread(lambda: None)  # the look is on a thread
+        await asyncio.sleep(0.01)
+    await monitor.close()
     assert looks == [(1.0, False), (11.0, False), (21.0, True), (31.0, False)]
 
 

@@ -228,19 +228,15 @@ def test_a_server_at_a_long_task_is_not_asked_for_tokens(tmp_path, stand_in):
 
 
 @pytest.mark.slow
-def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
-    async def inside():
-        async with SGLangClient() as client:
-            probe = GenerationProbe(stand_in, client, QUICK, time.monotonic)
-            await fault(stand_in, kind="slow", times=1, seconds=600)
-            async with asyncio.timeout(DEADLINE_S):
-                while probe.answered_at is None:
-                    probe.send_if_due()
-                    await asyncio.sleep(QUICK.look_interval_s)
-            await probe.close()
-            return probe
-
-    probe = asyncio.run(inside())
+async def test_a_lost_probe_does_not_keep_the_next_from_being_asked(stand_in):
+    async with SGLangClient() as client:
+        probe = GenerationProbe(stand_in, client, QUICK, time.monotonic)
+        await fault(stand_in, kind="slow", times=1, seconds=600)
+        async with asyncio.timeout(DEADLINE_S):
+            while probe.answered_at is None:
+                probe.send_if_due()
+                await asyncio.sleep(QUICK.look_interval_s)
+        await probe.close()
     assert not probe.waits
     assert probe.usual_answer_s < QUICK.silence_s  # of the one that was answered
 
@@ -285,22 +281,19 @@ def test_without_the_count_of_tokens_a_busy_server_would_be_suspected(tmp_path, 
         watch(work, process.pid, stand_in)
 
 
-def test_a_probe_that_fails_by_a_defect_does_not_count_as_unanswered():
+async def test_a_probe_that_fails_by_a_defect_does_not_count_as_unanswered():
     """It had waited for ever, and a healthy server was ended for it."""
 
     class Broken:
         async def generate(self, *args, **more):
             raise KeyError("a defect")
 
-    async def scenario():
-        probe = GenerationProbe("http://127.0.0.1:9", Broken(), QUICK, time.monotonic)
+    probe = GenerationProbe("http://127.0.0.1:9", Broken(), QUICK, time.monotonic)
+    probe.send_if_due()
+    assert probe.waits
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not probe.waits
+    with pytest.raises(KeyError, match="a defect"):
         probe.send_if_due()
-        assert probe.waits
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not probe.waits
-        with pytest.raises(KeyError, match="a defect"):
-            probe.send_if_due()
-        await probe.close()
-
-    asyncio.run(scenario())
+    await probe.close()

@@ -96,33 +96,25 @@ async def vital_child(world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["server", "child"])
-def test_the_guard_says_who_died_and_of_what(world, victim):
-    async def work():
-        await world.launch(sys.executable, "-S", "-c", VITAL_CHILD, vital="vital::")
-        child = await vital_child(world)
-        killed = world.process.pid if victim == "server" else child.pid
-        os.kill(killed, signal.SIGKILL)
-        ended = await world.process.wait_ended()
-        await world.nothing_left([child])
-        return killed, ended
-
-    killed, ended = asyncio.run(work())
+async def test_the_guard_says_who_died_and_of_what(world, victim):
+    await world.launch(sys.executable, "-S", "-c", VITAL_CHILD, vital="vital::")
+    child = await vital_child(world)
+    killed = world.process.pid if victim == "server" else child.pid
+    os.kill(killed, signal.SIGKILL)
+    ended = await world.process.wait_ended()
+    await world.nothing_left([child])
     expected = (-9, "") if victim == "server" else (-9, f"its vital::one (pid {killed}) is gone")
     assert (ended.exit_code, ended.cause) == expected
 
 
 @pytest.mark.slow
-def test_the_lock_tells_where_a_pidfd_would_not_yet(world):
+async def test_the_lock_tells_where_a_pidfd_would_not_yet(world):
     """A process whose first thread has ended is still there, and its pidfd silent: what tells of it is the lock."""
-
-    async def work():
-        await world.launch(sys.executable, "-S", "-c", CHILD_THAT_LINGERS, vital="vital::")
-        child = await vital_child(world)
-        send(child, signal.SIGUSR1)
-        async with asyncio.timeout(DEADLINE_S):
-            ended = await world.process.wait_ended()
-        await world.nothing_left([child])
-        return child.pid, ended
-
-    pid, ended = asyncio.run(work())
+    await world.launch(sys.executable, "-S", "-c", CHILD_THAT_LINGERS, vital="vital::")
+    child = await vital_child(world)
+    send(child, signal.SIGUSR1)
+    async with asyncio.timeout(DEADLINE_S):
+        ended = await world.process.wait_ended()
+    await world.nothing_left([child])
+    pid = child.pid
     assert ended.cause == f"its vital::one (pid {pid}) is gone"

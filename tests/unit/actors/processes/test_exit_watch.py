@@ -23,22 +23,18 @@ def child():
 
 
 @pytest.mark.parametrize("number", [None, errno.EMFILE, errno.ENOSYS])
-def test_a_process_that_runs_has_not_ended_whatever_keeps_it_from_being_watched(child, monkeypatch, number):
+async def test_a_process_that_runs_has_not_ended_whatever_keeps_it_from_being_watched(child, monkeypatch, number):
     if number is not None:
 
         def fails(pid):
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(exit_watch.os, "pidfd_open", fails)
-
-    async def scenario():
-        watching = asyncio.create_task(process_ended(child.pid))
-        done, _ = await asyncio.wait([watching], timeout=0.3)
-        assert not done
-        child.kill()
-        return await asyncio.wait_for(watching, DEADLINE_S)
-
-    assert asyncio.run(scenario())
+    watching = asyncio.create_task(process_ended(child.pid))
+    done, _ = await asyncio.wait([watching], timeout=0.3)
+    assert not done
+    child.kill()
+    assert await asyncio.wait_for(watching, DEADLINE_S)
 
 
 def test_there_is_nothing_to_wait_for_where_there_is_no_such_process(child):

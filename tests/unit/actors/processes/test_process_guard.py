@@ -93,15 +93,12 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_whoever_is_killed_nothing_is_left(world, victim):
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        os.kill(VICTIMS[victim](world), signal.SIGKILL)
-        await world.nothing_left(tree)
-        return world.process.ended
-
-    ended = asyncio.run(work())
+async def test_whoever_is_killed_nothing_is_left(world, victim):
+    await world.launch()
+    tree = await world.all_up()
+    os.kill(VICTIMS[victim](world), signal.SIGKILL)
+    await world.nothing_left(tree)
+    ended = world.process.ended
     expected = {
         "owner": (-9, f"the process that it belongs to (pid {world.owner.pid}) is gone"),
         "guard": (None, f"its guard (pid {world.process.guard_pid}) was killed"),
@@ -113,89 +110,66 @@ def test_whoever_is_killed_nothing_is_left(world, victim):
 
 
 @pytest.mark.slow
-def test_a_stopped_guard_is_no_way_out(world):
+async def test_a_stopped_guard_is_no_way_out(world):
     """SIGSTOP on the guard, then its owner dies: the sentinel sees to it."""
-
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        os.kill(world.process.guard_pid, signal.SIGSTOP)
-        world.owner.kill()
-        world.owner.wait()
-        await world.nothing_left(tree)
-
-    asyncio.run(work())
+    await world.launch()
+    tree = await world.all_up()
+    os.kill(world.process.guard_pid, signal.SIGSTOP)
+    world.owner.kill()
+    world.owner.wait()
+    await world.nothing_left(tree)
 
 
-def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        assert await world.process.end() == []
-        await world.nothing_left(tree)
-        assert await world.process.end() == []
-
-    asyncio.run(work())
+async def test_ending_ends_the_whole_tree_and_can_be_repeated(world):
+    await world.launch()
+    tree = await world.all_up()
+    assert await world.process.end() == []
+    await world.nothing_left(tree)
+    assert await world.process.end() == []
     assert world.process.ended.cause == "told to stop"
 
 
-def test_within_its_grace_a_server_ends_in_its_own_way(world):
+async def test_within_its_grace_a_server_ends_in_its_own_way(world):
     script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up'); time.sleep(1000)"
-
-    async def work():
-        await world.launch(sys.executable, "-S", "-u", "-c", script, grace_s=DEADLINE_S)
-        async with asyncio.timeout(DEADLINE_S):
-            while not world.log.exists() or "up" not in world.log.read_text():
-                await asyncio.sleep(0.01)
-        await world.process.end()
-
-    asyncio.run(work())
+    await world.launch(sys.executable, "-S", "-u", "-c", script, grace_s=DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        while not world.log.exists() or "up" not in world.log.read_text():
+            await asyncio.sleep(0.01)
+    await world.process.end()
     assert world.process.ended.exit_code == 5
 
 
 @pytest.mark.parametrize(("script", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)])
-def test_a_servers_own_end_is_told_with_its_exit_code(world, script, code):
-    async def work():
-        await world.launch(sys.executable, "-S", "-c", script)
-        before = time.monotonic()
-        ended = await world.process.wait_ended()
-        await world.nothing_left([])
-        return before, ended
-
-    before, ended = asyncio.run(work())
+async def test_a_servers_own_end_is_told_with_its_exit_code(world, script, code):
+    await world.launch(sys.executable, "-S", "-c", script)
+    before = time.monotonic()
+    ended = await world.process.wait_ended()
+    await world.nothing_left([])
     assert (ended.exit_code, ended.cause) == (code, "")
     assert before - DEADLINE_S < ended.monotonic <= time.monotonic()
 
 
 @pytest.mark.parametrize("number", ["SIGQUIT", "SIGINT", "SIGHUP", "SIGUSR1"])
-def test_signals_to_the_servers_parent_are_not_meant_for_the_guard(world, number):
+async def test_signals_to_the_servers_parent_are_not_meant_for_the_guard(world, number):
     """SGLang's scheduler sends its parent SIGQUIT when it fails: the guard, once the server has ended."""
     script = f"import os, signal; os.kill(os.getppid(), signal.{number}); raise SystemExit(3)"
-
-    async def work():
-        await world.launch(sys.executable, "-S", "-c", script)
-        await world.nothing_left([])
-        return world.process.ended
-
-    assert asyncio.run(work()).exit_code == 3
+    await world.launch(sys.executable, "-S", "-c", script)
+    await world.nothing_left([])
+    assert world.process.ended.exit_code == 3
 
 
 @pytest.mark.slow
-def test_the_death_of_a_vital_child_ends_the_server(world):
+async def test_the_death_of_a_vital_child_ends_the_server(world):
     """SGLang's main process lingers for seconds after its scheduler's death."""
-
-    async def work():
-        vital = [sys.executable, "-S", "-c", VITAL_CHILD]
-        await world.launch(*vital, vital="vital::")
-        async with asyncio.timeout(DEADLINE_S):
-            while not (found := [p for p in descendants(world.process.pid) if process_tree.name(p) == "vital::one"]):
-                await asyncio.sleep(0.01)
-        await world.has_looked(world.process.guard_pid)
-        send(found[0], signal.SIGKILL)
-        await world.nothing_left(found)
-        return found[0].pid
-
-    pid = asyncio.run(work())
+    vital = [sys.executable, "-S", "-c", VITAL_CHILD]
+    await world.launch(*vital, vital="vital::")
+    async with asyncio.timeout(DEADLINE_S):
+        while not (found := [p for p in descendants(world.process.pid) if process_tree.name(p) == "vital::one"]):
+            await asyncio.sleep(0.01)
+    await world.has_looked(world.process.guard_pid)
+    send(found[0], signal.SIGKILL)
+    await world.nothing_left(found)
+    pid = found[0].pid
     assert world.process.ended.cause == f"its vital::one (pid {pid}) is gone"
 
 
@@ -207,27 +181,23 @@ time.sleep(1000)
 """
 
 
-def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
+async def test_files_of_the_tree_are_removed_and_those_of_others_are_not(world):
     earlier, others = world.file.with_name("held before"), world.file.with_name("held by another")
     earlier.touch()
     os.utime(earlier, (1, 1))
-
-    async def work():
-        await world.launch()
-        tree = await world.all_up()
-        (world.scratch / "left").write_text("behind")
-        with others.open("w"):
-            os.kill(world.process.pid, signal.SIGKILL)
-            await world.nothing_left(tree)
-
-    asyncio.run(work())
+    await world.launch()
+    tree = await world.all_up()
+    (world.scratch / "left").write_text("behind")
+    with others.open("w"):
+        os.kill(world.process.pid, signal.SIGKILL)
+        await world.nothing_left(tree)
     assert not world.file.exists()
     assert not world.scratch.exists()
     assert earlier.exists()
     assert others.exists()
 
 
-def test_what_an_earlier_life_left_is_ended_before_the_next(world):
+async def test_what_an_earlier_life_left_is_ended_before_the_next(world):
     """Guard and sentinel killed in one instant, with a daemon of the server's own."""
     name, _, value = world.mark.partition("=")
     left = subprocess.Popen(["sleep", "1000"], env={**os.environ, name: value}, start_new_session=True)
@@ -235,29 +205,21 @@ def test_what_an_earlier_life_left_is_ended_before_the_next(world):
     while not bearing(world.mark):  # the kernel shows no environment until an exec is quite through
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
-
-    async def work():
-        await world.launch(sys.executable, "-S", "-c", "pass")
-        await world.process.wait_swept()
-
-    asyncio.run(work())
+    await world.launch(sys.executable, "-S", "-c", "pass")
+    await world.process.wait_swept()
     assert left.wait(DEADLINE_S) == -9
 
 
-def test_a_next_life_lets_the_guards_of_the_last_one_finish(world):
+async def test_a_next_life_lets_the_guards_of_the_last_one_finish(world):
     """They were once ended as what the last life had left, before they had removed its files."""
-
-    async def work():
-        await world.launch()
-        tree, first = await world.all_up(), world.process
-        os.kill(first.pid, signal.SIGKILL)
-        scratch, world.scratch = world.scratch, world.scratch.with_name("second")
-        await world.launch(sys.executable, "-S", "-c", "pass")
-        await first.wait_swept()
-        await world.nothing_left(tree)
-        return scratch
-
-    assert not asyncio.run(work()).exists()
+    await world.launch()
+    tree, first = await world.all_up(), world.process
+    os.kill(first.pid, signal.SIGKILL)
+    scratch, world.scratch = world.scratch, world.scratch.with_name("second")
+    await world.launch(sys.executable, "-S", "-c", "pass")
+    await first.wait_swept()
+    await world.nothing_left(tree)
+    assert not scratch.exists()
 
 
 def test_a_command_that_is_not_there_is_an_error(world):
@@ -273,15 +235,11 @@ def test_an_owner_that_is_gone_is_an_error(world):
         asyncio.run(world.launch())
 
 
-def test_a_server_gets_its_signals_back_and_its_own_session(world):
+async def test_a_server_gets_its_signals_back_and_its_own_session(world):
     """The guard ignores SIGINT; a server that inherited that would not be stopped by its own children."""
     script = "import os, signal; print(signal.getsignal(signal.SIGINT), os.getsid(0) == os.getpid(), flush=True)"
-
-    async def work():
-        await world.launch(sys.executable, "-S", "-c", script)
-        await world.process.wait_swept()
-
-    asyncio.run(work())
+    await world.launch(sys.executable, "-S", "-c", script)
+    await world.process.wait_swept()
     assert world.log.read_text().split()[-1] == "True"
     assert "default_int_handler" in world.log.read_text()
 

@@ -1,6 +1,5 @@
 """Groups without a signal are left out and replaced: each prompt is used up once per epoch, trained on or filtered."""
 
-import asyncio
 import dataclasses
 from collections import Counter
 
@@ -54,21 +53,17 @@ class Sampled(World):
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 @pytest.mark.parametrize(("most", "share"), [(1, 0.5), (2, 0.5), (3, 0.2), (3, 0.0), (9, 0.3)])
-def test_whatever_happens_each_prompt_is_used_up_once_per_epoch_and_no_token_is_too_old(seed, ahead, most, share):
-    async def scenario():
-        world = Sampled(seed, ahead, most, share)
-        while world.version < 25:
-            epoch = world.queue.epoch
-            if await world.step():
-                world.check_batch(is_last=world.queue.epoch > epoch)
-                if world.draw.random() < 0.3:
-                    world.saved = world.state()
-            if world.draw.random() < 0.1:
-                await world.restore()
-        await world.stream.close()
-        return world
-
-    world = asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_whatever_happens_each_prompt_is_used_up_once_per_epoch_and_no_token_is_too_old(seed, ahead, most, share):
+    world = Sampled(seed, ahead, most, share)
+    while world.version < 25:
+        before = world.queue.epoch
+        if await world.step():
+            world.check_batch(is_last=world.queue.epoch > before)
+            if world.draw.random() < 0.3:
+                world.saved = world.state()
+        if world.draw.random() < 0.1:
+            await world.restore()
+    await world.stream.close()
     epochs, met = epochs_of(world.trained)
     assert len(epochs) >= 4
     assert all(Counter(epoch) == Counter([*prompts(PROMPTS)]) for epoch in epochs)
@@ -77,23 +72,20 @@ def test_whatever_happens_each_prompt_is_used_up_once_per_epoch_and_no_token_is_
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_which_prompts_a_step_has_does_not_depend_on_how_fast_they_are(seed, ahead):
-    async def scenario():
-        world = Sampled(seed, ahead, 3, 0.4)
-        world.draw.random = lambda: 1.0  # nothing fails
-        order = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True).take(PROMPTS)
-        while order:
-            batch = await world.stream.next_batch(WANT, version=0)
-            expected = []
-            while order and len(expected) < 3 * WANT and sum(has_signal(one, 0.4) for one in expected) < WANT:
-                expected.append(order.pop(0))
-            assert sorted((*batch.prompt_ids, *batch.filtered_ids)) == sorted(expected)
-            if ahead == 0:
-                assert len(world.queue.in_flight) == len(expected), "nothing is left running"
-            world.queue.commit(expected)
-        await world.stream.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_which_prompts_a_step_has_does_not_depend_on_how_fast_they_are(seed, ahead):
+    world = Sampled(seed, ahead, 3, 0.4)
+    world.draw.random = lambda: 1.0  # nothing fails
+    order = PromptQueue([*prompts(PROMPTS)], seed=seed, shuffle=True).take(PROMPTS)
+    while order:
+        batch = await world.stream.next_batch(WANT, version=0)
+        expected = []
+        while order and len(expected) < 3 * WANT and sum(has_signal(one, 0.4) for one in expected) < WANT:
+            expected.append(order.pop(0))
+        assert sorted((*batch.prompt_ids, *batch.filtered_ids)) == sorted(expected)
+        if ahead == 0:
+            assert len(world.queue.in_flight) == len(expected), "nothing is left running"
+        world.queue.commit(expected)
+    await world.stream.close()
 
 
 @given(st.integers(1, 8), st.integers(0, 3), st.integers(1, 4), st.data())
@@ -108,13 +100,10 @@ def test_a_replacement_is_asked_for_only_where_the_next_step_needs_it(batch, ahe
     assert room >= may_take(in_flight, batch=batch, ahead=ahead)
 
 
-def test_rewards_of_what_was_left_out_count_in_the_figures_of_the_batch():
-    async def scenario():
-        world = Sampled(5, 0, 3, 0.4)
-        world.draw.random = lambda: 1.0
-        return await world.stream.next_batch(WANT, version=0)
-
-    batch = asyncio.run(scenario())
+async def test_rewards_of_what_was_left_out_count_in_the_figures_of_the_batch():
+    world = Sampled(5, 0, 3, 0.4)
+    world.draw.random = lambda: 1.0
+    batch = await world.stream.next_batch(WANT, version=0)
     assert batch.filtered
     assert {rollout.reward for group in batch.filtered for rollout in group.rollouts} == {0.0}
     assert len(batch.rollouts) == 2 * len(batch.all_groups)

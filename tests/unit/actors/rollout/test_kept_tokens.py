@@ -25,34 +25,27 @@ class Watched(CompletionStream):
 
 
 @pytest.mark.parametrize("how", ["dies", "leaves"])
-def test_a_completion_is_continued_from_the_tokens_that_a_server_had_sent(how, monkeypatch):
+async def test_a_completion_is_continued_from_the_tokens_that_a_server_had_sent(how, monkeypatch):
     monkeypatch.setattr(hedged_requests, "CompletionStream", Watched)
     monkeypatch.setattr(Watched, "parts", 0)
     items = prompts(1)
     longer = dataclasses.replace(SAMPLING, max_new_tokens=40, min_new_tokens=40)
     config = dataclasses.replace(QUICK, stream_interval=4)
-
-    async def scenario(second):
-        with contextlib.ExitStack() as stack:
-            slow = stand_in_server.running("--weight-version", "0", "--seconds-per-token", "0.05")
-            url = stack.enter_context(slow)
-            other = ServerInfo(
-                name="other", index=1, generation=0, state=ServerState.READY, url=second, weight_version=0
-            )
-            async with engine([url], config=config) as (rollouts, pool):
-                wanted = {"n_samples": 3, "sampling": longer, "weight_version": 0, "concurrent_prompts": 1}
-                running = asyncio.create_task(rollouts.collect(queue_of(items), items, want=1, **wanted))
-                while Watched.parts < 3:
-                    await asyncio.sleep(0.01)
-                await pool.update([other])
-                if how == "dies":
-                    stack.close()
-                else:
-                    await pool.drain("server-0", within_s=0)
-                return await running, url
-
-    with stand_in_server.running("--weight-version", "0") as second:
-        batch, lost = asyncio.run(scenario(second))
+    with stand_in_server.running("--weight-version", "0") as second, contextlib.ExitStack() as stack:
+        slow = stand_in_server.running("--weight-version", "0", "--seconds-per-token", "0.05")
+        url = stack.enter_context(slow)
+        other = ServerInfo(name="other", index=1, generation=0, state=ServerState.READY, url=second, weight_version=0)
+        async with engine([url], config=config) as (rollouts, pool):
+            wanted = {"n_samples": 3, "sampling": longer, "weight_version": 0, "concurrent_prompts": 1}
+            running = asyncio.create_task(rollouts.collect(queue_of(items), items, want=1, **wanted))
+            while Watched.parts < 3:
+                await asyncio.sleep(0.01)
+            await pool.update([other])
+            if how == "dies":
+                stack.close()
+            else:
+                await pool.drain("server-0", within_s=0)
+            batch, lost = await running, url
     assert [len(r.completion.token_ids) for r in batch.rollouts] == [40] * 3
     assert {r.completion.server for r in batch.rollouts} == {f"{lost} {second}"}
     assert batch.kept_tokens >= 3 * 4

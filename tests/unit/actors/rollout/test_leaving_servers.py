@@ -15,8 +15,11 @@ __all__ = ["servers"]
 
 
 @pytest.mark.slow
-def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attempt():
-    async def scenario(slow, quick):
+async def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attempt():
+    with (
+        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
+        stand_in_server.running("--weight-version", "0") as quick,
+    ):
         items = prompts(6)
         async with engine([slow, quick]) as (rollouts, pool):
             collecting = asyncio.create_task(collect(rollouts, queue_of(items), items, 6))
@@ -24,13 +27,7 @@ def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attem
                 while pool.in_flight()["server-0"] == 0:
                     await asyncio.sleep(0.01)
                 moved = await pool.drain("server-0", within_s=0.01)
-                return moved, await collecting
-
-    with (
-        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
-        stand_in_server.running("--weight-version", "0") as quick,
-    ):
-        moved, batch = asyncio.run(scenario(slow, quick))
+                batch = await collecting
     assert moved > 0
     assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
     assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
@@ -38,13 +35,15 @@ def test_what_a_leaving_server_is_at_moves_and_is_neither_a_failure_nor_an_attem
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", [{"state": ServerState.DEAD}, {"generation": 1, "state": ServerState.STALE}])
-def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(monkeypatch, word):
+async def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(monkeypatch, word):
     """No connection breaks where the machine lost its power: the round waited for rollout.request_timeout, two hours
     in the presets for a GPU, though the loss of the node was known after seconds."""
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.05)
     hours = dataclasses.replace(QUICK, request_timeout=7200.0)
-
-    async def scenario(slow, quick):
+    with (
+        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
+        stand_in_server.running("--weight-version", "0") as quick,
+    ):
         items = prompts(6)
         async with engine([slow, quick], config=hours) as (rollouts, pool):
             collecting = asyncio.create_task(collect(rollouts, queue_of(items), items, 6))
@@ -52,31 +51,17 @@ def test_what_a_machine_that_is_gone_was_at_moves_without_its_whole_deadline(mon
                 while pool.in_flight()["server-0"] == 0:
                     await asyncio.sleep(0.01)
                 await pool.update([dataclasses.replace(pool.servers()[0], **word)])
-                return await collecting
-
-    with (
-        stand_in_server.running("--seconds-per-token", "1000", "--weight-version", "0") as slow,
-        stand_in_server.running("--weight-version", "0") as quick,
-    ):
-        batch = asyncio.run(scenario(slow, quick))
+                batch = await collecting
     assert (len(batch.groups), batch.failed, batch.retried) == (6, 0, 0)
     assert {one.completion.server for group in batch.groups for one in group.rollouts} == {quick}
 
 
 @pytest.mark.slow
-def test_missing_samples_are_asked_of_the_server_that_has_the_prefix(servers):
+async def test_missing_samples_are_asked_of_the_server_that_has_the_prefix(servers):
     """One answer lacks a sample's log-probs: the others are there, and so is the prefix."""
-
-    async def scenario(urls):
-        items = prompts(1)
-        async with engine(urls) as (rollouts, _):
-            await fault(urls[0], {"kind": "short_logprobs", "times": 1})
-            return await collect(rollouts, queue_of(items), items, 1)
-
-    with (
-        stand_in_server.running("--weight-version", "0") as one,
-        stand_in_server.running("--weight-version", "0") as two,
-    ):
-        batch = asyncio.run(scenario([one, two]))
+    items = prompts(1)
+    async with engine(servers) as (rollouts, _):
+        await fault(servers[0], {"kind": "short_logprobs", "times": 1})
+        batch = await collect(rollouts, queue_of(items), items, 1)
     assert batch.retried == 1
-    assert {rollout.completion.server for rollout in batch.groups[0].rollouts} == {one}
+    assert {rollout.completion.server for rollout in batch.groups[0].rollouts} == {servers[0]}

@@ -20,68 +20,54 @@ def with_a_pace(servers, name="server-0"):
     return servers.throughput.paces()
 
 
-def test_what_is_known_of_a_server_s_pace_outlives_each_report_and_ends_with_its_incarnation():
+async def test_what_is_known_of_a_server_s_pace_outlives_each_report_and_ends_with_its_incarnation():
     """The supervisor reports all servers at every look: a pace that a report ends is never known."""
-
-    async def scenario():
-        servers = pool()
-        await servers.update([server(), server("server-1", 1)])
-        before = with_a_pace(servers)
-        with_a_pace(servers, "server-1")
-        for state in (ServerState.READY, ServerState.STALE, ServerState.READY):
-            await servers.update([server(state=state)])
-        kept = servers.throughput.paces()
-        await servers.update([server(generation=1)])
-        return before, kept, servers.throughput.paces()
-
-    before, kept, after = asyncio.run(scenario())
+    servers = pool()
+    await servers.update([server(), server("server-1", 1)])
+    before = with_a_pace(servers)
+    with_a_pace(servers, "server-1")
+    for state in (ServerState.READY, ServerState.STALE, ServerState.READY):
+        await servers.update([server(state=state)])
+    kept = servers.throughput.paces()
+    await servers.update([server(generation=1)])
+    after = servers.throughput.paces()
     assert list(before) == ["server-0"]
     assert kept["server-0"] == before["server-0"]
     assert list(after) == ["server-1"]
 
 
-def test_a_pace_is_forgotten_when_a_server_leaves():
-    async def scenario():
-        servers = pool()
-        await servers.update([server()])
-        with_a_pace(servers)
-        await servers.drain("server-0", within_s=HOLD_S)
-        return servers.throughput.paces()
-
-    assert asyncio.run(scenario()) == {}
+async def test_a_pace_is_forgotten_when_a_server_leaves():
+    servers = pool()
+    await servers.update([server()])
+    with_a_pace(servers)
+    await servers.drain("server-0", within_s=HOLD_S)
+    assert servers.throughput.paces() == {}
 
 
-def test_each_answer_counts_once_as_progress_also_one_that_failed():
+async def test_each_answer_counts_once_as_progress_also_one_that_failed():
     """The trainer is hung where this does not grow (actors/training/training.py)."""
-
-    async def scenario():
-        servers = pool()
-        await servers.update([server()])
-        counts = [servers.released]
-        await leased(servers, 0)
-        counts.append(servers.released)
-        with pytest.raises(ValueError):
-            async with servers.acquire(0):
-                counts.append(servers.released)
-                raise ValueError
-        return [*counts, servers.released]
-
-    assert asyncio.run(scenario()) == [0, 1, 1, 2]
+    servers = pool()
+    await servers.update([server()])
+    counts = [servers.released]
+    await leased(servers, 0)
+    counts.append(servers.released)
+    with pytest.raises(ValueError):
+        async with servers.acquire(0):
+            counts.append(servers.released)
+            raise ValueError
+    assert [*counts, servers.released] == [0, 1, 1, 2]
 
 
-def test_a_server_that_nobody_has_told_of_is_not_over_not_living_and_leaves_at_once():
-    async def scenario():
-        servers = pool()
-        answer = await servers.unless_ended(server(), asyncio.sleep(0, "an answer"))
-        await servers.suspect("server-0", "reset")
-        await servers.mark_stale("server-0", "other weights")
-        await servers.confirm("server-0", 3)
-        left = await servers.drain("server-0", within_s=0.01)
-        before = servers.servers(), servers.is_living(server())
-        await servers.update_if_alive(server())
-        return answer, left, before, servers.servers(), servers.is_living(server())
-
-    answer, left, before, after, is_living = asyncio.run(scenario())
+async def test_a_server_that_nobody_has_told_of_is_not_over_not_living_and_leaves_at_once():
+    servers = pool()
+    answer = await servers.unless_ended(server(), asyncio.sleep(0, "an answer"))
+    await servers.suspect("server-0", "reset")
+    await servers.mark_stale("server-0", "other weights")
+    await servers.confirm("server-0", 3)
+    left = await servers.drain("server-0", within_s=0.01)
+    before = servers.servers(), servers.is_living(server())
+    await servers.update_if_alive(server())
+    after, is_living = servers.servers(), servers.is_living(server())
     assert (answer, left, before) == ("an answer", 0, ((), False))
     assert (after, is_living) == ((server(),), True)
 
@@ -96,49 +82,40 @@ def test_a_server_that_nobody_has_told_of_is_not_over_not_living_and_leaves_at_o
         (server(generation=0), False),
     ],
 )
-def test_only_the_incarnation_that_is_known_and_not_over_lives(known, is_living):
-    async def scenario():
-        servers = pool()
-        await servers.update([known])
-        return servers.is_living(server(generation=1))
-
-    assert asyncio.run(scenario()) is is_living
+async def test_only_the_incarnation_that_is_known_and_not_over_lives(known, is_living):
+    servers = pool()
+    await servers.update([known])
+    assert servers.is_living(server(generation=1)) is is_living
 
 
-def test_a_second_report_of_the_same_generation_is_believed():
-    async def scenario():
-        servers = pool()
-        await servers.update([server(generation=1)])
-        await servers.update([server(generation=1, state=ServerState.DEAD)])
-        return servers.servers()[0].state
-
-    assert asyncio.run(scenario()) is ServerState.DEAD
+async def test_a_second_report_of_the_same_generation_is_believed():
+    servers = pool()
+    await servers.update([server(generation=1)])
+    await servers.update([server(generation=1, state=ServerState.DEAD)])
+    assert servers.servers()[0].state is ServerState.DEAD
 
 
-def test_a_server_that_confirms_its_weights_gets_traffic_only_once_its_supervisor_has_admitted_it():
-    async def scenario():
-        servers = pool()
-        seen = []
-        await servers.update([server(state=ServerState.STALE)])
-        await servers.confirm("server-0", 3)
-        seen.append(servers.servers()[0].state)
-        await servers.update([server(version=3)])
-        await servers.mark_stale("server-0", "sent other weights")
-        await servers.confirm("server-0", 4, lineage=2)
-        seen.append(servers.servers()[0].state)
-        confirmed = servers.servers()[0]
-        await servers.update([server(generation=1, state=ServerState.STALE)])
-        await servers.confirm("server-0", 4)
-        return [*seen, servers.servers()[0].state], (confirmed.weight_version, confirmed.lineage)
-
-    states, held = asyncio.run(scenario())
+async def test_a_server_that_confirms_its_weights_gets_traffic_only_once_its_supervisor_has_admitted_it():
+    servers = pool()
+    seen = []
+    await servers.update([server(state=ServerState.STALE)])
+    await servers.confirm("server-0", 3)
+    seen.append(servers.servers()[0].state)
+    await servers.update([server(version=3)])
+    await servers.mark_stale("server-0", "sent other weights")
+    await servers.confirm("server-0", 4, lineage=2)
+    seen.append(servers.servers()[0].state)
+    confirmed = servers.servers()[0]
+    await servers.update([server(generation=1, state=ServerState.STALE)])
+    await servers.confirm("server-0", 4)
+    states, held = [*seen, servers.servers()[0].state], (confirmed.weight_version, confirmed.lineage)
     assert states == [ServerState.STALE, ServerState.READY, ServerState.STALE]
     assert held == (4, 2)
 
 
 @pytest.mark.parametrize("over", sorted(server_pool.OVER))
-def test_one_that_is_over_is_not_brought_back_by_late_news(over):
-    async def scenario():
+async def test_one_that_is_over_is_not_brought_back_by_late_news(over):
+    with pytest.raises(RolloutError, match=over):
         servers = pool(hold_s=0.02)
         await servers.update([server(state=over)])
         await servers.confirm("server-0", 0)
@@ -147,128 +124,102 @@ def test_one_that_is_over_is_not_brought_back_by_late_news(over):
         assert servers.servers()[0].state is over
         await leased(servers, 0)
 
-    with pytest.raises(RolloutError, match=over):
-        asyncio.run(scenario())
+
+async def test_only_a_ready_server_is_suspected():
+    servers = pool()
+    await servers.update([server(state=ServerState.STALE)])
+    await servers.suspect("server-0", "reset")
+    assert servers.servers()[0].state is ServerState.STALE
 
 
-def test_only_a_ready_server_is_suspected():
-    async def scenario():
-        servers = pool()
-        await servers.update([server(state=ServerState.STALE)])
-        await servers.suspect("server-0", "reset")
-        return servers.servers()[0].state
-
-    assert asyncio.run(scenario()) is ServerState.STALE
-
-
-def test_requests_of_an_end_are_moved_after_a_while_and_those_of_others_are_not(monkeypatch):
+async def test_requests_of_an_end_are_moved_after_a_while_and_those_of_others_are_not(monkeypatch):
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.02)
+    servers = pool()
+    await servers.update([server(), server("server-1", 1)])
+    answered = asyncio.Event()
 
-    async def scenario():
-        servers = pool()
-        await servers.update([server(), server("server-1", 1)])
-        answered = asyncio.Event()
+    async def ask():
+        async with servers.acquire(0) as one:
+            return await servers.unless_migrated(one, answered.wait())
 
-        async def ask():
-            async with servers.acquire(0) as one:
-                return await servers.unless_migrated(one, answered.wait())
-
-        first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
-        await asyncio.sleep(0)
-        await servers.update([server(state=ServerState.DEAD)])
-        async with asyncio.timeout(HOLD_S):
-            with pytest.raises(server_pool.RequestMigrated):
-                await first
-        answered.set()
-        return await second, servers.in_flight()
-
-    assert asyncio.run(scenario()) == (True, {"server-0": 0, "server-1": 0})
+    first, second = asyncio.create_task(ask()), asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    await servers.update([server(state=ServerState.DEAD)])
+    async with asyncio.timeout(HOLD_S):
+        with pytest.raises(server_pool.RequestMigrated):
+            await first
+    answered.set()
+    assert (await second, servers.in_flight()) == (True, {"server-0": 0, "server-1": 0})
 
 
-def test_room_is_counted_in_samples_over_all_servers():
-    async def scenario():
-        servers = pool()
-        await servers.update([server(), server("server-1", 1)])
-        await servers.limit(6)
-        async with servers.acquire(0, samples=2), servers.acquire(0, samples=4):
-            waiting = asyncio.create_task(leased(servers, 0, samples=1))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert not waiting.done(), "six of six are in flight"
-            await servers.limit(7)
-            return await waiting
-
-    assert asyncio.run(scenario()) in {"server-0", "server-1"}
-
-
-def test_a_server_that_becomes_ready_wakes_who_waits_for_one():
-    async def scenario():
-        servers = pool(hold_s=None)
-        waiting = asyncio.create_task(leased(servers, 0))
-        await asyncio.sleep(0)
-        await servers.update([server()])
-        async with asyncio.timeout(HOLD_S):
-            return await waiting
-
-    assert asyncio.run(scenario()) == "server-0"
-
-
-def test_an_answer_of_a_server_that_lives_is_waited_for():
-    async def scenario():
-        servers = pool()
-        await servers.update([server()])
-        answer = asyncio.Event()
-        asking = asyncio.create_task(servers.unless_ended(server(), answer.wait()))
-        for _ in range(5):
+async def test_room_is_counted_in_samples_over_all_servers():
+    servers = pool()
+    await servers.update([server(), server("server-1", 1)])
+    await servers.limit(6)
+    async with servers.acquire(0, samples=2), servers.acquire(0, samples=4):
+        waiting = asyncio.create_task(leased(servers, 0, samples=1))
+        for _ in range(20):
             await asyncio.sleep(0)
-        assert not asking.done()
-        answer.set()
-        return await asking, asyncio.all_tasks() - {asyncio.current_task()}
-
-    assert asyncio.run(scenario()) == (True, set())
+        assert not waiting.done(), "six of six are in flight"
+        await servers.limit(7)
+        assert await waiting in {"server-0", "server-1"}
 
 
-def test_requests_of_a_server_that_lives_stay_where_they_are(monkeypatch):
+async def test_a_server_that_becomes_ready_wakes_who_waits_for_one():
+    servers = pool(hold_s=None)
+    waiting = asyncio.create_task(leased(servers, 0))
+    await asyncio.sleep(0)
+    await servers.update([server()])
+    async with asyncio.timeout(HOLD_S):
+        assert await waiting == "server-0"
+
+
+async def test_an_answer_of_a_server_that_lives_is_waited_for():
+    servers = pool()
+    await servers.update([server()])
+    answer = asyncio.Event()
+    asking = asyncio.create_task(servers.unless_ended(server(), answer.wait()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    answer.set()
+    assert (await asking, asyncio.all_tasks() - {asyncio.current_task()}) == (True, set())
+
+
+async def test_requests_of_a_server_that_lives_stay_where_they_are(monkeypatch):
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.0)
-
-    async def scenario():
-        servers = pool()
-        await servers.update([server(), server("server-1", 1)])
-        async with servers.acquire(0) as first, servers.acquire(0):
-            assert first.name == "server-0"
-            await servers.update([server(), server("server-1", 1, state=ServerState.DEAD)])
-            await servers.update([server()])
-            answer = asyncio.get_running_loop().create_future()
-            asking = asyncio.create_task(servers.unless_migrated(first, _of(answer)))
-            await asyncio.sleep(0.01)
-            answer.set_result("an answer")
-            in_flight = servers.in_flight()
-            return await asking, in_flight
-
-    assert asyncio.run(scenario()) == ("an answer", {"server-0": 1, "server-1": 1})
+    servers = pool()
+    await servers.update([server(), server("server-1", 1)])
+    async with servers.acquire(0) as first, servers.acquire(0):
+        assert first.name == "server-0"
+        await servers.update([server(), server("server-1", 1, state=ServerState.DEAD)])
+        await servers.update([server()])
+        answer = asyncio.get_running_loop().create_future()
+        asking = asyncio.create_task(servers.unless_migrated(first, _of(answer)))
+        await asyncio.sleep(0.01)
+        answer.set_result("an answer")
+        in_flight = servers.in_flight()
+        assert (await asking, in_flight) == ("an answer", {"server-0": 1, "server-1": 1})
 
 
 async def _of(answer):
     return await answer
 
 
-def test_a_server_that_leaves_gets_nothing_new_and_waits_for_its_own_requests_only():
-    async def scenario():
-        servers = pool()
-        await servers.update([server(), server("server-1", 1)])
-        async with servers.acquire(0) as first, servers.acquire(0) as second:
-            assert (first.name, second.name) == ("server-0", "server-1")
-            leaving = asyncio.create_task(servers.drain("server-0", within_s=HOLD_S))
+async def test_a_server_that_leaves_gets_nothing_new_and_waits_for_its_own_requests_only():
+    servers = pool()
+    await servers.update([server(), server("server-1", 1)])
+    async with servers.acquire(0) as first, servers.acquire(0) as second:
+        assert (first.name, second.name) == ("server-0", "server-1")
+        leaving = asyncio.create_task(servers.drain("server-0", within_s=HOLD_S))
+        await asyncio.sleep(0)
+        assert servers.servers()[0].state is ServerState.STOPPED
+        for _ in range(5):
             await asyncio.sleep(0)
-            assert servers.servers()[0].state is ServerState.STOPPED
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert not leaving.done()
-            in_flight = servers.in_flight()
-            waits = asyncio.create_task(_released(servers, leaving))
-        return in_flight, await waits
-
-    assert asyncio.run(scenario()) == ({"server-0": 1, "server-1": 1}, 0)
+        assert not leaving.done()
+        in_flight = servers.in_flight()
+        waits = asyncio.create_task(_released(servers, leaving))
+    assert (in_flight, await waits) == ({"server-0": 1, "server-1": 1}, 0)
 
 
 async def _released(servers, leaving):
@@ -276,15 +227,11 @@ async def _released(servers, leaving):
         return await leaving
 
 
-def test_a_request_of_one_that_left_is_still_counted_until_it_ends(monkeypatch):
+async def test_a_request_of_one_that_left_is_still_counted_until_it_ends(monkeypatch):
     monkeypatch.setattr(server_pool, "LET_GO_S", 0.01)
-
-    async def scenario():
-        servers = pool()
-        await servers.update([server()])
-        async with servers.acquire(0), servers.acquire(0):
-            await servers.drain("server-0", within_s=0.0)
-            during = servers.in_flight()
-        return during, servers.in_flight()
-
-    assert asyncio.run(scenario()) == ({"server-0": 2}, {})
+    servers = pool()
+    await servers.update([server()])
+    async with servers.acquire(0), servers.acquire(0):
+        await servers.drain("server-0", within_s=0.0)
+        during = servers.in_flight()
+    assert (during, servers.in_flight()) == ({"server-0": 2}, {})

@@ -91,19 +91,14 @@ def servers():
 
 
 @pytest.mark.slow
-def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(servers):
+async def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(servers):
     items = prompts(1_700)
-
-    async def scenario():
-        async with FaultProxy(servers[0], share=0.2, seed=5) as proxy, engine([proxy.url]) as (rollouts, _):
-            queue, batches = queue_of(items), []
-            while queue.epoch == 0:
-                batch = await collect(rollouts, queue, items, 100, n_samples=4)
-                queue.commit(batch.prompt_ids)
-                batches.append(batch)
-            return proxy, batches
-
-    proxy, batches = asyncio.run(scenario())
+    async with FaultProxy(servers[0], share=0.2, seed=5) as proxy, engine([proxy.url]) as (made, _):
+        queue, batches = queue_of(items), []
+        while queue.epoch == 0:
+            batch = await collect(made, queue, items, 100, n_samples=4)
+            queue.commit(batch.prompt_ids)
+            batches.append(batch)
     assert proxy.requests >= 2_000
     assert set(proxy.fired) == set(KINDS)
     assert sum(proxy.fired.values()) / proxy.requests == pytest.approx(0.2, abs=0.03)
@@ -116,17 +111,13 @@ def test_a_fifth_of_all_requests_spoiled_costs_no_prompt_and_scores_no_zero(serv
 
 
 @pytest.mark.slow
-def test_samples_that_were_whole_when_the_answer_broke_off_are_kept(servers):
+async def test_samples_that_were_whole_when_the_answer_broke_off_are_kept(servers):
     items = prompts(1)
-
-    async def scenario():
-        async with engine([servers[0]]) as (rollouts, pool):
-            before = await generated(servers[0])
-            await fault(servers[0], {"kind": "truncated"})
-            batch = await collect(rollouts, queue_of(items), items, 1)
-            return batch, await generated(servers[0]) - before, pool.servers()[0].state
-
-    batch, served, state = asyncio.run(scenario())
+    async with engine([servers[0]]) as (rollouts, pool):
+        before = await generated(servers[0])
+        await fault(servers[0], {"kind": "truncated"})
+        batch = await collect(rollouts, queue_of(items), items, 1)
+        served, state = await generated(servers[0]) - before, pool.servers()[0].state
     assert len(batch.rollouts) == 8
     assert (batch.retried, batch.failed) == (1, 0)
     assert served == 8 + 4, "four of eight were whole"
@@ -135,13 +126,13 @@ def test_samples_that_were_whole_when_the_answer_broke_off_are_kept(servers):
 
 
 @pytest.mark.slow
-def test_samples_of_a_seed_are_the_same_after_a_fault_and_differ_among_themselves(servers):
+async def test_samples_of_a_seed_are_the_same_after_a_fault_and_differ_among_themselves(servers):
     items = prompts(2)
     seeded = dataclasses.replace(SAMPLING, seed=11)
 
-    async def scenario(broken):
+    async def collected(is_broken):
         async with engine([servers[0]]) as (rollouts, _):
-            if broken:
+            if is_broken:
                 await fault(servers[0], {"kind": "truncated"})
             batch = await rollouts.collect(
                 queue_of(items),
@@ -154,48 +145,36 @@ def test_samples_of_a_seed_are_the_same_after_a_fault_and_differ_among_themselve
             )
             return [[r.completion.logprobs for r in group.rollouts] for group in batch.groups]
 
-    whole, broken = asyncio.run(scenario(False)), asyncio.run(scenario(True))
+    whole, broken = await collected(False), await collected(True)
     assert broken == whole
     assert all(len(set(group)) == 8 for group in whole)
 
 
-def test_groups_come_in_the_order_in_which_their_prompts_were_taken(servers):
+async def test_groups_come_in_the_order_in_which_their_prompts_were_taken(servers):
     items = prompts(32)
-
-    async def scenario():
-        async with engine(servers) as (rollouts, _):
-            return await collect(rollouts, queue_of(items), items, 24, n_samples=2)
-
-    batch = asyncio.run(scenario())
+    async with engine(servers) as (rollouts, _):
+        batch = await collect(rollouts, queue_of(items), items, 24, n_samples=2)
     assert list(batch.prompt_ids) == queue_of(items).take(24)
     assert {r.completion.server for r in batch.rollouts} == set(servers)
 
 
-def test_requests_of_a_server_that_refuses_move_to_the_other(servers):
+async def test_requests_of_a_server_that_refuses_move_to_the_other(servers):
     items = prompts(16)
-
-    async def scenario():
-        async with engine([servers[0], "http://127.0.0.1:9"]) as (rollouts, pool):
-            batch = await collect(rollouts, queue_of(items), items, 16)
-            return batch, [s.state for s in pool.servers()]
-
-    batch, states = asyncio.run(scenario())
+    async with engine([servers[0], "http://127.0.0.1:9"]) as (rollouts, pool):
+        batch = await collect(rollouts, queue_of(items), items, 16)
+        states = [s.state for s in pool.servers()]
     assert {r.completion.server for r in batch.rollouts} == {servers[0]}
     assert states == [ServerState.READY, ServerState.SUSPECT]
     assert batch.failed == 0
 
 
 @pytest.mark.slow
-def test_an_outage_is_waited_for_and_burns_no_retries(servers):
+async def test_an_outage_is_waited_for_and_burns_no_retries(servers):
     items = prompts(4)
-
-    async def scenario():
-        async with engine([servers[0]], config=dataclasses.replace(QUICK, request_retries=1)) as (rollouts, pool):
-            await fault(servers[0], {"kind": "refuse", "seconds": 2, "times": 1})
-            batch = await collect(rollouts, queue_of(items), items, 4)
-            return batch, pool.servers()[0].state
-
-    batch, state = asyncio.run(scenario())
+    async with engine([servers[0]], config=dataclasses.replace(QUICK, request_retries=1)) as (rollouts, pool):
+        await fault(servers[0], {"kind": "refuse", "seconds": 2, "times": 1})
+        batch = await collect(rollouts, queue_of(items), items, 4)
+        state = pool.servers()[0].state
     assert len(batch.groups) == 4
     assert state is ServerState.READY
 
@@ -210,42 +189,30 @@ async def fault(url, body):
         response.raise_for_status()
 
 
-def test_no_server_for_long_halts_and_names_them():
+async def test_no_server_for_long_halts_and_names_them():
     items = prompts(2)
-
-    async def scenario():
+    with pytest.raises(RolloutError, match=r"no server answered.*server-0 SUSPECT"):
         async with engine(["http://127.0.0.1:9"], hold_s=0.3) as (rollouts, _):
             await collect(rollouts, queue_of(items), items, 2)
 
-    with pytest.raises(RolloutError, match=r"no server answered.*server-0 SUSPECT"):
-        asyncio.run(scenario())
 
-
-def test_a_completion_of_other_weights_is_not_taken(servers):
+async def test_a_completion_of_other_weights_is_not_taken(servers):
     items = prompts(2)
-
-    async def scenario():
+    with pytest.raises(RolloutError, match="weight version 0, not 3"):
         async with engine([servers[0]], version=3, hold_s=0.3) as (rollouts, pool):
             try:
                 await collect(rollouts, queue_of(items), items, 2, version=3)
             finally:
                 assert pool.servers()[0].state is ServerState.STALE
 
-    with pytest.raises(RolloutError, match="weight version 0, not 3"):
-        asyncio.run(scenario())
 
-
-def test_of_two_servers_only_the_one_with_the_right_weights_counts(servers):
+async def test_of_two_servers_only_the_one_with_the_right_weights_counts(servers):
     """The pool takes both for current. What the first one sends is thrown away, and asked of the other."""
     items = prompts(6)
-
-    async def scenario(newer):
+    with stand_in_server.running("--weight-version", "3") as newer:
         async with engine([servers[0], newer], version=3) as (rollouts, pool):
             batch = await collect(rollouts, queue_of(items), items, 6, version=3)
-            return batch, [one.state for one in pool.servers()], await generated(servers[0])
-
-    with stand_in_server.running("--weight-version", "3") as newer:
-        batch, states, old_ones = asyncio.run(scenario(newer))
+            states, old_ones = [one.state for one in pool.servers()], await generated(servers[0])
     assert old_ones > 0, "it was asked"
     assert batch.weight_versions == (3,)
     assert {rollout.completion.server for rollout in batch.rollouts} == {newer}
@@ -255,43 +222,35 @@ def test_of_two_servers_only_the_one_with_the_right_weights_counts(servers):
     assert batch.generated_tokens == sum(len(r.completion.token_ids) for r in batch.rollouts)
 
 
-def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody_admits_it_again(servers):
+async def test_a_server_whose_log_probs_are_not_finite_is_asked_no_more_until_somebody_admits_it_again(servers):
     """Its weights are damaged: asked again, it would answer the same until the prompt has failed too often."""
     items = prompts(4)
-
-    async def scenario():
-        async with engine([servers[0]]) as (rollouts, pool):
-            await fault(servers[0], {"kind": "nan_logprobs", "times": None})
-            running = asyncio.create_task(collect(rollouts, queue_of(items), items, 4))
-            async with asyncio.timeout(20):
-                while pool.servers()[0].state is not ServerState.STALE or any(pool.in_flight().values()):
-                    await asyncio.sleep(0.01)
-            asked = await generated(servers[0])
-            await fault(servers[0], {"kind": "nan_logprobs", "times": 0})
-            doubted = pool.servers()[0]
-            await pool.update([dataclasses.replace(doubted, state=ServerState.READY, reason="")])
-            return doubted.reason, asked, await running
-
-    reason, asked, batch = asyncio.run(scenario())
+    async with engine([servers[0]]) as (rollouts, pool):
+        await fault(servers[0], {"kind": "nan_logprobs", "times": None})
+        running = asyncio.create_task(collect(rollouts, queue_of(items), items, 4))
+        async with asyncio.timeout(20):
+            while pool.servers()[0].state is not ServerState.STALE or any(pool.in_flight().values()):
+                await asyncio.sleep(0.01)
+        asked = await generated(servers[0])
+        await fault(servers[0], {"kind": "nan_logprobs", "times": 0})
+        doubted = pool.servers()[0]
+        await pool.update([dataclasses.replace(doubted, state=ServerState.READY, reason="")])
+        reason, batch = doubted.reason, await running
     assert "log-probs that are not finite" in reason
     assert asked <= 4 * 8, "each prompt was asked for once"
     assert (len(batch.groups), batch.failed) == (4, 0)
 
 
 @pytest.mark.slow
-def test_a_prompt_that_always_fails_halts_with_its_name(servers):
+async def test_a_prompt_that_always_fails_halts_with_its_name(servers):
     items = prompts(3)
-
-    async def scenario():
+    with pytest.raises(RolloutError, match=r"prompt p\d+ failed 2 times"):
         config = dataclasses.replace(QUICK, request_retries=0, prompt_attempts=2)
         async with FaultProxy(servers[0], share=1.0, seed=1) as proxy, engine([proxy.url], config=config) as (r, _):
             await collect(r, queue_of(items), items, 3)
 
-    with pytest.raises(RolloutError, match=r"prompt p\d+ failed 2 times"):
-        asyncio.run(scenario())
 
-
-def test_what_could_not_be_scored_is_generated_anew_and_never_a_zero(servers):
+async def test_what_could_not_be_scored_is_generated_anew_and_never_a_zero(servers):
     items = prompts(4)
     left = ["p001", "p003", "p003"]
 
@@ -301,50 +260,38 @@ def test_what_could_not_be_scored_is_generated_anew_and_never_a_zero(servers):
             return True
         return False
 
-    async def scenario():
-        config = dataclasses.replace(QUICK, prompt_attempts=4)  # all three may fail in a row
-        async with engine([servers[0]], scorer=EveryoneIsRight(fails), config=config) as (rollouts, _):
-            queue = queue_of(items)
-            batch = await collect(rollouts, queue, items, 4)
-            queue.commit(batch.prompt_ids)
-            return batch, queue.epoch
-
-    batch, epoch = asyncio.run(scenario())
+    config = dataclasses.replace(QUICK, prompt_attempts=4)  # all three may fail in a row
+    async with engine([servers[0]], scorer=EveryoneIsRight(fails), config=config) as (rollouts, _):
+        queue = queue_of(items)
+        batch = await collect(rollouts, queue, items, 4)
+        queue.commit(batch.prompt_ids)
+        epoch = queue.epoch
     assert batch.failed == 3
     assert not left
     assert {r.reward for r in batch.rollouts} == {1.0}
     assert epoch == 1
 
 
-def test_a_reward_function_that_always_fails_halts_and_names_the_setting(servers):
+async def test_a_reward_function_that_always_fails_halts_and_names_the_setting(servers):
     items = prompts(4)
-
-    async def scenario():
+    with pytest.raises(RewardError, match=r"it raised[\s\S]*reward\.fn"):
         async with engine([servers[0]], scorer=EveryoneIsRight(lambda prompt: True)) as (rollouts, _):
             await collect(rollouts, queue_of(items), items, 4)
 
-    with pytest.raises(RewardError, match=r"it raised[\s\S]*reward\.fn"):
-        asyncio.run(scenario())
-
 
 @pytest.mark.slow
-def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requeued(servers):
+async def test_what_is_in_flight_when_a_stop_comes_is_neither_committed_nor_requeued(servers):
     items = prompts(8)
-
-    async def scenario():
-        async with engine([servers[0]]) as (rollouts, _):
-            await fault(servers[0], {"kind": "slow", "seconds": 30, "times": None})
-            queue = queue_of(items)
-            order = queue_of(items).take(8)
-            task = asyncio.create_task(collect(rollouts, queue, items, 4))
-            while not queue.in_flight:
-                await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            resumed = queue_of(items)
-            resumed.load_state_dict(queue.state_dict())
-            return resumed.take(8), order
-
-    resumed, order = asyncio.run(scenario())
-    assert resumed == order
+    async with engine([servers[0]]) as (rollouts, _):
+        await fault(servers[0], {"kind": "slow", "seconds": 30, "times": None})
+        queue = queue_of(items)
+        order = queue_of(items).take(8)
+        task = asyncio.create_task(collect(rollouts, queue, items, 4))
+        while not queue.in_flight:
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        resumed = queue_of(items)
+        resumed.load_state_dict(queue.state_dict())
+        assert resumed.take(8) == order

@@ -131,18 +131,14 @@ def epochs_of(trained):
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_whatever_happens_tokens_are_young_of_the_right_weights_and_each_prompt_is_trained_on_once(seed, ahead):
-    async def scenario():
-        world = World(seed, ahead)
-        while world.version < 30:
-            if await world.step() and world.draw.random() < 0.3:
-                world.saved = world.state()
-            if world.draw.random() < 0.1:
-                await world.restore()
-        await world.stream.close()
-        return world
-
-    world = asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_whatever_happens_tokens_are_young_of_the_right_weights_and_each_prompt_is_trained_on_once(seed, ahead):
+    world = World(seed, ahead)
+    while world.version < 30:
+        if await world.step() and world.draw.random() < 0.3:
+            world.saved = world.state()
+        if world.draw.random() < 0.1:
+            await world.restore()
+    await world.stream.close()
     epochs, met = epochs_of(world.trained)
     assert len(epochs) == 5
     assert all(Counter(epoch) == Counter([*prompts(PROMPTS)]) for epoch in epochs)
@@ -150,54 +146,47 @@ def test_whatever_happens_tokens_are_young_of_the_right_weights_and_each_prompt_
 
 
 @pytest.mark.parametrize(("ahead", "left"), [(0, 0), (2, 2 * WANT)])
-def test_a_batch_is_what_was_taken_first_and_so_many_batches_more_are_made_meanwhile(ahead, left):
+async def test_a_batch_is_what_was_taken_first_and_so_many_batches_more_are_made_meanwhile(ahead, left):
     slow = asyncio.Event()
+    world = World(1, ahead)
+    order = PromptQueue([*prompts(PROMPTS)], seed=1, shuffle=True).take(PROMPTS)
 
-    async def scenario():
-        world = World(1, ahead)
-        order = PromptQueue([*prompts(PROMPTS)], seed=1, shuffle=True).take(PROMPTS)
+    async def make(prompt, weights, tally, kept):
+        if prompt.id == order[0]:
+            await slow.wait()
+        return await World.make(world, prompt, weights, tally, kept)
 
-        async def make(prompt, weights, tally, kept):
-            if prompt.id == order[0]:
-                await slow.wait()
-            return await World.make(world, prompt, weights, tally, kept)
-
-        world.draw.random = lambda: 1.0  # nothing fails
-        world.stream._make, world.stream._slots = make, asyncio.Semaphore(PROMPTS)
-        waiting = asyncio.create_task(world.stream.next_batch(WANT, version=0))
-        while world.made < WANT * (ahead + 1) - 1:
-            await asyncio.sleep(0)
-        assert not waiting.done(), "the first is missing, and no later one takes its place"
-        slow.set()
-        batch = await waiting
-        assert list(batch.prompt_ids) == order[:WANT]
-        assert list(world.queue.in_flight) == order[: WANT + left]
-        await world.stream.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    world.draw.random = lambda: 1.0  # nothing fails
+    world.stream._make, world.stream._slots = make, asyncio.Semaphore(PROMPTS)
+    waiting = asyncio.create_task(world.stream.next_batch(WANT, version=0))
+    while world.made < WANT * (ahead + 1) - 1:
+        await asyncio.sleep(0)
+    assert not waiting.done(), "the first is missing, and no later one takes its place"
+    slow.set()
+    batch = await waiting
+    assert list(batch.prompt_ids) == order[:WANT]
+    assert list(world.queue.in_flight) == order[: WANT + left]
+    await world.stream.close()
 
 
-def test_a_restored_group_is_scored_anew_and_not_made_anew_unless_its_weights_are_too_old():
-    async def scenario():
-        world = World(2, 1)
-        world.draw.random = lambda: 1.0
-        first = await world.stream.next_batch(WANT, version=0)
-        while len(world.queue._kept) < 2 * WANT:
-            await asyncio.sleep(0)
-        world.queue.commit(first.prompt_ids)
-        state, ahead = json.dumps(world.queue.state_dict()), world.queue.in_flight
-        await world.stream.close()
-        for version, anew in ((1, 0), (2, WANT)):
-            world.queue = PromptQueue([*prompts(PROMPTS)], seed=2, shuffle=True)
-            world.queue.load_state_dict(json.loads(state))
-            stream, world.made, world.version = world.new_stream(), 0, version
-            world.ancestors[version] = 0
-            stream._ahead = 1 if version == 1 else 0
-            await world.some_time()
-            batch = await stream.next_batch(WANT, version=version)
-            assert batch.prompt_ids == ahead
-            made = sum(rollout.completion.weight_version == version for rollout in batch.rollouts)
-            assert made == anew * SAMPLES
-            await stream.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_restored_group_is_scored_anew_and_not_made_anew_unless_its_weights_are_too_old():
+    world = World(2, 1)
+    world.draw.random = lambda: 1.0
+    first = await world.stream.next_batch(WANT, version=0)
+    while len(world.queue._kept) < 2 * WANT:
+        await asyncio.sleep(0)
+    world.queue.commit(first.prompt_ids)
+    state, ahead = json.dumps(world.queue.state_dict()), world.queue.in_flight
+    await world.stream.close()
+    for version, anew in ((1, 0), (2, WANT)):
+        world.queue = PromptQueue([*prompts(PROMPTS)], seed=2, shuffle=True)
+        world.queue.load_state_dict(json.loads(state))
+        stream, world.made, world.version = world.new_stream(), 0, version
+        world.ancestors[version] = 0
+        stream._ahead = 1 if version == 1 else 0
+        await world.some_time()
+        batch = await stream.next_batch(WANT, version=version)
+        assert batch.prompt_ids == ahead
+        made = sum(rollout.completion.weight_version == version for rollout in batch.rollouts)
+        assert made == anew * SAMPLES
+        await stream.close()

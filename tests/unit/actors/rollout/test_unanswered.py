@@ -1,7 +1,5 @@
 """Completions for which the reward function has no answer are generated anew, so often and no more, and never 0."""
 
-import asyncio
-
 import pytest
 
 from actors.reward.reward_pool import Score
@@ -25,27 +23,23 @@ class AnswersLater:
         return [nothing if place < silent else Score(value=1.0, parts={"a": 1.0}) for place in range(len(completions))]
 
 
-def collected(scorer):
+async def collected(scorer):
     items = prompts(1)
-
-    async def scenario(url):
+    with stand_in_server.running("--weight-version", "0") as url:
         async with engine([url], scorer=scorer) as (rollouts, _):
             return await collect(rollouts, queue_of(items), items, 1)
 
-    with stand_in_server.running("--weight-version", "0") as url:
-        return asyncio.run(scenario(url))
 
-
-def test_of_a_group_only_what_has_no_answer_is_generated_anew():
+async def test_of_a_group_only_what_has_no_answer_is_generated_anew():
     scorer = AnswersLater(silent=3, times=1)
-    batch = collected(scorer)
+    batch = await collected(scorer)
     assert scorer.asked == [(8, 8, 0), (3, 3, 8)]
     assert (batch.unanswered, batch.failed) == (3, 0)
     assert [(one.reward, one.parts) for one in batch.rollouts] == [(1.0, {"a": 1.0})] * 8
 
 
-def test_a_function_that_never_answers_ends_the_run_and_not_with_0():
+async def test_a_function_that_never_answers_ends_the_run_and_not_with_0():
     scorer = AnswersLater(silent=1, times=1000)
     with pytest.raises(RewardError, match=r"judge gave no answer \(None\)"):
-        collected(scorer)
+        await collected(scorer)
     assert len(scorer.asked) == QUICK.prompt_attempts**2

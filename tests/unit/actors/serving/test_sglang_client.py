@@ -146,16 +146,12 @@ def test_a_deadline_ends_a_request(server):
     assert run(server, work) == "timeout"
 
 
-def test_nobody_there_is_refused():
+async def test_nobody_there_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-
-    async def work():
+    with pytest.raises(RequestFailed, match=url) as caught:
         async with SGLangClient() as client:
             await generate(client, url)
-
-    with pytest.raises(RequestFailed, match=url) as caught:
-        asyncio.run(work())
     assert (caught.value.kind, caught.value.retryable) == ("refused", True)
 
 

@@ -86,43 +86,31 @@ class Trial:
         return [event["event"] for event in read_lines(self.path)]
 
 
-def play(scenario):
-    return asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
-def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
+async def test_a_stop_that_fails_still_ends_the_run(tmp_path, error):
     """Else a halt would be ordered again and again, and the run never have its word."""
-
-    async def scenario():
-        trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=None))
-        await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
-        return (await trial.hands.look()).is_stopped
-
-    assert play(scenario)
+    trial = Trial(tmp_path, trainer=FakeTrainer(close=error), actor=FakeActor(stop=None))
+    await asyncio.gather(trial.hands._do(Halt(reason="done", word=TerminalStatus.FINISHED)), return_exceptions=True)
+    assert (await trial.hands.look()).is_stopped
 
 
-def test_a_server_without_weights_to_start_from_is_the_plans_to_mend(tmp_path):
+async def test_a_server_without_weights_to_start_from_is_the_plans_to_mend(tmp_path):
     """It was expected, so nothing was thought of its not being there; expected for ever the run would wait for ever."""
+    trial = Trial(tmp_path)
 
-    async def scenario():
-        trial = Trial(tmp_path)
+    def unreadable():
+        raise CheckpointError("the folder can't be listed")
 
-        def unreadable():
-            raise CheckpointError("the folder can't be listed")
-
-        trial.newest_model = unreadable
-        await trial.begun()
-        return trial, trial.slot.facts(None, None, is_publishing=False)
-
-    trial, seen = play(scenario)
+    trial.newest_model = unreadable
+    await trial.begun()
+    seen = trial.slot.facts(None, None, is_publishing=False)
     assert seen.state is ServerState.DEAD
     assert "can't be listed" in seen.verdict.reason
     assert "start.failed" in trial.events()
 
 
-def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
-    async def scenario():
+async def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
+    with pytest.raises(KeyError, match="a defect"):
         trial = Trial(tmp_path)
 
         def defect():
@@ -132,12 +120,9 @@ def test_a_defect_in_a_first_start_is_told_to_the_coordinator(tmp_path):
         await trial.begun()
         await trial.hands.look()
 
-    with pytest.raises(KeyError, match="a defect"):
-        play(scenario)
 
-
-def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
-    async def scenario():
+async def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
+    with pytest.raises(ResourceError, match="port 30000"):
         refused = ResourceError("port 30000 is in use", "choose another sglang.port")
         trial = Trial(
             tmp_path, trainer=FakeTrainer(TrainerView(pid=0), start=refused), actor=FakeActor(wait_exit=never)
@@ -146,26 +131,19 @@ def test_what_the_user_wrote_wrong_ends_the_run_at_its_first_start(tmp_path):
         await trial.begun()
         await trial.hands.look()
 
-    with pytest.raises(ResourceError, match="port 30000"):
-        play(scenario)
 
-
-def test_an_action_that_nobody_carries_out_is_not_recorded_as_done(tmp_path):
+async def test_an_action_that_nobody_carries_out_is_not_recorded_as_done(tmp_path):
     class Unknown:
         name = "server-0"
 
-    async def scenario():
-        await Trial(tmp_path).hands.perform(Unknown())
-
     with pytest.raises(AssertionError, match="Expected code to be unreachable"):
-        play(scenario)
+        await Trial(tmp_path).hands.perform(Unknown())
 
 
 @pytest.mark.parametrize(("onset_step", "steps"), [(25, 50), (None, None)])
-def test_a_restore_from_before_a_fall_records_how_long_the_run_is_on_probation(tmp_path, onset_step, steps):
-    async def scenario():
-        return await Trial(tmp_path).hands.perform(
+async def test_a_restore_from_before_a_fall_records_how_long_the_run_is_on_probation(tmp_path, onset_step, steps):
+    assert (
+        await Trial(tmp_path).hands.perform(
             RestoreTrainer(global_step=19, onset_step=onset_step, reason="rewards fell")
         )
-
-    assert asyncio.run(scenario()).get("probation_steps") == steps
+    ).get("probation_steps") == steps

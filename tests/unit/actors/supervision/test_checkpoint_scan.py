@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -28,24 +29,22 @@ class Disk:
             raise self.error
         return found
 
-    def play(self, scenario):
-        async def inside():
-            scan = CheckpointScan(self.read, unreadable=self.told.append)
-            try:
-                return await scenario(scan)
-            finally:
-                self.turns.set()
-                scan.close()
-
-        return asyncio.run(inside())
+    @asynccontextmanager
+    async def scan(self):
+        scan = CheckpointScan(self.read, unreadable=self.told.append)
+        try:
+            yield scan
+        finally:
+            self.turns.set()
+            scan.close()
 
 
-def test_while_the_disk_stalls_the_loop_runs_and_what_was_seen_last_is_used(monkeypatch):
+async def test_while_the_disk_stalls_the_loop_runs_and_what_was_seen_last_is_used(monkeypatch):
     """Else `ping` has no answer, and the driver ends a Coordinator that is well, again and again (P7)."""
     monkeypatch.setattr(checkpoint_scan, "SCAN_S", 0.05)
     disk = Disk()
-
-    async def scenario(scan):
+    old, new = ("step 9",), ("step 9", "step 19")
+    async with disk.scan() as scan:
         first = await scan.latest()
         disk.turns.clear()
         disk.holds = ("step 9", "step 19")
@@ -64,18 +63,14 @@ def test_while_the_disk_stalls_the_loop_runs_and_what_was_seen_last_is_used(monk
         again = [await scan.latest() for _ in range(20)]
         disk.turns.set()
         await asyncio.wait([scan._reading])
-        return first, stalled, set(again), turns > 0, await scan.latest()
-
-    old, new = ("step 9",), ("step 9", "step 19")
-    assert disk.play(scenario) == (old, old, {old}, True, new)
+        assert (first, stalled, set(again), turns > 0, await scan.latest()) == (old, old, {old}, True, new)
     assert len(disk.told) == 1 and "no answer from its disk" in disk.told[0]
     assert disk.reads == 2, "a disk that stalls is not asked again before it has answered"
 
 
-def test_what_was_read_before_an_action_ended_is_not_used():
+async def test_what_was_read_before_an_action_ended_is_not_used():
     disk = Disk()
-
-    async def scenario(scan):
+    async with disk.scan() as scan:
         disk.turns.clear()
         reading = asyncio.create_task(scan.latest())
         while not disk.reads:
@@ -83,18 +78,13 @@ def test_what_was_read_before_an_action_ended_is_not_used():
         disk.holds = ()  # condemned meanwhile
         scan.invalidate()
         disk.turns.set()
-        return await reading
-
-    assert disk.play(scenario) == ()
+        assert await reading == ()
     assert disk.reads == 2
 
 
-def test_a_disk_that_never_could_be_read_is_an_error():
+async def test_a_disk_that_never_could_be_read_is_an_error():
     disk = Disk()
     disk.error = CheckpointError("the folder can't be listed")
-
-    async def scenario(scan):
-        await scan.latest()
-
     with pytest.raises(CheckpointError, match="can't be listed"):
-        disk.play(scenario)
+        async with disk.scan() as scan:
+            await scan.latest()

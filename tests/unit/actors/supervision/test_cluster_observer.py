@@ -120,28 +120,27 @@ def test_no_checkpoint_is_called_damaged_while_the_disk_can_not_be_read(trial):
     assert trial.standing() == [19] and not trial.events("checkpoint.damaged")
 
 
-def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_nothing_is_left_after_close(trial, monkeypatch):
-    async def scenario():
-        ended = []
+async def test_a_defect_in_telling_the_trainer_of_a_lost_server_is_raised_and_nothing_is_left_after_close(
+    trial, monkeypatch
+):
+    ended = []
 
-        async def never_told(*args):
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append(True)
+    async def never_told(*args):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
 
-        async def defect(*args):
-            raise KeyError("a defect")
+    async def defect(*args):
+        raise KeyError("a defect")
 
-        monkeypatch.setattr(trial.eyes.trainer, "call", never_told)
-        trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
-        await asyncio.sleep(0)
-        monkeypatch.setattr(trial.eyes.trainer, "call", defect)
-        trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
-        await asyncio.sleep(0)
-        with pytest.raises(KeyError, match="a defect"):
-            await trial.eyes.look(is_stopped=False)
-        await trial.eyes.close()
-        return ended
-
-    assert asyncio.run(scenario()) == [True]
+    monkeypatch.setattr(trial.eyes.trainer, "call", never_told)
+    trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(trial.eyes.trainer, "call", defect)
+    trial.eyes._tasks.start(trial.eyes._tell_trainer([]))
+    await asyncio.sleep(0)
+    with pytest.raises(KeyError, match="a defect"):
+        await trial.eyes.look(is_stopped=False)
+    await trial.eyes.close()
+    assert ended == [True]

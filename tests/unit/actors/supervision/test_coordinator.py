@@ -58,34 +58,22 @@ class Trial:
         return [event for event in read_lines(self.path) if event["event"] == name]
 
 
-def play(scenario):
-    return asyncio.run(scenario())
-
-
-def test_a_run_begins_with_weights_before_traffic_and_traffic_before_steps(tmp_path):
-    async def scenario():
-        trial = Trial(tmp_path)
-        trial.history.begin()
-        await trial.hands.begin()
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_a_run_begins_with_weights_before_traffic_and_traffic_before_steps(tmp_path):
+    trial = Trial(tmp_path)
+    trial.history.begin()
+    await trial.hands.begin()
+    await trial.turns()
     kinds = [type(action) for action in trial.did()]
     assert kinds == [RestoreTrainer, AdmitServer, AdmitServer, ResumeTrainer]
     assert trial.history.state is RunState.RUNNING
     assert trial.history.attempts[0].cause is Cause.CHECKPOINT_CORRUPT  # counted, so that it can't go on
 
 
-def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_alone(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(7)
-        trial.run.kill_server("server-1")
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_alone(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(7)
+    trial.run.kill_server("server-1")
+    await trial.turns()
     restart, load, admit = trial.did()
     assert (restart.name, restart.reason.partition(";")[0]) == ("server-1", "ended by SIGKILL")
     assert load == LoadWeights(name="server-1", version=7, lineage=1)
@@ -95,44 +83,33 @@ def test_a_dead_server_is_replaced_in_the_round_and_the_trainer_is_left_alone(tm
     assert [e["subject"] for e in trial.events("server.ready")][-1] == "server-1"
 
 
-def test_a_run_without_a_doubt_is_looked_at_less_often(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        quiet = await trial.coordinator.turn() - trial.run.now
-        trial.run.kill_server("server-1")
-        return quiet, await trial.coordinator.turn() - trial.run.now
-
-    assert play(scenario) == pytest.approx((QUIET_TURN_S, TURN_S))
+async def test_a_run_without_a_doubt_is_looked_at_less_often(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    quiet = await trial.coordinator.turn() - trial.run.now
+    trial.run.kill_server("server-1")
+    assert (quiet, await trial.coordinator.turn() - trial.run.now) == pytest.approx((QUIET_TURN_S, TURN_S))
 
 
-def test_all_servers_at_once_is_the_same_path(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(3)
-        for name in trial.run.servers:
-            trial.run.kill_server(name)
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_all_servers_at_once_is_the_same_path(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(3)
+    for name in trial.run.servers:
+        trial.run.kill_server(name)
+    await trial.turns()
     assert {action.name for action in trial.did(RestartServer)} == {"server-0", "server-1"}
     assert not trial.did(PauseTrainer, RestartTrainer, RestoreTrainer)
     assert all(s.state is ServerState.READY for s in trial.run.servers.values())
 
 
-def test_a_dead_trainer_is_restarted_and_restored_and_the_servers_follow(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(9)
-        trial.run.checkpoints = (
-            CheckpointFacts(global_step=4, policy_version=5, status=CheckpointStatus.CANDIDATE),
-            CheckpointFacts(global_step=8, policy_version=9, status=CheckpointStatus.CANDIDATE),
-        )
-        trial.run.kill_trainer()
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_a_dead_trainer_is_restarted_and_restored_and_the_servers_follow(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(9)
+    trial.run.checkpoints = (
+        CheckpointFacts(global_step=4, policy_version=5, status=CheckpointStatus.CANDIDATE),
+        CheckpointFacts(global_step=8, policy_version=9, status=CheckpointStatus.CANDIDATE),
+    )
+    trial.run.kill_trainer()
+    await trial.turns()
     kinds = [type(action) for action in trial.did()]
     assert kinds[:2] == [RestartTrainer, RestoreTrainer]
     assert trial.did(RestoreTrainer)[0].global_step == 8
@@ -141,69 +118,53 @@ def test_a_dead_trainer_is_restarted_and_restored_and_the_servers_follow(tmp_pat
     assert trial.history.state is RunState.RUNNING
 
 
-def test_what_fails_is_due_again_and_each_try_is_in_the_journal(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.hands.fails[RestartServer] = 2
-        trial.run.kill_server()
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_what_fails_is_due_again_and_each_try_is_in_the_journal(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.hands.fails[RestartServer] = 2
+    trial.run.kill_server()
+    await trial.turns()
     assert len(trial.did(RestartServer)) == 3
     failed = trial.events("server.restarting_failed")
     assert [event["reason"] for event in failed] == ["it did not work"] * 2
     assert trial.run.servers["server-0"].state is ServerState.READY
 
 
-def test_a_repair_that_never_works_ends_the_run_with_its_reason(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path, RunModel(servers=1)).begun()
-        trial.hands.fails[RestartServer] = 1000
-        trial.run.kill_server()
-        await trial.turns(200)
-        return trial
-
-    trial = play(scenario)
+async def test_a_repair_that_never_works_ends_the_run_with_its_reason(tmp_path):
+    trial = await Trial(tmp_path, RunModel(servers=1)).begun()
+    trial.hands.fails[RestartServer] = 1000
+    trial.run.kill_server()
+    await trial.turns(200)
     assert trial.history.state is RunState.ERRORED
     assert "server_crash of server-0" in trial.history.ending_reason
     assert [action.word for action in trial.did(Halt)] == [TerminalStatus.ERRORED]
 
 
-def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.hands.hangs.add(RestartServer)
-        trial.run.kill_server("server-0")
-        trial.run.now += 1.0
-        trial.hands.patience_s = 0.0
-        await trial.coordinator.turn()
-        while not trial.events("server.restarting_failed"):
-            await asyncio.sleep(0)
-        trial.hands.hangs.clear()
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_an_action_past_its_deadline_is_given_up_and_holds_up_nobody(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.hands.hangs.add(RestartServer)
+    trial.run.kill_server("server-0")
+    trial.run.now += 1.0
+    trial.hands.patience_s = 0.0
+    await trial.coordinator.turn()
+    while not trial.events("server.restarting_failed"):
+        await asyncio.sleep(0)
+    trial.hands.hangs.clear()
+    await trial.turns()
     assert "not done within 0 s" in trial.events("server.restarting_failed")[0]["reason"]
     assert trial.run.servers["server-0"].state is ServerState.READY
 
 
-def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(40)
-        trial.run.checkpoints = tuple(
-            CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
-            for step in (9, 19, 29, 39)
-        )
-        trial.run.incident = Incident(
-            cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=trial.run.now, onset_step=25
-        )
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(40)
+    trial.run.checkpoints = tuple(
+        CheckpointFacts(global_step=step, policy_version=step + 1, status=CheckpointStatus.CANDIDATE)
+        for step in (9, 19, 29, 39)
+    )
+    trial.run.incident = Incident(
+        cause=Cause.REWARD_COLLAPSE, subject="policy", reason="rewards fell", since=trial.run.now, onset_step=25
+    )
+    await trial.turns()
     kinds = [type(action).__name__ for action in trial.did()]
     assert kinds[:3] == ["PauseTrainer", "CondemnCheckpoints", "RestoreTrainer"]
     assert trial.did(RestoreTrainer)[0].global_step == 19
@@ -212,96 +173,76 @@ def test_damage_is_paused_condemned_and_restored_to_before_it(tmp_path):
 
 
 @pytest.mark.parametrize("word", [TerminalStatus.ABORTED, TerminalStatus.FINISHED])
-def test_every_end_goes_through_a_halt(tmp_path, word):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(2)
-        if word is TerminalStatus.ABORTED:
-            trial.coordinator.abort("ended by the user")
-        else:
-            trial.run.train(is_finished=True, is_paused=True)
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_every_end_goes_through_a_halt(tmp_path, word):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(2)
+    if word is TerminalStatus.ABORTED:
+        trial.coordinator.abort("ended by the user")
+    else:
+        trial.run.train(is_finished=True, is_paused=True)
+    await trial.turns()
     assert [type(action) for action in trial.did()] == [Halt]
     assert trial.history.state == word
 
 
-def test_the_loop_itself_runs_to_the_end_and_returns_the_word(tmp_path):
-    async def scenario():
-        trial = Trial(tmp_path)
-        trial.run.now = time.monotonic()
-        running = asyncio.create_task(trial.coordinator.run())
-        while trial.run.trainer.is_paused:
-            await asyncio.sleep(0)
-        trial.run.step(5)
-        trial.run.train(is_finished=True)
-        trial.hands.changed.set()
-        return await running
-
-    outcome = play(scenario)
+async def test_the_loop_itself_runs_to_the_end_and_returns_the_word(tmp_path):
+    trial = Trial(tmp_path)
+    trial.run.now = time.monotonic()
+    running = asyncio.create_task(trial.coordinator.run())
+    while trial.run.trainer.is_paused:
+        await asyncio.sleep(0)
+    trial.run.step(5)
+    trial.run.train(is_finished=True)
+    trial.hands.changed.set()
+    outcome = await running
     assert (outcome.status, outcome.last_step, outcome.reason) == (TerminalStatus.FINISHED, 4, "all steps are done")
 
 
 # ── a Coordinator that is killed ──
 
 
-def test_a_successor_of_a_healthy_run_does_nothing(tmp_path):
-    async def scenario():
-        before = await Trial(tmp_path).begun()
-        before.run.step(3)
-        after = Trial(tmp_path, before.run)
-        await after.hands.begin()
-        await after.turns()
-        return before, after
-
-    before, after = play(scenario)
+async def test_a_successor_of_a_healthy_run_does_nothing(tmp_path):
+    before = await Trial(tmp_path).begun()
+    before.run.step(3)
+    after = Trial(tmp_path, before.run)
+    await after.hands.begin()
+    await after.turns()
     assert after.did() == []
     assert after.history.state is RunState.RUNNING
     assert after.history.attempts == before.history.attempts
     assert (after.history.lineage, after.history.generations) == (1, {"server-0": 0, "server-1": 0})
 
 
-def test_a_successor_finishes_the_repair_that_was_under_way(tmp_path):
+async def test_a_successor_finishes_the_repair_that_was_under_way(tmp_path):
     """Killed after it ordered a restart, which the server's actor carries out on its own."""
-
-    async def scenario():
-        before = await Trial(tmp_path).begun()
-        before.run.step(3)
-        before.hands.hangs.add(RestartServer)
-        before.run.kill_server()
-        await before.turns(1)
-        assert len(before.did(RestartServer)) == 1
-        before.run.server(state=ServerState.STARTING, verdict=STARTING)  # as its actor says by now
-        after = Trial(tmp_path, before.run)
-        await after.hands.begin()
-        await after.turns(3)
-        waits = after.did()
-        after.run.server(state=ServerState.STALE, verdict=ALIVE, weight_version=0, lineage=None)
-        await after.turns()
-        return before, after, waits
-
-    before, after, waits = play(scenario)
+    before = await Trial(tmp_path).begun()
+    before.run.step(3)
+    before.hands.hangs.add(RestartServer)
+    before.run.kill_server()
+    await before.turns(1)
+    assert len(before.did(RestartServer)) == 1
+    before.run.server(state=ServerState.STARTING, verdict=STARTING)  # as its actor says by now
+    after = Trial(tmp_path, before.run)
+    await after.hands.begin()
+    await after.turns(3)
+    waits = after.did()
+    after.run.server(state=ServerState.STALE, verdict=ALIVE, weight_version=0, lineage=None)
+    await after.turns()
     assert waits == []
     assert [type(action) for action in after.did()] == [LoadWeights, AdmitServer]
     assert after.history.attempts[: len(before.history.attempts)] == before.history.attempts
     assert after.history.state is RunState.RUNNING
 
 
-def test_a_successor_goes_on_with_a_restore_and_with_its_count(tmp_path):
-    async def scenario():
-        before = await Trial(tmp_path).begun()
-        before.run.step(3)
-        before.hands.hangs.add(RestartTrainer)
-        before.run.kill_trainer()
-        await before.turns(1)
-        after = Trial(tmp_path, before.run)
-        await after.hands.begin()
-        await after.turns()
-        return after
-
-    after = play(scenario)
+async def test_a_successor_goes_on_with_a_restore_and_with_its_count(tmp_path):
+    before = await Trial(tmp_path).begun()
+    before.run.step(3)
+    before.hands.hangs.add(RestartTrainer)
+    before.run.kill_trainer()
+    await before.turns(1)
+    after = Trial(tmp_path, before.run)
+    await after.hands.begin()
+    await after.turns()
     kinds = [type(action) for action in after.did()]
     assert kinds[:2] == [RestartTrainer, RestoreTrainer]
     assert after.history.lineage == 2
@@ -309,18 +250,14 @@ def test_a_successor_goes_on_with_a_restore_and_with_its_count(tmp_path):
     assert after.history.state is RunState.RUNNING
 
 
-def test_a_successor_goes_on_shutting_down_with_the_word_that_was_given(tmp_path):
-    async def scenario():
-        before = await Trial(tmp_path).begun()
-        before.hands.hangs.add(Halt)
-        before.coordinator.abort("ended by the user")
-        await before.turns(2)
-        after = Trial(tmp_path, before.run)
-        await after.hands.begin()
-        await after.turns()
-        return after
-
-    after = play(scenario)
+async def test_a_successor_goes_on_shutting_down_with_the_word_that_was_given(tmp_path):
+    before = await Trial(tmp_path).begun()
+    before.hands.hangs.add(Halt)
+    before.coordinator.abort("ended by the user")
+    await before.turns(2)
+    after = Trial(tmp_path, before.run)
+    await after.hands.begin()
+    await after.turns()
     assert after.history.state is RunState.ABORTED
     assert after.history.ending_reason == "ended by the user"
 
@@ -331,30 +268,23 @@ def test_events_of_an_earlier_attempt_are_not_its_own(tmp_path):
     assert RunHistory.read(Journal(path, 2), path, 2).ending is None
 
 
-def test_servers_that_died_before_one_look_get_their_incidents_in_the_order_of_their_numbers(tmp_path):
+async def test_servers_that_died_before_one_look_get_their_incidents_in_the_order_of_their_numbers(tmp_path):
     """Their deaths have taken numbers already, and not in the order in which the plan names the servers."""
-
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        for name in ("server-1", "server-0"):
-            end = ServerExit(name=name, generation=0, pid=7, exit_code=-9, reason="killed", at=0.0, monotonic=0.0)
-            trial.history.server_died(end, 0.0)
-            trial.run.kill_server(name)
-        await trial.turns(1)
-        return trial
-
-    began = play(scenario).events("incident.began")
+    trial = await Trial(tmp_path).begun()
+    for name in ("server-1", "server-0"):
+        end = ServerExit(name=name, generation=0, pid=7, exit_code=-9, reason="killed", at=0.0, monotonic=0.0)
+        trial.history.server_died(end, 0.0)
+        trial.run.kill_server(name)
+    await trial.turns(1)
+    began = trial.events("incident.began")
     assert [(event["incident"], event["subject"]) for event in began] == [(1, "server-1"), (2, "server-0")]
 
 
-def test_what_failed_long_ago_no_longer_delays_what_fails_now(tmp_path):
-    async def scenario():
-        trial, load, waits = Trial(tmp_path), LoadWeights(name="s0", version=1, lineage=1), []
-        for after_s in (0.0, 1.0, 2.0, CONFIG.restart.window_s + 1.0):
-            trial.run.now += after_s
-            trial.coordinator._failed(load, "it died while it loaded", trial.run.now)
-            rests = trial.coordinator._observe(await trial.hands.look()).not_before
-            waits.extend(not_before - trial.run.now for not_before in rests.values())
-        return waits
-
-    assert [wait / CONFIG.restart.wait_initial_s for wait in play(scenario)] == [1, 2, 4, 1]
+async def test_what_failed_long_ago_no_longer_delays_what_fails_now(tmp_path):
+    trial, load, waits = Trial(tmp_path), LoadWeights(name="s0", version=1, lineage=1), []
+    for after_s in (0.0, 1.0, 2.0, CONFIG.restart.window_s + 1.0):
+        trial.run.now += after_s
+        trial.coordinator._failed(load, "it died while it loaded", trial.run.now)
+        rests = trial.coordinator._observe(await trial.hands.look()).not_before
+        waits.extend(not_before - trial.run.now for not_before in rests.values())
+    assert [wait / CONFIG.restart.wait_initial_s for wait in waits] == [1, 2, 4, 1]

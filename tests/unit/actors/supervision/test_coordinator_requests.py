@@ -19,7 +19,7 @@ class Asked:
         self.aborts.append(reason)
 
 
-def test_an_unexpected_error_is_recorded_once_and_ends_no_later_request(tmp_path, monkeypatch):
+async def test_an_unexpected_error_is_recorded_once_and_ends_no_later_request(tmp_path, monkeypatch):
     monkeypatch.setattr(coordinator_actor, "REQUESTS_S", 0.0)
     path, coordinator, reads = tmp_path / "events.jsonl", Asked(), []
 
@@ -29,14 +29,11 @@ def test_an_unexpected_error_is_recorded_once_and_ends_no_later_request(tmp_path
             raise RecursionError("too deep")
         return RequestEntry(wish=ControlRequest.STOP, by="somebody")
 
-    async def scenario():
-        following = asyncio.create_task(follow_requests(coordinator, read, Journal(path, 1)))
-        async with asyncio.timeout(10):
-            while not coordinator.aborts:
-                await asyncio.sleep(0.001)
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(scenario())
+    following = asyncio.create_task(follow_requests(coordinator, read, Journal(path, 1)))
+    async with asyncio.timeout(10):
+        while not coordinator.aborts:
+            await asyncio.sleep(0.001)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
     assert coordinator.aborts[0] == "asked by somebody"
     assert [event["event"] for event in read_lines(path)] == ["request.failed"]

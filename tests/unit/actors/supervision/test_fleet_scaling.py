@@ -119,26 +119,22 @@ class FleetTrial(Trial):
         self.coordinator._cluster = self.hands
 
 
-def test_join_and_leave_across_a_killed_coordinator(tmp_path):
-    async def scenario():
-        trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
-        assert trial.coordinator.add_server("by order") == "server-1"
-        successor = FleetTrial(tmp_path, trial.run)  # the first one was killed before it did anything
-        await successor.hands.begin()
-        await successor.turns()
-        assert successor.run.servers["server-1"].state is ServerState.READY
-        assert [type(a) for a in successor.did(JoinServer, AdmitServer)] == [JoinServer, AdmitServer]
-        successor.coordinator.remove_server("server-0", "by order")
-        successor.coordinator.remove_server("server-0", "twice changes nothing")
-        third = FleetTrial(tmp_path, trial.run)
-        await third.turns()
-        assert list(third.run.servers) == ["server-1"]
-        assert third.coordinator.add_server("one more") == "server-2"
-        return third
-
-    trial = asyncio.run(scenario())
-    assert [e["subject"] for e in trial.events("server.left")] == ["server-0"]
-    assert trial.events("incident.began") == []
+async def test_join_and_leave_across_a_killed_coordinator(tmp_path):
+    trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
+    assert trial.coordinator.add_server("by order") == "server-1"
+    successor = FleetTrial(tmp_path, trial.run)  # the first one was killed before it did anything
+    await successor.hands.begin()
+    await successor.turns()
+    assert successor.run.servers["server-1"].state is ServerState.READY
+    assert [type(a) for a in successor.did(JoinServer, AdmitServer)] == [JoinServer, AdmitServer]
+    successor.coordinator.remove_server("server-0", "by order")
+    successor.coordinator.remove_server("server-0", "twice changes nothing")
+    third = FleetTrial(tmp_path, trial.run)
+    await third.turns()
+    assert list(third.run.servers) == ["server-1"]
+    assert third.coordinator.add_server("one more") == "server-2"
+    assert [e["subject"] for e in third.events("server.left")] == ["server-0"]
+    assert third.events("incident.began") == []
 
 
 @pytest.mark.parametrize(
@@ -156,35 +152,28 @@ def test_how_a_fleet_changes_to_a_size(servers, staying, without, joins, leaves)
     assert change_to(servers, staying, without=without) == FleetChange(joins=joins, leaves=leaves)
 
 
-def test_a_fleet_gets_the_size_that_is_wanted_and_asking_again_changes_nothing(tmp_path):
-    async def scenario():
-        trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
-        for _ in range(3):
-            trial.coordinator.resize(1, without=("server-0",), reason="by order")
-            await trial.turns()
-        trial.coordinator.abort("by order")
-        trial.coordinator.resize(5, without=(), reason="too late")
-        return trial
-
-    trial = asyncio.run(scenario())
+async def test_a_fleet_gets_the_size_that_is_wanted_and_asking_again_changes_nothing(tmp_path):
+    trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
+    for _ in range(3):
+        trial.coordinator.resize(1, without=("server-0",), reason="by order")
+        await trial.turns()
+    trial.coordinator.abort("by order")
+    trial.coordinator.resize(5, without=(), reason="too late")
     assert [e["subject"] for e in trial.events("server.join_asked")] == ["server-1"]
     assert [e["subject"] for e in trial.events("server.left")] == ["server-0"]
 
 
-def test_what_can_not_be_is_refused_with_the_reason(tmp_path):
-    async def scenario():
-        trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
+async def test_what_can_not_be_is_refused_with_the_reason(tmp_path):
+    trial = await FleetTrial(tmp_path, RunModel(servers=1)).begun()
+    trial.coordinator.add_server("by order")
+    with pytest.raises(UsageError, match=r"no server 'server-7'[\s\S]*server-0, server-1"):
+        trial.coordinator.remove_server("server-7", "by order")
+    trial.coordinator.remove_server("server-1", "by order")
+    with pytest.raises(UsageError, match=r"server-0 is the only server that stays"):
+        trial.coordinator.remove_server("server-0", "by order")
+    trial.coordinator.abort("by order")
+    with pytest.raises(UsageError, match="the run is ending"):
         trial.coordinator.add_server("by order")
-        with pytest.raises(UsageError, match=r"no server 'server-7'[\s\S]*server-0, server-1"):
-            trial.coordinator.remove_server("server-7", "by order")
-        trial.coordinator.remove_server("server-1", "by order")
-        with pytest.raises(UsageError, match=r"server-0 is the only server that stays"):
-            trial.coordinator.remove_server("server-0", "by order")
-        trial.coordinator.abort("by order")
-        with pytest.raises(UsageError, match="the run is ending"):
-            trial.coordinator.add_server("by order")
-
-    asyncio.run(scenario())
 
 
 # ── the hands ──
@@ -229,55 +218,45 @@ class Fleet:
         return [(event["event"], event["subject"]) for event in read_lines(self.path)]
 
 
-def test_the_hands_take_in_and_let_go(tmp_path):
-    async def scenario():
-        looked = []
+async def test_the_hands_take_in_and_let_go(tmp_path):
+    looked = []
 
-        def find(name):  # the driver makes it a moment later
-            looked.append(name)
-            if len(looked) < 3:
-                raise ValueError("no actor of that name")
-            return FakeActor(info=never, stop=None)
+    def find(name):  # the driver makes it a moment later
+        looked.append(name)
+        if len(looked) < 3:
+            raise ValueError("no actor of that name")
+        return FakeActor(info=never, stop=None)
 
-        fleet = Fleet(tmp_path, find=find)
-        assert await fleet.hands.join("server-4") == {"servers": 1}
-        assert await fleet.hands.leave("server-4") == {"moved": 2, "servers": 0}
-        assert fleet.drains == [("server-4", 60.0)]
-        assert await fleet.hands.leave("server-4") == {"moved": 0, "servers": 0}, "done again after a restart"
-        await fleet.hands.close()
-
-    asyncio.run(scenario())
+    fleet = Fleet(tmp_path, find=find)
+    assert await fleet.hands.join("server-4") == {"servers": 1}
+    assert await fleet.hands.leave("server-4") == {"moved": 2, "servers": 0}
+    assert fleet.drains == [("server-4", 60.0)]
+    assert await fleet.hands.leave("server-4") == {"moved": 0, "servers": 0}, "done again after a restart"
+    await fleet.hands.close()
 
 
-def test_a_joining_server_that_does_not_start_is_the_plans_to_mend_and_ends_no_run(tmp_path):
-    async def scenario():
-        fleet = Fleet(tmp_path, start=UsageError("port 30001 is in use", "choose another sglang.port"))
-        await fleet.hands.join("server-4")
-        await asyncio.wait_for(fleet.changed.wait(), 10)
-        slot = fleet.eyes.slots["server-4"]
-        seen = slot.facts(None, None, is_publishing=False)
-        await fleet.hands.close()
-        await slot.close()
-        return fleet, seen
-
-    fleet, seen = asyncio.run(scenario())
+async def test_a_joining_server_that_does_not_start_is_the_plans_to_mend_and_ends_no_run(tmp_path):
+    fleet = Fleet(tmp_path, start=UsageError("port 30001 is in use", "choose another sglang.port"))
+    await fleet.hands.join("server-4")
+    await asyncio.wait_for(fleet.changed.wait(), 10)
+    slot = fleet.eyes.slots["server-4"]
+    seen = slot.facts(None, None, is_publishing=False)
+    await fleet.hands.close()
+    await slot.close()
     assert seen.state is ServerState.DEAD and "port 30001" in seen.verdict.reason
     assert fleet.events() == [("start.failed", "server-4")]
     assert Halt not in kinds(decide(observed(server(0), dead(1))))
 
 
-def test_a_server_leaves_also_where_trainer_and_actor_are_away(tmp_path):
-    async def scenario():
-        async def stop():
-            raise RunError("its actor has died")
+async def test_a_server_leaves_also_where_trainer_and_actor_are_away(tmp_path):
+    async def stop():
+        raise RunError("its actor has died")
 
-        fleet = Fleet(tmp_path, actor=FakeActor(info=never, stop=stop), drain=ServerError("no trainer"))
-        await fleet.hands.join("server-4")
-        assert await fleet.hands.leave("server-4") == {"moved": 0, "servers": 0}
-        await fleet.hands.close()
-        return fleet
-
-    assert asyncio.run(scenario()).events() == [("actor.stop_failed", "server-4")]
+    fleet = Fleet(tmp_path, actor=FakeActor(info=never, stop=stop), drain=ServerError("no trainer"))
+    await fleet.hands.join("server-4")
+    assert await fleet.hands.leave("server-4") == {"moved": 0, "servers": 0}
+    await fleet.hands.close()
+    assert fleet.events() == [("actor.stop_failed", "server-4")]
 
 
 def test_an_actor_that_nobody_makes_is_said(tmp_path, monkeypatch):
@@ -295,17 +274,13 @@ def test_a_trainer_that_is_away_keeps_nobody(tmp_path):
     ]
 
 
-def test_a_newcomer_whose_start_meets_a_defect_is_dead_and_in_the_journal_and_not_starting_for_ever(tmp_path):
-    async def scenario():
-        fleet = Fleet(tmp_path, start=KeyError("a defect"))
-        await fleet.hands.join("server-4")
-        await asyncio.wait_for(fleet.changed.wait(), 10)
-        slot = fleet.eyes.slots["server-4"]
-        seen = slot.facts(None, None, is_publishing=False)
-        await fleet.hands.close()
-        await slot.close()
-        return fleet, seen
-
-    fleet, seen = asyncio.run(scenario())
+async def test_a_newcomer_whose_start_meets_a_defect_is_dead_and_in_the_journal_and_not_starting_for_ever(tmp_path):
+    fleet = Fleet(tmp_path, start=KeyError("a defect"))
+    await fleet.hands.join("server-4")
+    await asyncio.wait_for(fleet.changed.wait(), 10)
+    slot = fleet.eyes.slots["server-4"]
+    seen = slot.facts(None, None, is_publishing=False)
+    await fleet.hands.close()
+    await slot.close()
     assert seen.state is ServerState.DEAD and "a defect" in seen.verdict.reason
     assert fleet.events() == [("start.failed", "server-4")]

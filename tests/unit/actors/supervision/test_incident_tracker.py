@@ -19,7 +19,7 @@ from launcher.policy.run_state import RunState
 from launcher.run_files.journal import Journal, read_lines
 from launcher.run_files.run_paths import RunPaths
 from tests.support.replay import Replay, prompts
-from tests.unit.actors.supervision.test_coordinator import Trial, play
+from tests.unit.actors.supervision.test_coordinator import Trial
 from tests.unit.actors.supervision.test_incident_artifacts import SLEEPER
 
 
@@ -30,15 +30,11 @@ def told(trial):
     return [(e["event"].rpartition(".")[2], e["incident"], e["cause"], e["subject"], e.get("is_mended")) for e in lines]
 
 
-def test_a_crash_is_one_incident_with_what_was_done_and_how_long_it_took(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(7)
-        trial.run.kill_server("server-1")
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_a_crash_is_one_incident_with_what_was_done_and_how_long_it_took(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(7)
+    trial.run.kill_server("server-1")
+    await trial.turns()
     assert told(trial) == [
         ("began", 1, "server_crash", "server-1", None),
         ("ended", 1, "server_crash", "server-1", True),
@@ -55,72 +51,55 @@ def test_a_crash_is_one_incident_with_what_was_done_and_how_long_it_took(tmp_pat
     assert mine >= {"repair.begun", "server.restarting", "server.restarted", "server.loaded", "server.ready"}
 
 
-def test_a_successor_ends_what_its_predecessor_began_and_counts_on(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.hands.hangs.add(RestartServer)
-        trial.run.kill_server("server-0")
-        await trial.turns(3)
-        second = Trial(tmp_path, trial.run)  # the first one is killed
-        second.coordinator._incidents.begin()
-        await second.turns()
-        second.run.kill_server("server-1")
-        await second.turns()
-        return second
-
-    trial = play(scenario)
-    assert [line[:2] for line in told(trial)] == [("began", 1), ("ended", 1), ("began", 2), ("ended", 2)]
+async def test_a_successor_ends_what_its_predecessor_began_and_counts_on(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.hands.hangs.add(RestartServer)
+    trial.run.kill_server("server-0")
+    await trial.turns(3)
+    second = Trial(tmp_path, trial.run)  # the first one is killed
+    second.coordinator._incidents.begin()
+    await second.turns()
+    second.run.kill_server("server-1")
+    await second.turns()
+    assert [line[:2] for line in told(second)] == [("began", 1), ("ended", 1), ("began", 2), ("ended", 2)]
 
 
-def test_what_an_attempt_that_was_killed_left_open_is_closed_by_the_next(tmp_path):
+async def test_what_an_attempt_that_was_killed_left_open_is_closed_by_the_next(tmp_path):
     journal = Journal(tmp_path / "events.jsonl", 0)
     facts = {"subject": "server-0", "incident": 4, "cause": "server_hang", "at": 1.0}
     journal.record("incident.began", reason="stopped", **facts)
-
-    async def scenario():
-        trial = Trial(tmp_path)
-        trial.coordinator._incidents.begin()
-        await trial.begun()
-        trial.run.kill_server("server-0")
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+    trial = Trial(tmp_path)
+    trial.coordinator._incidents.begin()
+    await trial.begun()
+    trial.run.kill_server("server-0")
+    await trial.turns()
     assert told(trial)[1] == ("ended", 4, "server_hang", "server-0", False)
     assert [line[1] for line in told(trial)] == [4, 4, 5, 5]
 
 
-def test_a_collapse_ends_when_training_goes_on_and_the_whole_repair_belongs_to_it(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.step(30)
-        trial.run.incident = Incident(
-            cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=trial.run.now, onset_step=20
-        )
-        await trial.turns()
-        return trial
-
-    trial = play(scenario)
+async def test_a_collapse_ends_when_training_goes_on_and_the_whole_repair_belongs_to_it(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.step(30)
+    trial.run.incident = Incident(
+        cause=Cause.REWARD_COLLAPSE, subject="policy", reason="fell", since=trial.run.now, onset_step=20
+    )
+    await trial.turns()
     assert told(trial)[-1] == ("ended", 1, "reward_collapse", "policy", True)
     (restoring,) = [e for e in trial.events("trainer.restoring") if e["incident"] == 1]
     assert {e["incident"] for e in trial.events("server.loaded") if e["time"] > restoring["time"]} == {1}
     assert trial.run.servers["server-0"].state is ServerState.READY
 
 
-def test_at_the_end_of_the_run_nothing_stays_open(tmp_path):
-    async def scenario():
-        trial = await Trial(tmp_path).begun()
-        trial.run.kill_server("server-0")
-        trial.hands.hangs.add(RestartServer)
-        await trial.turns(3)
-        trial.run.train(is_finished=True)
-        running = asyncio.create_task(trial.coordinator.run())
-        trial.coordinator.abort("")
-        async with asyncio.timeout(30):
-            await running
-        return trial
-
-    trial = play(scenario)
+async def test_at_the_end_of_the_run_nothing_stays_open(tmp_path):
+    trial = await Trial(tmp_path).begun()
+    trial.run.kill_server("server-0")
+    trial.hands.hangs.add(RestartServer)
+    await trial.turns(3)
+    trial.run.train(is_finished=True)
+    running = asyncio.create_task(trial.coordinator.run())
+    trial.coordinator.abort("")
+    async with asyncio.timeout(30):
+        await running
     assert trial.history.state is RunState.FINISHED
     assert told(trial)[-1] == ("ended", 1, "server_crash", "server-0", False)
 
@@ -143,24 +122,20 @@ class OneTake:
 BATCH = Replay(prompts(4), 8).collect(OneTake(), want=4, weight_version=7)
 
 
-def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_the_whole_story(paths):
+async def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_the_whole_story(paths):
     paths.server_log(0).write_text("the last line\n")
     kept = Rejections(Journal(paths.events, 1))
     kept.add(BATCH, Admission(admitted=False, reason="far", cause=Cause.SERVER_CORRUPT), 7)
     began = {"incident": 3, "cause": "server_hang", "subject": "server-0", "reason": "stopped"}
-
-    async def scenario(pid):
-        artifacts = ArtifactCollector(paths, pids=lambda: {"server-0": pid})
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGSTOP)  # a stopped process must not stop who looks at it
+        artifacts = ArtifactCollector(paths, pids=lambda: {"server-0": process.pid})
         artifacts.began(3, began)
         await artifacts.evidence_before(RestartServer(name="server-0", reason=""))
         artifacts.joined(3, kept.since_step[0])
         artifacts.ended(3, began | {"is_mended": True, "seconds": 2.5})
         await artifacts.close()
-
-    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGSTOP)  # a stopped process must not stop who looks at it
-        asyncio.run(scenario(process.pid))
         process.kill()
     folder = paths.incident(3)
     assert json.loads((folder / "incident.json").read_text())["seconds"] == 2.5
@@ -171,7 +146,7 @@ def test_a_hang_is_looked_at_before_its_process_is_ended_and_the_folder_tells_th
     assert (len(shown["groups"]), len(shown["groups"][0]["rollouts"])) == (4, 8)
 
 
-def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_of_a_later_process(paths):
+async def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_of_a_later_process(paths):
     paths.server_log(0).write_text("the last line\n")
     paths.incident(3).mkdir(parents=True)
     (paths.incident(3) / "incident.json").write_text('{"by": "the one that was killed"}')
@@ -179,14 +154,14 @@ def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_o
         assert process.stdout.readline() == "up\n"
         started = psutil.Process(process.pid).create_time()
 
-        async def scenario(number, time):
+        async def gathered(number, time):
             artifacts = ArtifactCollector(paths, pids=lambda: {"server-0": process.pid})
             artifacts.began(number, {"cause": "server_hang", "subject": "server-0", "time": time})
             await artifacts.evidence_before(RestartServer(name="server-0", reason=""))
             await artifacts.close()
 
-        asyncio.run(scenario(3, started - 1.0))
-        asyncio.run(scenario(4, started + 1.0))
+        await gathered(3, started - 1.0)
+        await gathered(4, started + 1.0)
         process.kill()
     assert "killed" in (paths.incident(3) / "incident.json").read_text()
     assert (paths.incident(3) / "server-0.log.tail").read_text() == "the last line\n"
@@ -194,20 +169,16 @@ def test_a_coordinator_after_a_killed_one_gathers_what_is_missing_but_no_stack_o
     assert "waits_for_nothing" in (paths.incident(4) / "stacks" / "server-0.txt").read_text()
 
 
-def test_where_nothing_can_be_written_nothing_is_hurt(paths):
+async def test_where_nothing_can_be_written_nothing_is_hurt(paths):
     paths.incidents.write_text("a file in its place")
     kept = Rejections(Journal(paths.events, 1))
     kept.add(BATCH, Admission(admitted=False, reason="no"), 7)
     assert kept.since_step[0].file == ""
-
-    async def scenario():
-        artifacts = ArtifactCollector(paths, pids=dict)
-        artifacts.began(1, {"cause": "server_hang", "subject": "server-0"})
-        artifacts.joined(1, kept.since_step[0])
-        artifacts.ended(1, {})
-        await artifacts.close()
-
-    asyncio.run(scenario())
+    artifacts = ArtifactCollector(paths, pids=dict)
+    artifacts.began(1, {"cause": "server_hang", "subject": "server-0"})
+    artifacts.joined(1, kept.since_step[0])
+    artifacts.ended(1, {})
+    await artifacts.close()
     assert paths.incidents.read_text() == "a file in its place"
 
 

@@ -24,69 +24,56 @@ class StalledDisk:
         monkeypatch.setattr(journal_module, "append_line", stalls)
 
 
-def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monkeypatch):
+async def test_a_disk_that_stalls_delays_actions_and_not_the_loop(tmp_path, monkeypatch):
     disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
-
-    async def scenario():
-        run = RunModel()
-        history = RunHistory(Journal(path, 1, in_background=True))
-        hands = ModelHands(run, history)
-        coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
-        history.begin()
-        await hands.begin()
-        for _ in range(5):
-            run.now += 1.0
-            await coordinator.turn()
-            await asyncio.sleep(0.01)
-        begun, done_while_stalled = len(coordinator._under_way), list(hands.done)
-        disk.turns.set()
-        async with asyncio.timeout(10):
-            while not hands.done:
-                await asyncio.sleep(0.005)
-        on_disk = [event["event"] for event in read_lines(path)]
-        await coordinator._drop_tasks()
-        return begun, done_while_stalled, on_disk
-
-    begun, done_while_stalled, on_disk = asyncio.run(scenario())
+    run = RunModel()
+    history = RunHistory(Journal(path, 1, in_background=True))
+    hands = ModelHands(run, history)
+    coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
+    history.begin()
+    await hands.begin()
+    for _ in range(5):
+        run.now += 1.0
+        await coordinator.turn()
+        await asyncio.sleep(0.01)
+    begun, done_while_stalled = len(coordinator._under_way), list(hands.done)
+    disk.turns.set()
+    async with asyncio.timeout(10):
+        while not hands.done:
+            await asyncio.sleep(0.005)
+    on_disk = [event["event"] for event in read_lines(path)]
+    await coordinator._drop_tasks()
     assert begun > 0 and done_while_stalled == []
     assert "trainer.restoring" in on_disk, "an action was carried out before it was on the disk"
 
 
-def test_a_run_is_paused_and_ended_although_the_disk_of_its_journal_stalls(tmp_path, monkeypatch):
+async def test_a_run_is_paused_and_ended_although_the_disk_of_its_journal_stalls(tmp_path, monkeypatch):
     disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
     monkeypatch.setattr(coordinator_module, "FLUSH_S", 0.05)
-
-    async def scenario():
-        run = RunModel()
-        history = RunHistory(Journal(path, 1, in_background=True))
-        hands = ModelHands(run, history)
-        hands.patience_s = 0.5
-        coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
-        history.begin()
-        await coordinator._perform(PauseTrainer(reason="a write does not return"))
-        await coordinator._perform(ResumeTrainer())
-        await coordinator._perform(Halt(reason="for more than disk.patience_s"))
-        disk.turns.set()
-        return hands.done
-
-    done = asyncio.run(scenario())
+    run = RunModel()
+    history = RunHistory(Journal(path, 1, in_background=True))
+    hands = ModelHands(run, history)
+    hands.patience_s = 0.5
+    coordinator = Coordinator(CONFIG, hands, history, clock=lambda: run.now)
+    history.begin()
+    await coordinator._perform(PauseTrainer(reason="a write does not return"))
+    await coordinator._perform(ResumeTrainer())
+    await coordinator._perform(Halt(reason="for more than disk.patience_s"))
+    disk.turns.set()
+    done = hands.done
     assert [type(action) for action in done] == [PauseTrainer, Halt], "a resume waits for its line"
 
 
-def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with_it(tmp_path, monkeypatch):
+async def test_lines_keep_their_order_and_a_caller_that_gives_up_takes_none_with_it(tmp_path, monkeypatch):
     disk, path = StalledDisk(monkeypatch), tmp_path / "events.jsonl"
-
-    async def scenario():
-        journal = Journal(path, 1, in_background=True)
-        for number in range(5):
-            journal.record(f"event.{number}")
-        waiting = asyncio.create_task(journal.flush())
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        disk.turns.set()
-        journal.record("event.5")
-        await journal.flush()
-
-    asyncio.run(scenario())
+    journal = Journal(path, 1, in_background=True)
+    for number in range(5):
+        journal.record(f"event.{number}")
+    waiting = asyncio.create_task(journal.flush())
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    disk.turns.set()
+    journal.record("event.5")
+    await journal.flush()
     assert [event["event"] for event in read_lines(path)] == [f"event.{number}" for number in range(6)]

@@ -90,29 +90,25 @@ def test_without_the_count_it_would_be_waited_for_for_ever(ended):
     assert ended == []
 
 
-def test_its_word_grows_old(monkeypatch):
+async def test_its_word_grows_old(monkeypatch):
     """P7: of a monitor that is away nothing is known, and nothing is done on what it said last."""
-
-    async def inside():
-        view = dataclasses.replace(SOUND, incident=INCIDENT)
-        link = MonitorHandle(
-            FakeActor(watch=lambda *_: view),
-            targets=list,
-            changed=asyncio.Event(),
-            hung_after_s=HUNG_S,
-        )
-        await link._probe.refresh()
-        fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
-        monkeypatch.setattr(monitor_handle, "FRESH_S", -1.0)
-        return fresh, link.incident, link.verdict("server-0", 1)
-
-    fresh, incident, verdict = asyncio.run(inside())
+    view = dataclasses.replace(SOUND, incident=INCIDENT)
+    link = MonitorHandle(
+        FakeActor(watch=lambda *_: view),
+        targets=list,
+        changed=asyncio.Event(),
+        hung_after_s=HUNG_S,
+    )
+    await link._probe.refresh()
+    fresh = link.incident, link.verdict("server-0", 1), link.verdict("server-0", 2)
+    monkeypatch.setattr(monitor_handle, "FRESH_S", -1.0)
+    incident, verdict = link.incident, link.verdict("server-0", 1)
     assert fresh == (INCIDENT, SOUND.servers[0].verdict, None)
     assert (incident, verdict) == (None, None)
 
 
-def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):
-    async def inside():
+async def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(ended):
+    with pytest.raises(KeyError, match="a defect"):
         link = MonitorHandle(
             FakeActor(watch=SOUND), targets=lambda: {}["a defect"], changed=asyncio.Event(), hung_after_s=1.0
         )
@@ -120,9 +116,6 @@ def test_a_defect_in_telling_it_the_servers_is_not_kept_from_the_coordinator(end
         for _ in range(TURNS):
             assert link.incident is None
             await asyncio.sleep(0)
-
-    with pytest.raises(KeyError, match="a defect"):
-        asyncio.run(inside())
 
 
 def test_silence_is_counted_while_it_is_asked_in_vain_and_forgotten_with_an_answer(ended):
@@ -155,21 +148,17 @@ def test_a_pause_of_the_asker_is_none_of_the_monitors(ended, monkeypatch):
     assert 0.0 < link.silent_s <= TURNS * monitor_handle.LONGEST_TURN_S
 
 
-def test_it_is_released_from_the_servers_that_are_about_to_be_stopped(ended):
+async def test_it_is_released_from_the_servers_that_are_about_to_be_stopped(ended):
     """Else it would report each as dead."""
     watched = []
-
-    async def inside():
-        actor = FakeActor(watch=lambda targets, at, is_starting: watched.append(targets) or SOUND)
-        link = MonitorHandle(actor, targets=lambda: ["server-0"], changed=asyncio.Event(), hung_after_s=HUNG_S)
-        link.begin_looking()
-        while not watched:
-            await asyncio.sleep(0)
-        await link.release()
-        seen = len(watched)
-        await asyncio.sleep(0.02)
-        assert len(watched) == seen
-
-    asyncio.run(inside())
+    actor = FakeActor(watch=lambda targets, at, is_starting: watched.append(targets) or SOUND)
+    link = MonitorHandle(actor, targets=lambda: ["server-0"], changed=asyncio.Event(), hung_after_s=HUNG_S)
+    link.begin_looking()
+    while not watched:
+        await asyncio.sleep(0)
+    await link.release()
+    seen = len(watched)
+    await asyncio.sleep(0.02)
+    assert len(watched) == seen
     assert watched[0] == ["server-0"]
     assert watched[-1] == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -73,19 +74,16 @@ class FakeActor:
         )
 
 
-def scenario(play, *, ready=None):
-    """Play with a slot, its actor and the list of deaths that were told."""
-
-    async def run():
-        died = []
-        actor = FakeActor(ready)
-        slot = ServerHandle("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
-        try:
-            return await play(slot, actor, died)
-        finally:
-            await slot.close()
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def handle(*, ready=None):
+    """Of a server; with its actor, and the list of deaths that were told."""
+    died = []
+    actor = FakeActor(ready)
+    slot = ServerHandle("server-0", actor, died=died.append, changed=asyncio.Event(), setup_s=5.0)
+    try:
+        yield slot, actor, died
+    finally:
+        await slot.close()
 
 
 def in_pool(state, *, generation=0, version=3, lineage=1):
@@ -98,30 +96,23 @@ def facts(slot, pool=None, judged=None, *, is_publishing=False):
     return slot.facts(pool, judged, is_publishing=is_publishing)
 
 
-def test_a_started_server_is_stale_until_the_trainer_has_admitted_this_life():
-    async def play(slot, actor, died):
+async def test_a_started_server_is_stale_until_the_trainer_has_admitted_this_life():
+    async with handle() as (slot, _, _):
         await slot.start(0, WEIGHTS, {})
-        return (
-            facts(slot),
-            facts(slot, in_pool(ServerState.READY, generation=-1)),
-            facts(slot, in_pool(ServerState.READY)),
-        )
-
-    fresh, of_before, admitted = scenario(play)
+        fresh, of_before = facts(slot), facts(slot, in_pool(ServerState.READY, generation=-1))
+        admitted = facts(slot, in_pool(ServerState.READY))
     assert (fresh.state, fresh.weight_version, fresh.lineage) == (ServerState.STALE, 3, 1)
     assert of_before.state is ServerState.STALE
     assert admitted.state is ServerState.READY
 
 
-def test_its_end_is_told_once_with_its_cause():
-    async def play(slot, actor, died):
+async def test_its_end_is_told_once_with_its_cause():
+    async with handle() as (slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         actor.end("ended by itself: torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
         while not died:
             await asyncio.sleep(0)
-        return facts(slot, in_pool(ServerState.READY)), died
-
-    seen, died = scenario(play)
+        seen = facts(slot, in_pool(ServerState.READY))
     assert (seen.state, seen.verdict.cause, seen.ran_out) == (
         ServerState.DEAD,
         Cause.SERVER_OOM,
@@ -130,14 +121,12 @@ def test_its_end_is_told_once_with_its_cause():
     assert len(died) == 1
 
 
-def test_an_actor_that_ray_started_anew_has_lost_its_server():
-    async def play(slot, actor, died):
+async def test_an_actor_that_ray_started_anew_has_lost_its_server():
+    async with handle() as (slot, actor, _):
         await slot.start(0, WEIGHTS, {})
         actor.generation, actor.state = -1, ServerState.STOPPED
         await slot.probe.refresh()
-        return facts(slot, in_pool(ServerState.READY))
-
-    seen = scenario(play)
+        seen = facts(slot, in_pool(ServerState.READY))
     assert (seen.state, seen.verdict.health, seen.verdict.cause) == (
         ServerState.DEAD,
         Health.DEAD,
@@ -145,81 +134,67 @@ def test_an_actor_that_ray_started_anew_has_lost_its_server():
     )
 
 
-def test_one_that_does_not_become_ready_is_dead_with_what_its_log_said():
-    async def play(slot, actor, died):
+async def test_one_that_does_not_become_ready_is_dead_with_what_its_log_said():
+    refused = ServerError("server-0 did not become ready: it ended: Please increase --mem-fraction-static")
+    async with handle(ready=refused) as (slot, _, _):
         with pytest.raises(ServerError):
             await slot.start(0, WEIGHTS, {})
-        return facts(slot)
-
-    refused = ServerError("server-0 did not become ready: it ended: Please increase --mem-fraction-static")
-    seen = scenario(play, ready=refused)
+        seen = facts(slot)
     assert (seen.state, seen.ran_out) == (ServerState.DEAD, RanOut.SERVER_POOL_TOO_SMALL)
 
 
-def test_loading_the_next_version_is_no_fault_of_one_that_was_ready():
-    async def play(slot, actor, died):
+async def test_loading_the_next_version_is_no_fault_of_one_that_was_ready():
+    async with handle() as (slot, _, _):
         await slot.start(0, WEIGHTS, {})
         before = facts(slot, in_pool(ServerState.READY))
         during = facts(slot, in_pool(ServerState.STALE), is_publishing=True)
         after = facts(slot, in_pool(ServerState.STALE))
-        return [before.state, during.state, after.state]
-
-    assert scenario(play) == [ServerState.READY, ServerState.READY, ServerState.STALE]
+        assert [before.state, during.state, after.state] == [ServerState.READY, ServerState.READY, ServerState.STALE]
 
 
-def test_a_verdict_of_the_monitor_counts_for_one_that_lives():
-    async def play(slot, actor, died):
+async def test_a_verdict_of_the_monitor_counts_for_one_that_lives():
+    async with handle() as (slot, _, _):
         await slot.start(0, WEIGHTS, {})
         hung = Verdict(health=Health.DEAD, reason="two of three", cause=Cause.SERVER_HANG)
-        return facts(slot, in_pool(ServerState.READY), hung).verdict.cause
-
-    assert scenario(play) is Cause.SERVER_HANG
+        assert facts(slot, in_pool(ServerState.READY), hung).verdict.cause is Cause.SERVER_HANG
 
 
 GONE = Verdict(health=Health.DEAD, reason="its process 7 is gone", cause=Cause.SERVER_CRASH)
 
 
-def test_of_one_that_is_gone_the_reason_is_waited_for_and_decides():
-    async def play(slot, actor, died):
+async def test_of_one_that_is_gone_the_reason_is_waited_for_and_decides():
+    async with handle() as (slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         before = facts(slot, in_pool(ServerState.READY), GONE).verdict
         actor.end("ended by itself: torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
         while not died:
             await asyncio.sleep(0)
-        return before, facts(slot, in_pool(ServerState.READY), GONE).verdict
-
-    before, after = scenario(play)
+        after = facts(slot, in_pool(ServerState.READY), GONE).verdict
     assert (before.health, after.health, after.cause) == (Health.SUSPECT, Health.DEAD, Cause.SERVER_OOM)
 
 
-def test_the_reason_is_not_waited_for_long(monkeypatch):
+async def test_the_reason_is_not_waited_for_long(monkeypatch):
     monkeypatch.setattr(server_handle, "REASON_S", 0.0)
-
-    async def play(slot, actor, died):
+    async with handle() as (slot, _, _):
         await slot.start(0, WEIGHTS, {})
-        return facts(slot, in_pool(ServerState.READY), GONE).verdict
-
-    assert scenario(play) == GONE
+        assert facts(slot, in_pool(ServerState.READY), GONE).verdict == GONE
 
 
 @pytest.mark.parametrize(("was_told", "deaths"), [(False, 1), (True, 0)])
-def test_a_death_that_its_guard_notices_after_the_order_to_restart_it_is_told(was_told, deaths):
-    async def play(slot, actor, died):
+async def test_a_death_that_its_guard_notices_after_the_order_to_restart_it_is_told(was_told, deaths):
+    async with handle() as (slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         await slot.stop()
         actor.end("ended by SIGKILL", at=time.monotonic(), was_told=was_told)
         for _ in range(20):
             await asyncio.sleep(0)
-        return len(died)
-
-    assert scenario(play) == deaths
+        assert len(died) == deaths
 
 
-def test_an_end_is_told_also_after_the_question_for_it_failed_once(monkeypatch):
+async def test_an_end_is_told_also_after_the_question_for_it_failed_once(monkeypatch):
     """A call that Ray lost: without another question a crash would have no `server.died` and no exit code."""
     monkeypatch.setattr(server_handle, "LOOK_S", 0.005)
-
-    async def play(slot, actor, died):
+    async with handle() as (slot, actor, died):
         wait_exit, asked = actor.wait_exit.remote, []
 
         async def lost_once():
@@ -237,15 +212,12 @@ def test_an_end_is_told_also_after_the_question_for_it_failed_once(monkeypatch):
             if died:
                 break
             await asyncio.sleep(0.005)
-        return [end.exit_code for end in died], facts(slot).state
-
-    assert scenario(play) == ([-11], ServerState.DEAD)
+        assert ([end.exit_code for end in died], facts(slot).state) == ([-11], ServerState.DEAD)
 
 
-def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_incarnation(monkeypatch):
+async def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_incarnation(monkeypatch):
     monkeypatch.setattr(server_handle, "LOOK_S", 0.001)
-
-    async def play(slot, actor, died):
+    async with handle() as (slot, actor, _):
         asked = []
 
         async def gone():
@@ -259,6 +231,4 @@ def test_whoever_was_started_anew_is_not_asked_for_the_end_of_an_earlier_incarna
         await asyncio.sleep(0.02)
         before = len(asked)
         await asyncio.sleep(0.02)
-        return before > 1, len(asked) - before
-
-    assert scenario(play) == (True, 0)
+        assert (before > 1, len(asked) - before) == (True, 0)

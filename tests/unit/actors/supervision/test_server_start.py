@@ -10,7 +10,7 @@ from actors.supervision import server_handle
 from actors.supervision.server_handle import ServerHandle
 from launcher.base.errors import ServerError
 from launcher.base.messages import Health, ServerState
-from tests.unit.actors.supervision.test_server_handle import WEIGHTS, facts, scenario
+from tests.unit.actors.supervision.test_server_handle import WEIGHTS, facts, handle
 
 
 def hanging(monkeypatch, slot_actor, *methods):
@@ -20,26 +20,23 @@ def hanging(monkeypatch, slot_actor, *methods):
         getattr(slot_actor, name).remote = lambda *args, **kwargs: asyncio.get_running_loop().create_future()
 
 
-def test_one_whose_actor_is_never_there_is_dead_after_its_start_was_given_up(monkeypatch):
+async def test_one_whose_actor_is_never_there_is_dead_after_its_start_was_given_up(monkeypatch):
     """Ray keeps an actor that no machine has room for pending, without end."""
-
-    async def play(slot, actor, died):
+    async with handle() as (slot, actor, _):
         hanging(monkeypatch, actor, "info")
         slot.expect()
         before = facts(slot).verdict.health
         with pytest.raises(ServerError, match="does not come back"):
             await slot.start(0, WEIGHTS, {})
-        return before, facts(slot)
-
-    before, after = scenario(play)
+        after = facts(slot)
     assert before is Health.UNKNOWN
     assert (after.state, after.verdict.health) == (ServerState.DEAD, Health.DEAD)
     assert "does not come back" in after.verdict.reason
 
 
 @pytest.mark.parametrize("method", ["start", "wait_ready"])
-def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starting(monkeypatch, method):
-    async def play(slot, actor, died):
+async def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starting(monkeypatch, method):
+    async with handle() as (slot, actor, _):
         hanging(monkeypatch, actor, method)
         slot._setup_s = 0.02
         actor.state = ServerState.STARTING
@@ -47,18 +44,14 @@ def test_one_whose_start_does_not_end_is_dead_though_its_actor_says_starting(mon
             await slot.start(0, WEIGHTS, {})
         actor.generation = 0
         await slot.probe.refresh()
-        dead = facts(slot)
+        assert facts(slot).state is ServerState.DEAD
         actor.state = ServerState.READY
         await slot.probe.refresh()
-        return dead.state, facts(slot).state
-
-    dead, late = scenario(play)
-    assert dead is ServerState.DEAD
-    assert late is ServerState.STALE  # it came after all, before anybody ended it
+        assert facts(slot).state is ServerState.STALE  # it came after all, before anybody ended it
 
 
-def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
-    async def play(slot, actor, died):
+async def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
+    async with handle() as (slot, actor, _):
         monkeypatch.setattr(server_handle, "STOP_S", 0.01)
         slot._setup_s = 0.04
         actor.generation, actor.state = 0, ServerState.STARTING
@@ -68,24 +61,19 @@ def test_one_that_was_adopted_while_it_started_has_a_deadline(monkeypatch):
         while seen[-1] is ServerState.STARTING:
             await asyncio.sleep(0.005)
             seen.append(facts(slot).state)
-        return seen
-
-    seen = scenario(play)
     assert len(seen) > 2  # it had its time
     assert seen[-1] is ServerState.DEAD
 
 
-def test_one_for_which_there_are_no_weights_to_start_from_is_dead_and_not_expected_for_ever():
-    async def play(slot, actor, died):
+async def test_one_for_which_there_are_no_weights_to_start_from_is_dead_and_not_expected_for_ever():
+    async with handle() as (slot, _, _):
         slot.expect()
         slot.not_started("the folder can't be listed")
-        return facts(slot)
-
-    assert scenario(play).verdict.reason == "the folder can't be listed"
+        assert facts(slot).verdict.reason == "the folder can't be listed"
 
 
-def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
-    async def play(slot, actor, died):
+async def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
+    async with handle() as (slot, actor, _):
         monkeypatch.setattr(server_handle, "LOOK_S", 0.005)
         info, fails = actor.info.remote, [True]
 
@@ -102,17 +90,12 @@ def test_an_answer_that_is_a_defect_of_the_actor_costs_one_look(monkeypatch):
             while slot._info is None:
                 await asyncio.sleep(0.005)
 
-    scenario(play)
 
-
-def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
+async def test_without_giving_up_it_would_be_starting_for_ever(monkeypatch):
     monkeypatch.setattr(ServerHandle, "_given_up", lambda self, running: None)
-
-    async def play(slot, actor, died):
+    async with handle() as (slot, actor, _):
         hanging(monkeypatch, actor, "info")
         with pytest.raises(ServerError):
             await slot.start(0, WEIGHTS, {})
-        return facts(slot)
-
-    seen = scenario(play)
+        seen = facts(slot)
     assert (seen.state, seen.verdict.health) == (ServerState.STARTING, Health.UNKNOWN)

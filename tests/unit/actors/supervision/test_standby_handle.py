@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -41,33 +42,31 @@ class Trainers:
             raise ActorAway("it is being restarted")
         return await never() if self.views[name] is None else self.views[name]
 
-    def play(self, scenario):
-        async def inside():
-            changed = asyncio.Event()
-            standby = StandbyHandle(
-                self.actors["other"],
-                ("first", "other"),
-                took_over=self._write,
-                changed=changed,
-                hung_after_s=HUNG_AFTER_S,
-            )
-            trainer = TrainerHandle(
-                self.actors["first"],
-                ended=[].append,
-                changed=changed,
-                health=HealthConfig(trainer_first_s=5.0),
-                log=NO_LOG,
-                standby=standby,
-            )
-            await trainer.probe.refresh()
-            await standby.probe.refresh()
-            try:
-                return await scenario(trainer, standby)
-            finally:
-                await trainer.close()
-                await standby.close()
-
-        return asyncio.run(inside())
+    @asynccontextmanager
+    async def handles(self):
+        changed = asyncio.Event()
+        standby = StandbyHandle(
+            self.actors["other"],
+            ("first", "other"),
+            took_over=self._write,
+            changed=changed,
+            hung_after_s=HUNG_AFTER_S,
+        )
+        trainer = TrainerHandle(
+            self.actors["first"],
+            ended=[].append,
+            changed=changed,
+            health=HealthConfig(trainer_first_s=5.0),
+            log=NO_LOG,
+            standby=standby,
+        )
+        await trainer.probe.refresh()
+        await standby.probe.refresh()
+        try:
+            yield trainer, standby
+        finally:
+            await trainer.close()
+            await standby.close()
 
     async def _write(self, name, actor):
         assert "start" not in actor.calls, "written down before it gets an order"
@@ -104,54 +103,42 @@ def restarted(trainers, monkeypatch, name="first"):
         monkeypatch.setattr(module.ray, "kill", kill)
 
 
-def test_the_parked_one_takes_over_and_the_first_stands_by_next():
+async def test_the_parked_one_takes_over_and_the_first_stands_by_next():
     trainers = Trainers()
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, standby):
         trainers.end_first(trainer)
         await trainer.start({})
-        return trainer.actor, standby.actor
-
-    taken, next_one = trainers.play(scenario)
+        taken, next_one = trainer.actor, standby.actor
     assert (taken, next_one) == (trainers.actors["other"], trainers.actors["first"])
     assert (trainers.started(), trainers.written) == (["other"], ["other"])
     assert trainers.actors["first"].calls.count("view") == 1, "one that Ray restarts is not waited for"
 
 
-def test_an_answer_of_the_one_that_ended_is_not_taken_for_the_new_ones():
+async def test_an_answer_of_the_one_that_ended_is_not_taken_for_the_new_ones():
     trainers = Trainers()
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         late = await trainer._ask_view()
         trainers.end_first(trainer)
         await trainer.start({})
         trainer._take_view(late)
-        return trainer.view.pid
-
-    assert trainers.play(scenario) == PARKED.pid
+        assert trainer.view.pid == PARKED.pid
 
 
-def test_one_that_hangs_is_ended_before_the_parked_one_takes_over(monkeypatch):
+async def test_one_that_hangs_is_ended_before_the_parked_one_takes_over(monkeypatch):
     """Else two trainers might step."""
     trainers = Trainers()
     restarted(trainers, monkeypatch)
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         await trainer.start({})
-
-    trainers.play(scenario)
     assert (trainers.killed, trainers.started()) == (["first"], ["other"])
 
 
-def test_one_that_can_not_be_ended_is_not_replaced(monkeypatch):
+async def test_one_that_can_not_be_ended_is_not_replaced(monkeypatch):
     trainers = Trainers()
     monkeypatch.setattr(trainer_handle.ray, "kill", lambda actor, no_restart: None)
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         with pytest.raises(TrainerError, match="no empty trainer process"):
             await trainer.start({})
-
-    trainers.play(scenario)
     assert (trainers.started(), trainers.written) == ([], [])
 
 
@@ -160,63 +147,50 @@ def test_one_that_can_not_be_ended_is_not_replaced(monkeypatch):
     [None, PARKING, dataclasses.replace(PARKED, is_started=True)],
     ids=["hangs", "is still being parked", "was the trainer"],
 )
-def test_one_that_is_not_ready_in_a_moment_leaves_it_to_a_cold_start(other):
+async def test_one_that_is_not_ready_in_a_moment_leaves_it_to_a_cold_start(other):
     trainers = Trainers(other)
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         trainers.end_first(trainer)
         trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
         await trainer.start({})
-
-    trainers.play(scenario)
     assert (trainers.started(), trainers.written) == (["first"], [])
 
 
-def test_one_that_is_parked_soon_is_waited_for(monkeypatch):
+async def test_one_that_is_parked_soon_is_waited_for(monkeypatch):
     trainers = Trainers(PARKING)
     monkeypatch.setattr(standby_handle, "PARKING_S", 5.0)
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         trainers.end_first(trainer)
         starting = asyncio.ensure_future(trainer.start({}))
         while trainers.actors["other"].calls.count("view") < 4:
             await asyncio.sleep(0)
         trainers.views["other"] = PARKED
         await starting
-
-    trainers.play(scenario)
     assert trainers.started() == ["other"]
 
 
 @pytest.mark.parametrize(("gpus", "started"), [("", ["other"]), ("3", ["first"])])
-def test_an_empty_one_takes_over_where_it_needs_to_know_no_gpu(gpus, started):
+async def test_an_empty_one_takes_over_where_it_needs_to_know_no_gpu(gpus, started):
     trainers = Trainers(EMPTY)
     trainers.views["first"] = dataclasses.replace(STEPPING, gpus=gpus)
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         trainers.end_first(trainer)
         trainers.ended, trainers.views["first"] = False, TrainerView(pid=5, node="here")
         await trainer.start({})
-
-    trainers.play(scenario)
     assert trainers.started() == started
 
 
-def test_an_empty_one_is_not_preferred_to_an_empty_trainer():
+async def test_an_empty_one_is_not_preferred_to_an_empty_trainer():
     trainers = Trainers(EMPTY)
     trainers.views["first"] = TrainerView(pid=1, node="here")
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         await trainer.start({})
-
-    trainers.play(scenario)
     assert trainers.started() == ["first"]
 
 
-def test_its_loop_is_run_though_that_of_the_first_has_not_been_heard_to_end():
+async def test_its_loop_is_run_though_that_of_the_first_has_not_been_heard_to_end():
     trainers = Trainers()
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (trainer, _):
         trainer.adopt()  # waits for the loop of the first
         await asyncio.sleep(0)
         trainers.end_first(trainer)
@@ -224,8 +198,6 @@ def test_its_loop_is_run_though_that_of_the_first_has_not_been_heard_to_end():
         trainers.views["other"] = dataclasses.replace(STEPPING, pid=2)
         await trainer.probe.refresh()
         await asyncio.sleep(0)
-
-    trainers.play(scenario)
     assert [trainers.actors[name].calls.count("run") for name in ("first", "other")] == [1, 1]
 
 
@@ -238,35 +210,27 @@ def test_its_loop_is_run_though_that_of_the_first_has_not_been_heard_to_end():
         (STEPPING, StandbyTrainer.HUNG),
     ],
 )
-def test_its_state_is_what_it_says(view, state):
-    async def scenario(trainer, standby):
-        return standby.state
-
-    assert Trainers(view).play(scenario) is state
+async def test_its_state_is_what_it_says(view, state):
+    async with Trainers(view).handles() as (_, standby):
+        assert standby.state is state
 
 
-def test_one_that_is_stopped_while_it_is_parked_is_ended_and_another_one_is_parked(monkeypatch):
+async def test_one_that_is_stopped_while_it_is_parked_is_ended_and_another_one_is_parked(monkeypatch):
     trainers = Trainers(PARKED, stand_by=None)
     restarted(trainers, monkeypatch, "other")
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (_, standby):
         trainers.views["other"] = None
         while standby.state is not StandbyTrainer.HUNG:
             await standby.probe.refresh()
         await standby.park({}, "")
-        return standby.state
-
-    assert trainers.play(scenario) is StandbyTrainer.EMPTY  # the fake stays empty; the order reached it
+        assert standby.state is StandbyTrainer.EMPTY  # the fake stays empty; the order reached it
     assert (trainers.killed, trainers.actors["other"].calls.count("stand_by")) == (["other"], 1)
 
 
-def test_one_that_does_not_answer_for_a_moment_is_not_ended():
+async def test_one_that_does_not_answer_for_a_moment_is_not_ended():
     trainers = Trainers()
-
-    async def scenario(trainer, standby):
+    async with trainers.handles() as (_, standby):
         trainers.views["other"] = None
         await standby.probe.refresh()
         await asyncio.sleep(0.06)
-        return standby.state
-
-    assert trainers.play(scenario) is StandbyTrainer.UNKNOWN
+        assert standby.state is StandbyTrainer.UNKNOWN

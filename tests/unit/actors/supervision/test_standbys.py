@@ -1,6 +1,5 @@
 """Standbys through the Coordinator: joined, parked and promoted, across Coordinators that are killed in between."""
 
-import asyncio
 import dataclasses
 
 from actors.supervision.fleet_record import FleetRecord
@@ -37,55 +36,45 @@ def states(trial):
     return {name: server.state for name, server in trial.run.servers.items()}
 
 
-def test_the_life_of_a_standby_across_killed_coordinators(tmp_path):
-    async def scenario():
-        first = await StandbyTrial(tmp_path, RunModel(servers=1)).begun()
-        await first.turns()
-        assert states(first) == {"server-0": ServerState.READY, "server-1": ServerState.PARKED}
-        assert [e["subject"] for e in first.events("server.joining") + first.events("server.parked")] == [
-            "server-1"
-        ] * 2
+async def test_the_life_of_a_standby_across_killed_coordinators(tmp_path):
+    first = await StandbyTrial(tmp_path, RunModel(servers=1)).begun()
+    await first.turns()
+    assert states(first) == {"server-0": ServerState.READY, "server-1": ServerState.PARKED}
+    assert [e["subject"] for e in first.events("server.joining") + first.events("server.parked")] == ["server-1"] * 2
 
-        second = StandbyTrial(tmp_path, first.run)
-        assert second.history.fleet.standbys == {"server-1"}
-        await second.hands.begin()
-        await second.turns()
-        assert not second.did(JoinServer, ParkServer, PromoteServer, RestartServer), "it has adopted what there is"
+    second = StandbyTrial(tmp_path, first.run)
+    assert second.history.fleet.standbys == {"server-1"}
+    await second.hands.begin()
+    await second.turns()
+    assert not second.did(JoinServer, ParkServer, PromoteServer, RestartServer), "it has adopted what there is"
 
-        second.run.kill_server("server-0")
-        await second.turns()
-        assert second.did(PromoteServer, RestartServer)[0] == PromoteServer(name="server-1", replaces="server-0")
-        assert second.did(RestartServer) and second.history.fleet.standbys == {"server-0"}
-        assert states(second) == {"server-0": ServerState.PARKED, "server-1": ServerState.READY}
+    second.run.kill_server("server-0")
+    await second.turns()
+    assert second.did(PromoteServer, RestartServer)[0] == PromoteServer(name="server-1", replaces="server-0")
+    assert second.did(RestartServer) and second.history.fleet.standbys == {"server-0"}
+    assert states(second) == {"server-0": ServerState.PARKED, "server-1": ServerState.READY}
 
-        third = StandbyTrial(tmp_path, second.run)
-        assert third.history.fleet.standbys == {"server-0"}
-        third.run.kill_server("server-1")
-        third.hands.fails[PromoteServer] = 1
-        await third.turns()
-        return third
-
-    trial = asyncio.run(scenario())
-    assert states(trial) == {"server-0": ServerState.READY, "server-1": ServerState.PARKED}
+    third = StandbyTrial(tmp_path, second.run)
+    assert third.history.fleet.standbys == {"server-0"}
+    third.run.kill_server("server-1")
+    third.hands.fails[PromoteServer] = 1
+    await third.turns()
+    assert states(third) == {"server-0": ServerState.READY, "server-1": ServerState.PARKED}
     again = PromoteServer(name="server-0", replaces="server-1")
-    assert trial.did(AdmitServer, PromoteServer) == [again, again], "one that failed is tried again"
-    assert trial.history.state is RunState.RUNNING
-    began = trial.events("incident.began")
+    assert third.did(AdmitServer, PromoteServer) == [again, again], "one that failed is tried again"
+    assert third.history.state is RunState.RUNNING
+    began = third.events("incident.began")
     assert [(e["subject"], e["cause"]) for e in began] == [("server-0", "server_crash"), ("server-1", "server_crash")]
-    ended = trial.events("incident.ended")
+    ended = third.events("incident.ended")
     assert ended[0]["reason"].startswith("server-1, which stood by, has its place") and ended[0]["is_mended"]
-    assert trial.events("server.promoted")[0]["incident"] == began[0]["incident"]
+    assert third.events("server.promoted")[0]["incident"] == began[0]["incident"]
 
 
-def test_a_dead_standby_is_replaced_quietly(tmp_path):
-    async def scenario():
-        trial = await StandbyTrial(tmp_path, RunModel(servers=1)).begun()
-        await trial.turns()
-        trial.run.kill_server("server-1")
-        await trial.turns()
-        return trial
-
-    trial = asyncio.run(scenario())
+async def test_a_dead_standby_is_replaced_quietly(tmp_path):
+    trial = await StandbyTrial(tmp_path, RunModel(servers=1)).begun()
+    await trial.turns()
+    trial.run.kill_server("server-1")
+    await trial.turns()
     assert states(trial)["server-1"] is ServerState.PARKED
     assert trial.events("incident.began") == []
     rungs = {e["rung"] for e in trial.events("repair.begun") if e["subject"] == "server-1"}

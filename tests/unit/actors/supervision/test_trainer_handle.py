@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import threading
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,20 +29,14 @@ class World:
         self.ended = []
         self.actor = FakeActor(view=lambda: self.view, **methods)
 
-    def link(self, **settings):
-        settings = {"trainer_first_s": 0.05, **settings}
-        health = HealthConfig(**settings)
-        return TrainerHandle(self.actor, ended=self.ended.append, changed=asyncio.Event(), health=health, log=NO_LOG)
-
-    def play(self, scenario, **settings):
-        async def inside():
-            link = self.link(**settings)
-            try:
-                return await scenario(link)
-            finally:
-                await link.close()
-
-        return asyncio.run(inside())
+    @asynccontextmanager
+    async def link(self):
+        health, changed = HealthConfig(trainer_first_s=0.05), asyncio.Event()
+        link = TrainerHandle(self.actor, ended=self.ended.append, changed=changed, health=health, log=NO_LOG)
+        try:
+            yield link
+        finally:
+            await link.close()
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +46,7 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr(trainer_handle.ray, "kill", lambda actor, no_restart: None)
 
 
-def test_one_that_was_allowed_to_step_though_nobody_heard_it_is_told_to():
+async def test_one_that_was_allowed_to_step_though_nobody_heard_it_is_told_to():
     """Its control threads may be late with the answer; allowed and never run it would stand still for ever."""
 
     async def late():
@@ -59,71 +54,59 @@ def test_one_that_was_allowed_to_step_though_nobody_heard_it_is_told_to():
         await never()
 
     world = World(allow=late, run=never)
-
-    async def scenario(link):
+    async with world.link() as link:
         with pytest.raises(ActorAway):
             await link.resume()
         await link.probe.refresh()
         await asyncio.sleep(0)
         await link.probe.refresh()
         await asyncio.sleep(0)
-        return world.actor.calls.count("run"), link.facts().is_paused
-
-    assert world.play(scenario) == (1, False)
+        assert (world.actor.calls.count("run"), link.facts().is_paused) == (1, False)
 
 
-def test_a_restore_that_does_not_end_is_a_hang_however_busy_it_says_it_is():
+async def test_a_restore_that_does_not_end_is_a_hang_however_busy_it_says_it_is():
     async def restore(*args):
         world.view = dataclasses.replace(LOADED, is_loaded=False, busy="restoring")
         await never()
 
     world = World(restore=restore)
-
-    async def scenario(link):
+    async with world.link() as link:
         await link.probe.refresh()
         before = link.facts().verdict.health
         with pytest.raises(LauncherError):
             await link.restore(4, 2)
         await link.probe.refresh()
-        return before, link.facts().verdict
-
-    before, after = world.play(scenario)
+        after = link.facts().verdict
     assert before is Health.UNKNOWN  # not looked at yet
     assert (after.health, after.cause) == (Health.DEAD, Cause.TRAINER_HANG)
 
 
-def test_a_start_that_an_earlier_coordinator_ordered_has_a_deadline_too():
+async def test_a_start_that_an_earlier_coordinator_ordered_has_a_deadline_too():
     world = World(dataclasses.replace(EMPTY, busy="starting"))
-
-    async def scenario(link):
+    async with world.link() as link:
         await link.probe.refresh()
         soon = link.facts().verdict.health
         while link.facts().verdict.health is soon:
             await asyncio.sleep(0.005)
-        return soon, link.facts().verdict
-
-    soon, late = world.play(scenario)
+        late = link.facts().verdict
     assert soon is Health.UNKNOWN
     assert (late.health, late.cause) == (Health.DEAD, Cause.TRAINER_HANG)
     assert "starting for" in late.reason
 
 
-def test_one_that_no_machine_has_room_for_is_not_waited_for_for_ever():
+async def test_one_that_no_machine_has_room_for_is_not_waited_for_for_ever():
     """Ray keeps an actor that it can't place pending, and silent, without end."""
     world = World()
     world.actor.view.remote = never
-
-    async def scenario(link):
+    async with world.link() as link:
         link.expect()
         expected = link.facts().verdict.health
         with pytest.raises(TrainerError, match="no empty trainer process"):
             await link.start({})
-        return expected, link.facts().verdict.health
-
-    assert world.play(scenario) == (Health.UNKNOWN, Health.DEAD)
+        assert (expected, link.facts().verdict.health) == (Health.UNKNOWN, Health.DEAD)
 
 
-def test_a_view_that_fails_costs_one_look_and_not_all_later_ones():
+async def test_a_view_that_fails_costs_one_look_and_not_all_later_ones():
     answers = [KeyError("a defect"), LOADED]
 
     def view():
@@ -136,57 +119,45 @@ def test_a_view_that_fails_costs_one_look_and_not_all_later_ones():
 
     world = World()
     world.actor = FakeActor(view=view)
-
-    async def scenario(link):
+    async with world.link() as link:
         link.begin_looking()
         async with asyncio.timeout(10):
             while link.view.pid != 1:
                 await asyncio.sleep(0.005)
-        return link.view
-
-    assert world.play(scenario) == LOADED
+        assert link.view == LOADED
 
 
-def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch):
+async def test_the_death_of_a_task_that_looks_is_not_kept_to_itself(monkeypatch):
     world = World()
-
-    async def scenario(link):
-        monkeypatch.setattr(link._liveness, "look", lambda *args, **kwargs: {}["a defect"])
-        link.begin_looking()
-        async with asyncio.timeout(10):
-            while True:
-                link.facts()
-                await asyncio.sleep(0.005)
-
     with pytest.raises(KeyError, match="a defect"):
-        world.play(scenario)
+        async with world.link() as link:
+            monkeypatch.setattr(link._liveness, "look", lambda *args, **kwargs: {}["a defect"])
+            link.begin_looking()
+            async with asyncio.timeout(10):
+                while True:
+                    link.facts()
+                    await asyncio.sleep(0.005)
 
 
-def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
+async def test_while_it_is_being_restarted_what_it_said_before_is_not_what_it_holds():
     """Else its incident would be over, with "training continues", while it is still loading its model."""
     world = World(view=dataclasses.replace(LOADED, is_allowed=True, is_running=True), run=never)
-
-    async def scenario(link):
+    async with world.link() as link:
         await link.probe.refresh()
         before = link.facts()
         link.expect()
-        return before.is_loaded, link.facts().is_loaded
-
-    assert world.play(scenario) == (True, False)
+        assert (before.is_loaded, link.facts().is_loaded) == (True, False)
 
 
-def test_a_log_on_a_disk_that_stalls_does_not_stop_the_loop(monkeypatch):
+async def test_a_log_on_a_disk_that_stalls_does_not_stop_the_loop(monkeypatch):
     """The loop answers the liveness ping, so whoever blocks it gets the Coordinator killed."""
     stall = threading.Event()
     monkeypatch.setattr(trainer_handle, "size_of", lambda log: stall.wait(5.0) and 7)
     monkeypatch.setattr(trainer_handle, "READ_S", 0.02)
-
-    async def scenario(link):
+    async with World().link() as link:
         looking = asyncio.ensure_future(link._ask_view())
         _, view, log_bytes = await looking
         was_stalled = not stall.is_set()
         stall.set()
-        return view, log_bytes, was_stalled
-
-    assert World().play(scenario) == (LOADED, 0, True)
+        assert (view, log_bytes, was_stalled) == (LOADED, 0, True)
     stall.set()

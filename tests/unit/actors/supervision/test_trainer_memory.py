@@ -7,8 +7,8 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.supervision import exit_reason, trainer_handle
+from actors.supervision.handle_states import ProcessId
 from actors.supervision.trainer_handle import TrainerHandle
-from actors.supervision.trainer_states import ProcessId
 from launcher.base.errors import LauncherError
 from launcher.base.messages import Cause, Health, LoopFailure, TrainerView
 from launcher.config.supervision import HealthConfig
@@ -139,17 +139,14 @@ def test_a_process_that_found_no_memory_to_say_so_but_in_its_log(monkeypatch, tm
     assert facts.verdict.cause is (Cause.TRAINER_OOM if when == "since" else Cause.TRAINER_CRASH)
 
 
-def test_what_it_said_of_its_data_outlives_its_process():
-    async def scenario():
-        actor = Actor(view=TrainerView(pid=1, is_started=True, longest_sequence=42, largest_micro_batch=5376))
-        trainer = link(actor)
-        await trainer.probe.refresh()
-        actor.view = Call(TrainerView(pid=2))
-        await trainer.probe.refresh()
-        await trainer.close()
-        return trainer.view.pid, trainer.lengths
-
-    assert asyncio.run(scenario()) == (2, Lengths(longest_sequence=42, largest_micro_batch=5376))
+async def test_what_it_said_of_its_data_outlives_its_process():
+    actor = Actor(view=TrainerView(pid=1, is_started=True, longest_sequence=42, largest_micro_batch=5376))
+    trainer = link(actor)
+    await trainer.probe.refresh()
+    actor.view = Call(TrainerView(pid=2))
+    await trainer.probe.refresh()
+    await trainer.close()
+    assert (trainer.view.pid, trainer.lengths) == (2, Lengths(longest_sequence=42, largest_micro_batch=5376))
 
 
 @pytest.mark.parametrize(

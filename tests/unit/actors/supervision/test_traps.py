@@ -36,28 +36,25 @@ async def nobody(url):
     return None
 
 
-def test_a_restarted_server_at_the_same_address_gets_traffic_again():
+async def test_a_restarted_server_at_the_same_address_gets_traffic_again():
     """A list of bad addresses, kept apart from the lives at them, shuts out the replacement for good."""
-
-    async def scenario():
-        pool = ServerPool(nobody, hold_timeout_s=5.0)
-        await pool.update([server()])
-        await pool.suspect("server-0", "refused")
-        await pool.update([server(state=ServerState.DEAD)])
-        await pool.update([server(generation=1, state=ServerState.STALE)])
-        await pool.confirm("server-0", 0)
-        before = pool.servers()[0].state
-        await pool.update([server(generation=1)])
-        async with pool.acquire(0, avoid="server-0") as leased:
-            await pool.close()
-            return before, leased.generation
-
-    assert asyncio.run(scenario()) == (ServerState.STALE, 1)
+    pool = ServerPool(nobody, hold_timeout_s=5.0)
+    await pool.update([server()])
+    await pool.suspect("server-0", "refused")
+    await pool.update([server(state=ServerState.DEAD)])
+    await pool.update([server(generation=1, state=ServerState.STALE)])
+    await pool.confirm("server-0", 0)
+    before = pool.servers()[0].state
+    await pool.update([server(generation=1)])
+    async with pool.acquire(0, avoid="server-0") as leased:
+        await pool.close()
+        assert (before, leased.generation) == (ServerState.STALE, 1)
 
 
 @pytest.mark.slow
-def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadline():
-    async def scenario(hung, well):
+async def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadline():
+    start = ("--weight-version", "0")
+    with stand_in_server.running(*start) as hung, stand_in_server.running(*start) as well:
         async with SGLangClient() as client:
             pool = ServerPool(nobody, hold_timeout_s=5.0)
             await pool.update(
@@ -69,11 +66,7 @@ def test_a_publish_waits_for_a_server_that_hangs_no_longer_than_its_deadline():
             publisher = WeightPublisher(client, pool, folders=None, weights=lambda: weights, tp_size=1, timeout_s=0.3)
             async with asyncio.timeout(60):
                 await publisher.publish(3)
-            return [info.state for info in pool.servers()]
-
-    start = ("--weight-version", "0")
-    with stand_in_server.running(*start) as hung, stand_in_server.running(*start) as well:
-        states = asyncio.run(scenario(hung, well))
+            states = [info.state for info in pool.servers()]
     assert states == [ServerState.STALE, ServerState.READY, ServerState.STALE]
 
 

@@ -147,149 +147,124 @@ def word(pool):
 STALLS = {"kind": "slow", "path": "/update_weights_from_disk", "times": 1, "seconds": 10_000}
 
 
-def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_whole_deadline(servers, tmp_path, monkeypatch):
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
-            await fault(servers[0], STALLS)
-            async with asyncio.timeout(DEADLINE_S):  # far below the server's own
-                await publisher.publish(1)
-            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
-            assert publisher.loading() == ("server-0",)
-            async with pool.acquire(1) as leased:
-                assert leased.name == "server-1", "traffic starts"
-            monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
-            async with asyncio.timeout(DEADLINE_S):  # it is not waited for again
-                for version in range(2, 6):
-                    await publisher.publish(version)
-            assert (tmp_path / "w" / "v1").is_dir(), "it may still be reading that"
-            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 5)]
-
-    asyncio.run(scenario())
-
-
-def test_one_that_was_late_gets_the_newest_next_and_then_traffic(servers, tmp_path):
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
-            await fault(servers[0], STALLS | {"seconds": 4})
+async def test_a_server_that_stalls_is_stale_and_the_step_goes_on_without_its_whole_deadline(
+    servers, tmp_path, monkeypatch
+):
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+        await fault(servers[0], STALLS)
+        async with asyncio.timeout(DEADLINE_S):  # far below the server's own
             await publisher.publish(1)
-            await publisher.publish(2)
-            assert word(pool)[0] == (ServerState.STALE, 0)
-            await until(lambda: word(pool) == [(ServerState.READY, 2)] * 2)
-            await until(lambda: publisher.loading() == ())
-
-    asyncio.run(scenario())
-
-
-def test_one_that_misses_its_deadline_stays_stale_with_the_reason_and_is_somebody_elses_to_mend(servers, tmp_path):
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
-            await fault(servers[0], STALLS)
-            await publisher.publish(1)
-            await until(lambda: publisher.loading() == ())
-            assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
-            assert "no answer within 2 s" in pool.servers()[0].reason
-
-    asyncio.run(scenario())
-
-
-def test_a_restore_ends_what_is_still_loading(servers, tmp_path):
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
-            await fault(servers[0], STALLS)
-            await publisher.publish(1)
-            await publisher.begin(2)
-            await publisher.publish(1)
-            assert pool.servers()[1].lineage == 2
-
-    asyncio.run(scenario())
-
-
-def test_what_a_life_that_is_over_was_sent_says_nothing_of_the_next(servers, tmp_path):
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
-            await fault(servers[0], STALLS)
-            await publisher.publish(1)
-            await pool.update([dataclasses.replace(pool.servers()[0], generation=1, state=ServerState.READY)])
-            await until(lambda: publisher.loading() == ())
-            assert word(pool)[0] == (ServerState.READY, 0)
-
-    asyncio.run(scenario())
-
-
-def test_a_publish_does_not_wait_for_a_server_whose_machine_is_gone(servers, tmp_path):
-    """Nothing breaks its connection; alone in the fleet it held the step for the whole deadline."""
-
-    async def scenario():
-        async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=7200) as (
-            publisher,
-            pool,
-        ):
-            await fault(servers[0], STALLS)
-            publishing = asyncio.create_task(publisher.publish(1))
-            await until(lambda: publisher.loading() == ("server-0",))
-            dead = dataclasses.replace(pool.servers()[0], state=ServerState.DEAD)
-            await pool.update([dead])
-            async with asyncio.timeout(DEADLINE_S):
-                with pytest.raises(WeightsRefused, match="no server took"):
-                    await publishing
-            assert pool.servers() == (dead,)
-
-    asyncio.run(scenario())
-
-
-def test_whoever_sends_weights_to_one_server_does_not_wait_for_a_life_that_is_over(servers, tmp_path):
-    async def scenario():
-        folders = WeightFolders(tmp_path / "w", export)
-        async with publishing_to(servers[:1], folders, timeout_s=7200) as (publisher, pool):
-            await fault(servers[0], STALLS)
-            alive = pool.servers()[0]
-            sending = asyncio.create_task(publisher.send_to(alive, await publisher.prepare(1), 1))
-            await until(lambda: pool.servers()[0].state is ServerState.STALE)
-            dead = dataclasses.replace(alive, state=ServerState.DEAD)
-            await pool.update([dead])
-            async with asyncio.timeout(DEADLINE_S):
-                with pytest.raises(ServerError, match="ended"):
-                    await sending
-            assert pool.servers() == (dead,)
-            await pool.update([dataclasses.replace(dead, generation=1, state=ServerState.STALE)])
-            with pytest.raises(ServerError, match="ended"):  # a late order
-                await publisher.send_to(alive, await publisher.prepare(1), 1)
-            assert pool.servers()[0].generation == 1
-
-    asyncio.run(scenario())
-
-
-def test_weights_that_a_server_was_ordered_to_load_stay_until_it_has_answered(servers, tmp_path):
-    """While others served and the trainer stepped on, the folder was removed under a server that was slow to read it,
-    and the order failed (`server.loading_failed`)."""
-
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
-            await fault(servers[0], STALLS)
-            send = await publisher.prepare(1)
-            sending = asyncio.create_task(publisher.send_to(pool.servers()[0], send, 1))
-            await until(lambda: word(pool)[0] == (ServerState.STALE, 0))
+        assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+        assert publisher.loading() == ("server-0",)
+        async with pool.acquire(1) as leased:
+            assert leased.name == "server-1", "traffic starts"
+        monkeypatch.setattr(weight_publisher, "PATIENCE_S", 1000)
+        async with asyncio.timeout(DEADLINE_S):  # it is not waited for again
             for version in range(2, 6):
                 await publisher.publish(version)
-            assert (tmp_path / "w" / "v1").is_dir()
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-            await publisher.publish(6)
-            assert not (tmp_path / "w" / "v1").exists(), "nobody reads it any more"
-
-    asyncio.run(scenario())
+        assert (tmp_path / "w" / "v1").is_dir(), "it may still be reading that"
+        assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 5)]
 
 
-def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
-    async def scenario():
-        folders = WeightFolders(tmp_path / "w", export)
-        async with publishing_to(servers[:1], folders, timeout_s=DEADLINE_S) as (publisher, pool):
-            alive = pool.servers()[0]
-            await pool.update([dataclasses.replace(alive, state=ServerState.DEAD)])
+async def test_one_that_was_late_gets_the_newest_next_and_then_traffic(servers, tmp_path):
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+        await fault(servers[0], STALLS | {"seconds": 4})
+        await publisher.publish(1)
+        await publisher.publish(2)
+        assert word(pool)[0] == (ServerState.STALE, 0)
+        await until(lambda: word(pool) == [(ServerState.READY, 2)] * 2)
+        await until(lambda: publisher.loading() == ())
+
+
+async def test_one_that_misses_its_deadline_stays_stale_with_the_reason_and_is_somebody_elses_to_mend(
+    servers, tmp_path
+):
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
+        await fault(servers[0], STALLS)
+        await publisher.publish(1)
+        await until(lambda: publisher.loading() == ())
+        assert word(pool) == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+        assert "no answer within 2 s" in pool.servers()[0].reason
+
+
+async def test_a_restore_ends_what_is_still_loading(servers, tmp_path):
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+        await fault(servers[0], STALLS)
+        await publisher.publish(1)
+        await publisher.begin(2)
+        await publisher.publish(1)
+        assert pool.servers()[1].lineage == 2
+
+
+async def test_what_a_life_that_is_over_was_sent_says_nothing_of_the_next(servers, tmp_path):
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=2) as (publisher, pool):
+        await fault(servers[0], STALLS)
+        await publisher.publish(1)
+        await pool.update([dataclasses.replace(pool.servers()[0], generation=1, state=ServerState.READY)])
+        await until(lambda: publisher.loading() == ())
+        assert word(pool)[0] == (ServerState.READY, 0)
+
+
+async def test_a_publish_does_not_wait_for_a_server_whose_machine_is_gone(servers, tmp_path):
+    """Nothing breaks its connection; alone in the fleet it held the step for the whole deadline."""
+    async with publishing_to(servers[:1], WeightFolders(tmp_path / "w", export), timeout_s=7200) as (
+        publisher,
+        pool,
+    ):
+        await fault(servers[0], STALLS)
+        publishing = asyncio.create_task(publisher.publish(1))
+        await until(lambda: publisher.loading() == ("server-0",))
+        dead = dataclasses.replace(pool.servers()[0], state=ServerState.DEAD)
+        await pool.update([dead])
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(WeightsRefused, match="no server took"):
+                await publishing
+        assert pool.servers() == (dead,)
+
+
+async def test_whoever_sends_weights_to_one_server_does_not_wait_for_a_life_that_is_over(servers, tmp_path):
+    folders = WeightFolders(tmp_path / "w", export)
+    async with publishing_to(servers[:1], folders, timeout_s=7200) as (publisher, pool):
+        await fault(servers[0], STALLS)
+        alive = pool.servers()[0]
+        sending = asyncio.create_task(publisher.send_to(alive, await publisher.prepare(1), 1))
+        await until(lambda: pool.servers()[0].state is ServerState.STALE)
+        dead = dataclasses.replace(alive, state=ServerState.DEAD)
+        await pool.update([dead])
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(ServerError, match="ended"):
+                await sending
+        assert pool.servers() == (dead,)
+        await pool.update([dataclasses.replace(dead, generation=1, state=ServerState.STALE)])
+        with pytest.raises(ServerError, match="ended"):  # a late order
             await publisher.send_to(alive, await publisher.prepare(1), 1)
-            assert word(pool) == [(ServerState.STALE, 1)]
+        assert pool.servers()[0].generation == 1
 
-    asyncio.run(scenario())
+
+async def test_weights_that_a_server_was_ordered_to_load_stay_until_it_has_answered(servers, tmp_path):
+    """While others served and the trainer stepped on, the folder was removed under a server that was slow to read it,
+    and the order failed (`server.loading_failed`)."""
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export), timeout_s=1000) as (publisher, pool):
+        await fault(servers[0], STALLS)
+        send = await publisher.prepare(1)
+        sending = asyncio.create_task(publisher.send_to(pool.servers()[0], send, 1))
+        await until(lambda: word(pool)[0] == (ServerState.STALE, 0))
+        for version in range(2, 6):
+            await publisher.publish(version)
+        assert (tmp_path / "w" / "v1").is_dir()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await publisher.publish(6)
+        assert not (tmp_path / "w" / "v1").exists(), "nobody reads it any more"
+
+
+async def test_who_was_called_dead_in_error_gets_weights_when_the_supervisor_says_so(servers, tmp_path):
+    folders = WeightFolders(tmp_path / "w", export)
+    async with publishing_to(servers[:1], folders, timeout_s=DEADLINE_S) as (publisher, pool):
+        alive = pool.servers()[0]
+        await pool.update([dataclasses.replace(alive, state=ServerState.DEAD)])
+        await publisher.send_to(alive, await publisher.prepare(1), 1)
+        assert word(pool) == [(ServerState.STALE, 1)]
 
 
 @pytest.mark.parametrize("prepares", [False, True])
@@ -323,7 +298,7 @@ def test_the_loop_goes_on_while_the_model_is_written(servers, tmp_path, prepares
         watchdog.cancel()
 
 
-def test_two_that_need_the_same_folder_write_it_once(servers, tmp_path):
+async def test_two_that_need_the_same_folder_write_it_once(servers, tmp_path):
     written = []
 
     def export_once(folder):
@@ -331,12 +306,9 @@ def test_two_that_need_the_same_folder_write_it_once(servers, tmp_path):
         time.sleep(0.05)
         export(folder)
 
-    async def scenario():
-        async with publishing_to(servers, WeightFolders(tmp_path / "w", export_once), timeout_s=DEADLINE_S) as (
-            publisher,
-            _,
-        ):
-            await asyncio.gather(publisher.publish(4), publisher.prepare(4))
-
-    asyncio.run(scenario())
+    async with publishing_to(servers, WeightFolders(tmp_path / "w", export_once), timeout_s=DEADLINE_S) as (
+        publisher,
+        _,
+    ):
+        await asyncio.gather(publisher.publish(4), publisher.prepare(4))
     assert len(written) == 1

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from actors.processes.background_tasks import BackgroundTasks
+from actors.supervision.handle_states import ServerDead, ServerStopped
 from actors.supervision.server_handle import ServerHandle
-from actors.supervision.server_states import ServerDead, ServerStopped
 from actors.weights.weight_consistency_check import golden_distance
 from launcher.base.errors import TrainerError, WeightsRefused
 from launcher.base.messages import Cause, Health
@@ -24,7 +24,7 @@ from launcher.policy.exit_cause import find_server_cause, find_trainer_cause
 from launcher.policy.liveness import Pace, slow_reason
 from launcher.policy.memory_trend import find_rise
 from tests.support.replay import Replay, prompts
-from tests.unit.actors.supervision.test_server_handle import WEIGHTS, scenario
+from tests.unit.actors.supervision.test_server_handle import WEIGHTS, handle
 from tests.unit.actors.training.test_step_loop import N_PROMPTS, SAMPLES, Trial, poison
 from tests.unit.launcher.checkpoints.test_checkpoints import flip_one_bit, save, truncate
 from tests.unit.launcher.policy import test_trainer_liveness as trainers
@@ -34,35 +34,30 @@ from tests.unit.launcher.policy.test_memory_backoff import MIB, samples
 # ── death watch ──
 
 
-def hear_of_a_death(monkeypatch=None):
+async def hear_of_a_death(monkeypatch=None):
     if monkeypatch is not None:
         monkeypatch.setattr(ServerHandle, "_watch_exit", lambda self, generation: asyncio.sleep(0))
-
-    async def play(slot, actor, died):
+    async with handle() as (slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         actor.end("ended by itself")
         for _ in range(20):
             await asyncio.sleep(0)
         return len(died), isinstance(slot.state, ServerDead)
 
-    return scenario(play)
+
+async def test_without_waiting_on_the_process_its_death_is_not_told(monkeypatch):
+    assert await hear_of_a_death() == (1, True)
+    assert await hear_of_a_death(monkeypatch) == (0, False)
 
 
-def test_without_waiting_on_the_process_its_death_is_not_told(monkeypatch):
-    assert hear_of_a_death() == (1, True)
-    assert hear_of_a_death(monkeypatch) == (0, False)
-
-
-def test_an_end_that_was_ordered_is_no_death():
-    async def play(slot, actor, died):
+async def test_an_end_that_was_ordered_is_no_death():
+    async with handle() as (slot, actor, died):
         await slot.start(0, WEIGHTS, {})
         await slot.stop()
         actor.end("told to stop", at=time.monotonic(), was_told=True)
         for _ in range(20):
             await asyncio.sleep(0)
-        return died, isinstance(slot.state, ServerStopped)
-
-    assert scenario(play) == ([], True)
+        assert (died, isinstance(slot.state, ServerStopped)) == ([], True)
 
 
 # ── the gate's certain rules, which no setting switches off ──
@@ -181,19 +176,17 @@ def test_without_its_factor_a_slow_server_is_one_like_any_other():
 # ── tasks that watch ──
 
 
-def test_without_raising_it_the_death_of_a_watching_task_would_pass_unseen(monkeypatch):
+async def test_without_raising_it_the_death_of_a_watching_task_would_pass_unseen(monkeypatch):
     monkeypatch.setattr(BackgroundTasks, "check", lambda tasks: None)
-
-    async def play(slot, actor, died):
-        slot.probe.tasks.start(defect())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return slot.facts(None, None, is_publishing=False).verdict.health
 
     async def defect():
         raise KeyError("a defect")
 
-    assert scenario(play) is Health.UNKNOWN
-    monkeypatch.undo()
-    with pytest.raises(KeyError, match="a defect"):
-        scenario(play)
+    async with handle() as (slot, _, _):
+        slot.probe.tasks.start(defect())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert slot.facts(None, None, is_publishing=False).verdict.health is Health.UNKNOWN
+        monkeypatch.undo()
+        with pytest.raises(KeyError, match="a defect"):
+            slot.facts(None, None, is_publishing=False)

@@ -1,7 +1,8 @@
-"""The states of a server's incarnation as the Coordinator orders and learns them; each has only the data that it needs.
+"""The states of a server's incarnation and of the trainer's process, as the Coordinator orders and learns them; each
+has only the data that it needs.
 
-starting ─► running ─► dead ─► starting the next incarnation; stopped and failed by order. What a running one does now
-(STARTING, STALE, READY, SUSPECT) is in the answers of its actor and of the trainer.
+A server is starting ─► running ─► dead ─► starting the next incarnation; stopped and failed by order. What a running
+one does now (STARTING, STALE, READY, SUSPECT) is in the answers of its actor and of the trainer.
 """
 
 from __future__ import annotations
@@ -74,3 +75,42 @@ def state_unless_running(state: ServerStarting | ServerDead | ServerStopped | Se
             return ServerState.FAILED
         case _ as unreachable:
             assert_never(unreachable)
+
+
+# ── the trainer ──
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """On another node the same pid is another process."""
+
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoOrder:
+    """No start is under way: what the trainer does is in its view."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrdered:
+    """An order to start it is under way, so that it is empty means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderOverdue:
+    """An order was not carried out by its deadline; while it is still busy with it, or is not there, it hangs."""
+
+    reason: str
+
+
+OrderState = NoOrder | StartOrdered | OrderOverdue
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """The last process of it that has ended. `finding`: why, where more is known than that it did."""
+
+    process: ProcessId | None = None
+    finding: ExitFinding | None = None

@@ -1,0 +1,40 @@
+"""Asks a broken reward function for its known answers, while training is paused for it: no batch shows then whether it
+works again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from actors.supervision.cluster_observer import ClusterObserver
+from actors.supervision.monitor_handle import MonitorHandle
+from launcher.base.errors import LauncherError
+from launcher.base.messages import Cause
+from launcher.config.supervision import RewardHealthConfig
+from launcher.policy.canary_policy import SOONEST_S, CanaryRound, is_sound, until_next_round_s
+
+ANSWER_S = 60.0
+
+
+async def ask_the_verifier_again(
+    observer: ClusterObserver, monitor: MonitorHandle, settings: RewardHealthConfig
+) -> None:
+    """For as long as the run lasts. The monitor hears of each round; after a sound one the next comes sooner."""
+    trainer, wait_s = observer.trainer, SOONEST_S
+    since: float | None = None
+    while True:
+        await asyncio.sleep(wait_s)
+        now, wait_s = time.monotonic(), SOONEST_S
+        incident = observer.incident(now)
+        if incident is None or incident.cause is not Cause.VERIFIER_BROKEN or trainer.view.is_running:
+            since = None
+            continue
+        since = now if since is None else since
+        was_sound = False
+        with contextlib.suppress(LauncherError):
+            scored: CanaryRound = await trainer.call("score_canaries", within_s=ANSWER_S)
+            if was_sound := is_sound(scored, settings):
+                trainer.reward_answers()
+            await monitor.canaries(scored)
+        wait_s = until_next_round_s(time.monotonic() - since, was_sound=was_sound)
