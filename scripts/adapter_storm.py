@@ -2,8 +2,9 @@
 
 Starts `python -m launcher conf=<adapter>` with the settings that are given, sends signals to processes of its tree and
 to its servers from outside, and prints for each what it cost. Where AREAL_RIG is set, `areal` is the real one on a CPU
-(scripts/faults/areal_rig.py). Exit codes: 0 FINISHED, each fault was sent, every step counts once and no process is
-left; 1 otherwise; 2 the command is wrong; 130 interrupted.
+(scripts/faults/areal_rig.py); without a script of yours, `trl` is a small model on a CPU (scripts/faults/trl_rig.py).
+Exit codes: 0 FINISHED, each fault was sent, every step counts once and no process is left; 1 otherwise; 2 the command
+is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,10 +26,12 @@ import time
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 
 from actors.foreign.foreign_process import mark_of
-from actors.processes.process_tree import Process, bearing, command_line, send, stat_fields
+from actors.processes.process_tree import Process, bearing, command_line, process_state, send, stat_fields
 from launcher.__main__ import ordered_arguments
+from launcher.adapters.foreign_health import REWARD, STEP_S
 from launcher.adapters.trainer_adapter import TrainerAdapter, adapter_of
 from launcher.base.errors import UsageError
 from launcher.config.compose import compose
@@ -35,13 +40,13 @@ from launcher.resources.foreign_plan import with_their_names
 from launcher.run_files.journal import Record, current_lines, number_of, read_lines
 from launcher.run_files.run_paths import RunPaths
 from scripts.ending import ended
-from scripts.faults.areal_rig import BROKEN, areal_rig, make_folder, settings_of, variables_of
+from scripts.faults import areal_rig, trl_rig
 from scripts.faults.run_processes import LiveServer, find_servers
 from scripts.storm import started
 
 SERVER_SIGNALS = {"server": signal.SIGKILL, "server-stop": signal.SIGSTOP, "update": signal.SIGKILL}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "any": signal.SIGKILL, **SERVER_SIGNALS}
-ZERO = "zero"
+ZERO, OOM = "zero", "oom"
 HTTP_ERROR = re.compile(rb"HTTP request to \S+ (?:failed|timed out)")
 DROPPED = re.compile(rb"Workflow execution failed")
 """As AReaL's client says it."""
@@ -51,6 +56,10 @@ WHOLE, LOST_SERVER = SERVES | {"server.parked"}, frozenset({"server.died", "serv
 UPDATE_S = 0.3
 """`update` is sent at a random moment of so many seconds after the trainer has given weights."""
 SURVIVED, LOST = 0, 1
+LAST = 10
+ENDED = (None, "Z")
+LEAST_BYTES = 4096
+"""The kernel takes a limit of 0 for none."""
 LOOK_S = 0.1
 BEHIND = "--"
 
@@ -82,14 +91,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="seed of the steps, and of the processes")
     parser.add_argument(
         "--faults",
-        nargs="+",
-        choices=(*SIGNALS, ZERO),
+        nargs="*",
+        choices=(*SIGNALS, OOM, ZERO),
         default=["kill", "any", "stop"],
         help="of the trainer's process, of any process of its tree, or of a server of the launcher's (trainer.rung="
-        "servers), which `update` kills while it loads weights; zero: rewards, until that is noticed (AREAL_RIG only)",
+        "servers), which `update` kills while it loads weights; oom: the trainer gets no more memory; zero: rewards, "
+        "until that is noticed (only of a run of this tool's own); nothing: a run to compare with",
     )
-    parser.add_argument("--total", type=int, default=80, help="AREAL_RIG: steps of the run")
-    parser.add_argument("--output", type=Path, help="AREAL_RIG: the run's folder, which is kept")
+    parser.add_argument("--total", type=int, default=80, help="steps of a run of this tool's own")
+    parser.add_argument("--output", type=Path, help="folder of a run of this tool's own, which is kept")
     parser.add_argument("--steps", nargs=2, type=int, default=(3, 40), metavar=("FIRST", "LAST"))
     parser.epilog = "Settings of the run follow behind --."
     return parser
@@ -99,14 +109,9 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     first, last = given.steps
     if last - first < len(given.faults):
         raise UsageError(f"--steps {first} {last} has no room for {len(given.faults)} faults", "give a wider range")
-    folder, rig = given.output or Path(tempfile.gettempdir()), areal_rig() if given.adapter == "areal" else None
-    if rig is not None:
-        folder = given.output or Path(tempfile.mkdtemp(prefix="adapter-storm-"))
-        make_folder(rig, folder)
-        os.environ.update(variables_of(folder, given.total))
-        settings = settings_of(rig, folder, settings)
-    elif ZERO in given.faults:
-        raise UsageError("--faults zero: the reward function is not this tool's", "use areal, with AREAL_RIG")
+    settings, broken = _made(given, settings)
+    if ZERO in given.faults and broken is None:
+        raise UsageError("--faults zero: the reward function is not this tool's", "use areal with AREAL_RIG, or trl")
     words = ordered_arguments([f"conf={given.adapter}", *settings])
     config = with_their_names(compose(words), [word.partition("=")[0] for word in words])
     chance, paths, adapter = random.Random(given.seed), RunPaths.of(config), adapter_of(config.trainer)
@@ -119,7 +124,7 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
             _wait(run, functools.partial(_is_due, paths, step, n_servers))
             log = adapter.source or paths.trainer_log
             begin = log.stat().st_size if log.exists() else 0
-            if (moment := _strike(fault, paths, adapter, run, chance, folder)) is None:
+            if (moment := _strike(fault, paths, adapter, run, chance, broken)) is None:
                 break
             _wait(run, functools.partial(_has_stepped, paths, moment))
             costs.append(_cost(paths, log, begin, moment))
@@ -129,8 +134,33 @@ def _run(given: argparse.Namespace, settings: Sequence[str]) -> int:
     is_whole = steps == list(range(int(steps[0]), int(steps[0]) + len(steps))) if steps else False
     left = len([*bearing(mark_of(paths)), *find_servers(paths)])
     once = "each once" if is_whole else "with gaps"
-    print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left: {paths.logs}")
+    print(f"exit code {exit_code}, {len(steps)} steps, {once}, {left} processes left, {_learned(paths)}: {paths.logs}")
     return SURVIVED if exit_code == 0 and is_whole and not left and len(costs) == len(given.faults) else LOST
+
+
+def _made(given: argparse.Namespace, settings: Sequence[str]) -> tuple[Sequence[str], Path | None]:
+    """Settings of the run, and the file that breaks its rewards; None where the run is not this tool's own. Raises
+    UsageError."""
+    rig, folder = areal_rig.areal_rig() if given.adapter == "areal" else None, given.output
+    python = trl_rig.trl_python() if given.adapter == "trl" and trl_rig.needs_rig(settings) else None
+    if rig is None and python is None:
+        return settings, None
+    folder = (folder or Path(tempfile.mkdtemp(prefix="adapter-storm-"))).absolute()
+    if rig is not None:
+        areal_rig.make_folder(rig, folder)
+        os.environ.update(areal_rig.variables_of(folder, given.total))
+        return areal_rig.settings_of(rig, folder, settings), folder / areal_rig.BROKEN
+    assert python is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    return trl_rig.settings_of(python, folder, given.total, settings), folder / trl_rig.BROKEN
+
+
+def _learned(paths: RunPaths) -> str:
+    """Of the steps that count."""
+    lines = current_lines(read_lines(paths.metrics))
+    rewards, times = ([x for line in lines if math.isfinite(x := number_of(line.get(key)))] for key in (REWARD, STEP_S))
+    reward = f"reward {fmean(rewards[-LAST:]):.3f} in the last {LAST}" if rewards else "no rewards"
+    return f"{reward}, {median(times):.2f} s a step (median)" if times else reward
 
 
 def _cost(paths: RunPaths, log: Path, begin: int, moment: float) -> Cost:
@@ -162,14 +192,16 @@ def _strike(
     adapter: TrainerAdapter,
     run: subprocess.Popen[bytes],
     chance: random.Random,
-    folder: Path,
+    broken: Path | None,
 ) -> float | None:
-    """Unix seconds of the fault, of `zero` of its detection; None where the run ended before."""
+    """Unix seconds of the fault, of `zero` of its detection, of `oom` of the trainer's end; None where the run ended
+    before."""
     if fault == ZERO:
-        (folder / BROKEN).touch()
+        assert broken is not None
+        broken.touch()
         first, began = _last_step(paths) + 1, time.time()
         _wait(run, lambda: any(_is_collapse(event, began) for event in read_lines(paths.events)))
-        (folder / BROKEN).unlink()
+        broken.unlink(missing_ok=True)
         print(
             f"rewards at 0 in steps {first} to {_last_step(paths)}, noticed after {time.time() - began:.1f} s",
             flush=True,
@@ -185,11 +217,23 @@ def _strike(
             serving = _servers(paths, SERVES)
             hit = chance.choice(serving).http if serving else None
         what, moment = [] if hit is None else command_line(hit), time.time()
-        if hit is not None and send(hit, SIGNALS[fault]):
+        if fault == OOM and hit is not None and _starve(hit, run):
+            print(f"step {_last_step(paths)}: {fault} {hit.pid}: {' '.join(what)[:80]}", flush=True)
+            return time.time()
+        if fault != OOM and hit is not None and send(hit, SIGNALS[fault]):
             print(f"step {_last_step(paths)}: {fault} {hit.pid}: {' '.join(what)[:80]}", flush=True)
             return moment
         time.sleep(LOOK_S)
     return None
+
+
+def _starve(hit: Process, run: subprocess.Popen[bytes]) -> bool:
+    """It gets nothing more of what it may write to; True once it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        _, most = resource.prlimit(hit.pid, resource.RLIMIT_DATA)
+        resource.prlimit(hit.pid, resource.RLIMIT_DATA, (LEAST_BYTES, most))
+        _wait(run, lambda: process_state(hit.pid)[0] in ENDED)
+    return process_state(hit.pid)[0] in ENDED
 
 
 def _is_collapse(event: Record, moment: float) -> bool:

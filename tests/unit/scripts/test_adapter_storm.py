@@ -1,10 +1,14 @@
 """What a fault on another project's trainer cost, by the lines of metrics.jsonl and its log; and what is refused."""
 
+import subprocess
+import sys
+
 import pytest
 
+from actors.processes.process_tree import identify
 from launcher.run_files.journal import append_line
 from launcher.run_files.run_paths import RunPaths
-from scripts.adapter_storm import Cost, _cost, cost_of, main
+from scripts.adapter_storm import Cost, _cost, _learned, _starve, cost_of, main
 
 TOOK = [(1.0, 0), (2.0, 1), (3.0, 2), (13.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)]
 LINES = [{"time": moment, "global_step": step} for moment, step in TOOK]
@@ -54,3 +58,37 @@ def test_more_faults_than_steps_are_refused_before_anything_is_started(capsys, t
     assert main(["command", "--steps", "3", "5", "--", *settings]) == 2
     assert "--steps 3 5 has no room for 3 faults" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_run_of_trl_needs_an_interpreter_that_has_it_or_a_script(capsys, tmp_path, monkeypatch):
+    for python in (sys.executable, str(tmp_path / "none")):
+        monkeypatch.setenv("TRL_PYTHON", python)
+        monkeypatch.setattr("scripts.faults.trl_rig.LOOKS_FOR", "raise SystemExit(1)")
+        assert main(["trl", "--output", str(tmp_path / "runs")]) == 2
+        assert f"TRL_PYTHON: {python} has no trl" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_may_write_to_nothing_more_ends_of_it():
+    grows = (
+        "import time\nprint(flush=True)\nheld = []\nwhile time.sleep(0.01) is None:\n    held.append(bytes(1 << 20))"
+    )
+    with subprocess.Popen([sys.executable, "-c", grows], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with subprocess.Popen(["sleep", "60"]) as waits:
+            ended = _starve(identify(process.pid), waits)
+            waits.kill()
+        process.kill()
+        assert ended
+        assert b"MemoryError" in process.stderr.read()
+
+
+def test_what_was_learned_is_the_reward_of_the_last_steps_that_count(tmp_path):
+    paths = RunPaths(fileroot=tmp_path, user="u", experiment_name="e", trial_name="t")
+    paths.prepare()
+    assert _learned(paths) == "no rewards"
+    for step, reward in [(0, 0.0), (1, 0.0), (0, 0.25), (1, 0.75)]:
+        append_line(paths.metrics, {"time": 1.0, "global_step": step, "rollout/reward": reward})
+    assert _learned(paths) == "reward 0.500 in the last 10"
+    append_line(paths.metrics, {"time": 3.0, "global_step": 2, "rollout/reward": 0.5, "timeperf/step_s": 2.0})
+    assert _learned(paths) == "reward 0.500 in the last 10, 2.00 s a step (median)"
