@@ -6,6 +6,7 @@ made into one by `scripts.setup_recovery` before; it has no optimizer. Seen with
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import shutil
@@ -155,19 +156,18 @@ class ArealAdapter:
         if not any(file.is_file() for file in info.glob("*")):
             return None
         changed = max(changed_at(path), changed_at(info))
-        if (known := self._known.get(path)) is not None and known.changed_at == changed:
-            return known
-        read = self._recover_info()
-        self._known[path] = FoundCheckpoint(
-            step=0 if read.name is None else read.name.global_step,
-            path=path,
-            changed_at=changed,
-            is_whole=not read.problems,
-            problem=next(iter(read.problems), ""),
-            with_it=(info,),
-            has_optimizer=read.has_optimizer,
-        )
-        return self._known[path]
+        if (known := self._known.get(path)) is None or known.changed_at != changed:
+            read = self._recover_info()
+            known = self._known[path] = FoundCheckpoint(
+                step=0 if read.name is None else read.name.global_step,
+                path=path,
+                changed_at=changed,
+                is_whole=not read.problems,
+                problem=next(iter(read.problems), ""),
+                with_it=(info,),
+                has_optimizer=read.has_optimizer,
+            )
+        return known
 
     def _export(self, path: Path, name: CheckpointName, why_none: Sequence[str]) -> FoundCheckpoint:
         changed = changed_at(path)
@@ -183,9 +183,7 @@ class ArealAdapter:
             )
         if known.is_whole and why_none:
             problem = f"AReaL can't resume from an export alone: {why_none[0]}"
-            return FoundCheckpoint(
-                step=known.step, path=path, changed_at=changed, is_whole=False, problem=problem, has_optimizer=False
-            )
+            return dataclasses.replace(known, is_whole=False, problem=problem)
         return known
 
 

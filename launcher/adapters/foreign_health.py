@@ -23,7 +23,7 @@ from launcher.run_files.run_paths import RunPaths
 NONFINITE_STEPS = 2
 """In a row, as for the launcher's own trainer: one alone may pass."""
 NOT_OURS = "move it away, or, for conf=command, set trainer.checkpoint_file to the file that is written last into each"
-NO_CANARIES = CanaryVerdict(is_broken=False, is_known=False, reason="none: the reward function is the trainer's own")
+NO_CANARIES = CanaryVerdict(is_broken=False, reason="none: the reward function is the trainer's own")
 REWARD, AREALS_REWARD, SPREAD = "rollout/reward", "grpo_actor/task_reward/avg", "grpo_actor/task_reward/std"
 STEP_S, NONFINITE = "timeperf/step_s", "trainer/nonfinite"
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from launcher.base.errors import ModelError
 
-CHUNK = 8 * 2**20
+CHUNK = 4 * 2**20
 PEEKED = 512
 """Bytes of a matrix that show already that it is not one number."""
 NO_FLOATS = frozenset({"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"})
@@ -81,7 +81,7 @@ def can_judge(dtype: str) -> bool:
 
 def nonfinite(file: Path, entries: Mapping[str, TensorEntry]) -> list[str]:
     """The names of tensors that hold NaN or an infinity. Raises OSError."""
-    with file.open("rb", buffering=0) as stream:
+    with file.open("rb") as stream:
         return [entry.name for entry in entries.values() if _has_nonfinite(stream, entry)]
 
 
@@ -91,7 +91,7 @@ def constant_matrices(file: Path, entries: Mapping[str, TensorEntry]) -> dict[st
     No training makes such a one. A bias may well be 0, and a norm's scale 1.
     """
     found = {}
-    with file.open("rb", buffering=0) as stream:
+    with file.open("rb") as stream:
         for entry in entries.values():
             if len(entry.shape) >= 2 and entry.dtype in EXPONENTS and math.prod(entry.shape) > 1:
                 value = _only_value(stream, entry)
@@ -109,7 +109,7 @@ def _only_value(stream: BinaryIO, entry: TensorEntry) -> int | None:
     begin = np.frombuffer(stream.read(min(PEEKED, entry.end - entry.begin)), dtype=kind)
     if len({0 if bits == int(sign) else bits for bits in begin.tolist()}) > 1:
         return None  # nearly always: the rest need not be read
-    for bits in _chunks(stream, entry, kind):
+    for bits in chunks(stream, entry, kind):
         first = int(bits[0]) if first is None else first
         first = 0 if first == int(sign) else first
         same = (bits & ~sign) == 0 if first == 0 else bits == first
@@ -120,23 +120,24 @@ def _only_value(stream: BinaryIO, entry: TensorEntry) -> int | None:
 
 def _has_nonfinite(stream: BinaryIO, entry: TensorEntry) -> bool:
     if entry.dtype == "F8_E4M3":  # it has no infinity, and one NaN of each sign
-        return any(bool(((bits & 0x7F) == 0x7F).any()) for bits in _chunks(stream, entry, np.uint8))
+        return any(bool(((bits & 0x7F) == 0x7F).any()) for bits in chunks(stream, entry, np.uint8))
     if entry.dtype not in EXPONENTS:
         return False
     kind, mask = EXPONENTS[entry.dtype]
-    return any(bool(((bits & kind(mask)) == kind(mask)).any()) for bits in _chunks(stream, entry, kind))
+    return any(bool(((bits & kind(mask)) == kind(mask)).any()) for bits in chunks(stream, entry, kind))
 
 
-def _chunks(stream: BinaryIO, entry: TensorEntry, kind: Any) -> Iterator[np.ndarray[Any, Any]]:
-    stream.seek(entry.begin)
-    left = entry.end - entry.begin
-    while left:
-        data = stream.read(min(CHUNK, left))
-        if not data:
+def chunks(
+    stream: BinaryIO, entry: TensorEntry, kind: Any, *, most: int | None = None
+) -> Iterator[np.ndarray[Any, Any]]:
+    """A tensor's numbers as they lie there, CHUNK bytes at a time. `most`: so many, from its middle. Raises OSError."""
+    width = np.dtype(kind).itemsize
+    count = (entry.end - entry.begin) // width
+    taken = count if most is None else min(count, most)
+    stream.seek(entry.begin + (count - taken) // 2 * width)
+    for left in range(taken, 0, -(CHUNK // width)):
+        size = min(CHUNK // width, left) * width
+        data = stream.read(size)
+        if len(data) < size:
             raise OSError(f"it ends within {entry.name}")
-        rest = len(data) % np.dtype(kind).itemsize
-        if rest:  # a read may end anywhere
-            stream.seek(-rest, 1)
-            data = data[:-rest]
-        left -= len(data)
         yield np.frombuffer(data, dtype=kind)

@@ -12,16 +12,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from launcher.checkpoints.model_files import find_shards
-from launcher.checkpoints.tensor_files import TensorEntry, read_entries
+from launcher.checkpoints.tensor_files import TensorEntry, chunks, read_entries
 
 NUMBERS: Mapping[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-CHUNK = 2**21
-"""Numbers read at a time, of each file."""
 SAMPLE = 2**18
 """Numbers of each tensor, from its middle, that `odd_tensors` reads."""
 FAR, TIMES = 0.1, 10.0
@@ -106,33 +104,20 @@ def can_compare(*places: Place) -> bool:
 def distance_of(a: Place, b: Place, third: Place | None = None, *, most: int | None = None) -> TensorDistance:
     """Of tensors that can be compared. `most`: so many numbers of each, from its middle. Raises OSError."""
     found = TensorDistance(name=a[1].name, shape=a[1].shape)
-    columns = [chunks(place, most=most) for place in (a, b, *([third] if third else []))]
+    columns = [numbers(place, most=most) for place in (a, b, *([third] if third else []))]
     with np.errstate(invalid="ignore", over="ignore"):  # damaged numbers show in the sums
         for parts in zip(*columns, strict=True):
             found.add(parts[0], parts[1], parts[2] if third else None)
     return found
 
 
-def chunks(place: Place, *, most: int | None = None) -> Iterator[Floats]:
-    """A tensor's numbers, CHUNK at a time. Raises OSError."""
+def numbers(place: Place, *, most: int | None = None) -> Iterator[Floats]:
+    """A tensor's numbers, some megabytes at a time; `most`: so many, from its middle. Raises OSError."""
     file, entry = place
-    kind = np.dtype(NUMBERS[entry.dtype])
-    count = (entry.end - entry.begin) // kind.itemsize
-    taken = count if most is None else min(count, most)
     with file.open("rb") as stream:
-        stream.seek(entry.begin + (count - taken) // 2 * kind.itemsize)
-        for begin in range(0, taken, CHUNK):
-            yield _numbers(stream, min(CHUNK, taken - begin), kind, entry)
-
-
-def _numbers(stream: BinaryIO, count: int, kind: np.dtype[Any], entry: TensorEntry) -> Floats:
-    data = stream.read(count * kind.itemsize)
-    if len(data) < count * kind.itemsize:
-        raise OSError(f"it ends within {entry.name}")
-    numbers = np.frombuffer(data, dtype=kind)
-    if entry.dtype == "BF16":
-        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers.astype(np.float64)
+        for part in chunks(stream, entry, NUMBERS[entry.dtype], most=most):
+            is_bfloat16 = entry.dtype == "BF16"
+            yield ((part.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else part).astype(np.float64)
 
 
 def odd_tensors(folder: Path, neighbours: Sequence[Path]) -> list[str]:

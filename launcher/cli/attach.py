@@ -99,8 +99,8 @@ class Attached:
             self._display.update(view)
 
 
-def attach(paths: RunPaths, *, out: TextIO | None = None) -> int:
-    return Attached(paths, sys.stdout if out is None else out).follow()
+def attach(paths: RunPaths) -> int:
+    return Attached(paths, sys.stdout).follow()
 
 
 def progress_of(paths: RunPaths, now: CurrentStatus) -> RunProgress:

@@ -31,7 +31,7 @@ WRITES = {"checkpoint.committed": "save_s", "checkpoint.uploaded": "copy_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class TimesTaken:
     """How long the last save, its copy to `recover.url` and the last update took; None before the first."""
 
     save_s: float | None = None
@@ -47,16 +47,16 @@ class Deadline:
     what: str
 
 
-def needed_s(pace: Pace, margin_s: float) -> float:
+def needed_s(took: TimesTaken, margin_s: float) -> float:
     """Twice a save and a copy: one may be under way. One that is unknown counts as long as the margin."""
-    writes_s = sum(margin_s if took_s is None else 2 * took_s for took_s in (pace.save_s, pace.copy_s))
-    return margin_s + writes_s + (pace.update_s or 0.0)
+    writes_s = sum(margin_s if took_s is None else 2 * took_s for took_s in (took.save_s, took.copy_s))
+    return margin_s + writes_s + (took.update_s or 0.0)
 
 
-def due(deadlines: Sequence[Deadline], pace: Pace, margin_s: float, *, now: float) -> str:
+def due(deadlines: Sequence[Deadline], took: TimesTaken, margin_s: float, *, now: float) -> str:
     """Why the run must begin to end now; "" while it need not."""
     first = min(deadlines, key=lambda one: one.at, default=None)
-    needed = needed_s(pace, margin_s)
+    needed = needed_s(took, margin_s)
     if first is None or now < first.at - needed:
         return ""
     return f"{first.what} ends in {max(first.at - now, 0):.0f} s, and to save and end takes up to {needed:.0f} s"
@@ -76,7 +76,7 @@ class Deadlines:
         self._began = time.monotonic() - age_s if killed is None else killed.began
         where, interval_s = config.run.preemption_notice, config.run.notice_interval_s
         self._notice = None if where is None else NoticeWatch(where, journal, interval_s=interval_s)
-        self._pace = Pace() if config.recover.url is None else Pace(copy_s=None)
+        self._took = TimesTaken() if config.recover.url is None else TimesTaken(copy_s=None)
         self.reason = ""
         """Why the run is ending, once it is."""
 
@@ -93,7 +93,7 @@ class Deadlines:
         """Stays true."""
         if not self.reason:
             now = time.monotonic() if now is None else now
-            self.reason = due(self._known(), self._pace, self._settings.margin_s, now=now)
+            self.reason = due(self._known(), self._took, self._settings.margin_s, now=now)
             if self.reason:
                 self._journal.record("run.deadline", reason=self.reason)
         return bool(self.reason)
@@ -101,12 +101,12 @@ class Deadlines:
     def follow(self, event: Record) -> None:
         key = WRITES.get(str(event.get("event")))
         if key is not None and isinstance(seconds := event.get("seconds"), float):
-            self._pace = dataclasses.replace(self._pace, **{key: seconds})
+            self._took = dataclasses.replace(self._took, **{key: seconds})
 
     def take(self, reports: Sequence[StepReport]) -> None:
         if reports:
             update_s = sum(reports[-1].metrics.get(name, 0.0) for name in UPDATE)
-            self._pace = dataclasses.replace(self._pace, update_s=update_s)
+            self._took = dataclasses.replace(self._took, update_s=update_s)
 
     def _known(self) -> list[Deadline]:
         settings, found = self._settings, []

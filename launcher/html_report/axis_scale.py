@@ -42,11 +42,11 @@ def step_span(steps: Iterable[float]) -> Span:
     return -0.01 * last, 1.01 * last
 
 
-def value_span(values: Iterable[float], *, otherwise: Span = (0.0, 1.0)) -> Span:
+def value_span(values: Iterable[float]) -> Span:
     """Range that shows all of `values`, unless a few lie so far out that the others would be a flat line."""
     known = sorted(value for value in values if math.isfinite(value))
     if not known:
-        return otherwise
+        return 0.0, 1.0
     low, high = known[0], known[-1]
     inner_low, inner_high = known[len(known) // 50], known[-1 - len(known) // 50]
     room = max(inner_high - inner_low, abs(inner_high) * 1e-3, 1e-9)

@@ -120,10 +120,10 @@ class Plot:
         if len(known) > 1:
             self.add("path", css, d=f"M{'L'.join(upper)}L{'L'.join(lower)}Z")
 
-    def dots(self, points: Iterable[Point], css: str, *, title: str = "") -> None:
+    def dots(self, points: Iterable[Point], css: str) -> None:
         for x, y in points:
             if math.isfinite(y):
-                self.add("circle", css, cx=self.px(x), cy=self.py(y), r=2.2, title=title)
+                self.add("circle", css, cx=self.px(x), cy=self.py(y), r=2.2)
 
     def marker(self, x: float, y: float, form: Sequence[tuple[int, int]], css: str, *, title: str) -> None:
         """`x` and `y` in pixels."""

@@ -71,7 +71,6 @@ class BatchReport:
         policy_version: int,
         n_samples: int,
         global_step: int = -1,
-        canaries: Sequence[CanaryScore] = (),
     ) -> BatchReport:
         completions = [rollout.completion for rollout in batch.rollouts]
         rewards = [r.reward for r in batch.rollouts if r.reward is not None and math.isfinite(r.reward)]
@@ -90,7 +89,6 @@ class BatchReport:
             mean_reward=mean_of(rewards) if rewards else None,
             low_reward=min(rewards, default=None),
             high_reward=max(rewards, default=None),
-            canaries=tuple(canaries),
         )
 
     @property
@@ -110,15 +108,15 @@ class BatchReport:
 
     @property
     def failed_share(self) -> float:
-        return _share(self.failed, self.failed + self.completions)
+        return self.failed / max(self.failed + self.completions, 1)
 
     @property
     def truncated_share(self) -> float:
-        return _share(self.truncated, self.completions)
+        return self.truncated / max(self.completions, 1)
 
     @property
     def blank_share(self) -> float:
-        return _share(self.blank, self.completions)
+        return self.blank / max(self.completions, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,19 +247,15 @@ def _reject(faults: Sequence[BatchFault], *, is_compared: bool = False) -> Admis
 
 def _incomplete(report: BatchReport) -> list[BatchFault]:
     unscored = sum(score.got is None for score in report.canaries)
-    faults = (
-        ("no completions", report.completions == 0, Cause.SERVER_CRASH),
-        (f"{report.without_reward} completions without a reward", report.without_reward > 0, Cause.VERIFIER_BROKEN),
-        (f"{report.empty} empty completions", report.empty > 0, Cause.SERVER_CORRUPT),
-        (
-            f"{report.nonfinite_logprobs} completions with non-finite log-probs",
-            report.nonfinite_logprobs > 0,
-            Cause.SERVER_CORRUPT,
-        ),
-        (f"{report.uneven_groups} incomplete groups", report.uneven_groups > 0, Cause.SERVER_CRASH),
-        (f"{unscored} known answers without a reward", unscored > 0, Cause.VERIFIER_BROKEN),
+    counts = (
+        (report.without_reward, "completions without a reward", Cause.VERIFIER_BROKEN),
+        (report.empty, "empty completions", Cause.SERVER_CORRUPT),
+        (report.nonfinite_logprobs, "completions with non-finite log-probs", Cause.SERVER_CORRUPT),
+        (report.uneven_groups, "incomplete groups", Cause.SERVER_CRASH),
+        (unscored, "known answers without a reward", Cause.VERIFIER_BROKEN),
     )
-    return [BatchFault(reason=reason, cause=cause) for reason, found, cause in faults if found]
+    faults = [BatchFault(reason=f"{count} {what}", cause=cause) for count, what, cause in counts if count]
+    return faults if report.completions else [BatchFault(reason="no completions", cause=Cause.SERVER_CRASH), *faults]
 
 
 def _wrong_weights(report: BatchReport, allowed_behind: int) -> list[BatchFault]:
@@ -344,10 +338,6 @@ def _unusual(report: BatchReport, settings: GateConfig, usual: UsualValues) -> l
             reason = f"{share:.0%} of the completions {name}, usually {before:.0%} (gate.max_share_jump)"
             faults.append(BatchFault(reason=reason, cause=Cause.SERVER_CORRUPT))
     return faults
-
-
-def _share(part: int, total: int) -> float:
-    return part / total if total else 0.0
 
 
 def _number(value: float | None) -> float:

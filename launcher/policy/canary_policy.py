@@ -66,11 +66,9 @@ class CanaryRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryVerdict:
-    """`onset_step`: the first step that accuses it, None where not broken. `is_known` is False where there was
-    nothing to judge by: such a verdict clears nobody."""
+    """`onset_step`: the first step that accuses it, None where not broken."""
 
     is_broken: bool
-    is_known: bool
     reason: str
     onset_step: int | None = None
 
@@ -83,17 +81,17 @@ def judge_canaries(rounds: Sequence[CanaryRound], settings: RewardHealthConfig) 
     it is evidence after `canary_silent_rounds` in a row.
     """
     if not any(one.scores for one in rounds):
-        return CanaryVerdict(is_broken=False, is_known=False, reason="no known answers were scored")
+        return CanaryVerdict(is_broken=False, reason="no known answers were scored")
     wrong = _still_accusing(rounds, settings)
     if wrong:
         texts = [_score_text(score) for score in wrong[-1].scores if _is_wrong(score, settings)]
-        return CanaryVerdict(is_broken=True, is_known=True, reason=_summary(texts), onset_step=wrong[0].step)
+        return CanaryVerdict(is_broken=True, reason=_summary(texts), onset_step=wrong[0].step)
     silent = list(itertools.takewhile(lambda one: any(score.got is None for score in one.scores), reversed(rounds)))
     if len(silent) >= settings.canary_silent_rounds:
         texts = [_score_text(score) for score in silent[0].scores if score.got is None]
         reason = f"{len(silent)} times in a row: {_summary(texts)}"
-        return CanaryVerdict(is_broken=True, is_known=True, reason=reason, onset_step=silent[-1].step)
-    return CanaryVerdict(is_broken=False, is_known=True, reason="known answers scored as they should be")
+        return CanaryVerdict(is_broken=True, reason=reason, onset_step=silent[-1].step)
+    return CanaryVerdict(is_broken=False, reason="known answers scored as they should be")
 
 
 def is_sound(one: CanaryRound, settings: RewardHealthConfig) -> bool:

@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import orjson
+
 from launcher.base.disk_faults import DiskFault, fault_of
 from launcher.base.errors import JournalError
 
@@ -165,26 +167,24 @@ class Lines:
             raise JournalError(f"{self.path} can't be read: {error.strerror}", "check its permissions") from error
         with file:
             for number, line in enumerate(_raw_lines(file.readline), 1):
-                record = self._parse(number, line)
+                record, why_none = parse_line(line)
                 if record is not None:
                     yield record
+                elif why_none:
+                    self.skipped += 1
+                    self.first_skipped = self.first_skipped or f"line {number}: {why_none}"
 
-    def _parse(self, number: int, line: bytes) -> dict[str, object] | None:
-        if line.isspace():
-            return None
+
+def parse_line(line: bytes) -> tuple[dict[str, object] | None, str]:
+    """The record in a line; or None, and why it is none, "" of an empty one."""
+    try:
+        record = orjson.loads(line)  # an eighth of json's time
+    except ValueError:
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError; a line of brackets
-            self._skip(number, str(error))
-            return None
-        if not isinstance(record, dict):
-            self._skip(number, "not an object")
-            return None
-        return record
-
-    def _skip(self, number: int, why: str) -> None:
-        self.skipped += 1
-        self.first_skipped = self.first_skipped or f"line {number}: {why}"
+            record = json.loads(line)  # NaN, and half a surrogate pair, which other programs write
+        except (ValueError, RecursionError) as error:  # a line of brackets, nested deeper than any parser goes
+            return None, "" if line.isspace() else str(error)
+    return (record, "") if isinstance(record, dict) else (None, "not an object")
 
 
 def _raw_lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:

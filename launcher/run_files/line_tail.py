@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import orjson
-
-from launcher.run_files.journal import LONGEST_LINE
+from launcher.run_files.journal import LONGEST_LINE, parse_line
 
 WINDOW = 256 * 1024
 """Bytes at the end of a file that are looked through first."""
@@ -34,10 +31,10 @@ class LineTail:
                     if not line.endswith(b"\n") and len(line) < LONGEST_LINE and not has_ended:
                         return  # still being written: from here again next time
                     self._offset = file.tell()
-                    record = _parse(line)
+                    record, why_none = parse_line(line)
                     if record is not None:
                         yield record
-                    elif not line.isspace():
+                    elif why_none:
                         self.skipped += not self._is_torn
                     self._is_torn = False
         except OSError:
@@ -56,14 +53,3 @@ def current_line(path: Path, step: int) -> Mapping[str, object] | None:
         if window >= size:
             return None
         window *= 8
-
-
-def _parse(line: bytes) -> Mapping[str, object] | None:
-    try:
-        record = orjson.loads(line)  # an eighth of json's time
-    except ValueError:
-        try:
-            record = json.loads(line)  # NaN, and half a surrogate pair, which other programs write
-        except (ValueError, RecursionError):  # a line of brackets, nested deeper than any parser goes
-            return None
-    return record if isinstance(record, dict) else None

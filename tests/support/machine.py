@@ -1,4 +1,4 @@
-"""How busy this machine is: deadlines of tests grow with it. What the launcher promises in seconds does not."""
+"""How busy this machine is: what tests wait for grows with it. What the launcher promises in seconds does not."""
 
 import os
 import time
@@ -22,6 +22,15 @@ def factor() -> float:
 def scaled(seconds: float) -> float:
     """A deadline of so many seconds on a quiet machine. Not for a bound that the launcher itself promises."""
     return seconds * factor()
+
+
+def wait_until(holds, what=""):
+    """What `holds()` answers, once that is true. `what` did not come where it stays false for a minute."""
+    give_up_at = time.monotonic() + scaled(60)
+    while not (found := holds()):
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.01)
+    return found
 
 
 def _work() -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.base.own_python import python
 from launcher.checkpoints.health_evidence import HealthEvidence
-from launcher.diagnosis.reading.run_folders import FoundCheckpoint, RunFolders
+from launcher.diagnosis.reading.run_folders import RunFolders, SeenCheckpoint
 
 AREALS_COMMAND = "the command that started it"
 """No log of AReaL's contains it."""
@@ -18,7 +18,7 @@ class RestoreAdvice:
     """`checkpoint`: None where none is known that is old enough. `until`: the last step that can be trusted, -1 where
     none can be, None where nothing was damaged. `reason` as text; `commands` in order."""
 
-    checkpoint: FoundCheckpoint | None
+    checkpoint: SeenCheckpoint | None
     until: int | None
     reason: str
     commands: tuple[str, ...]
@@ -66,7 +66,7 @@ def _why_none(folders: RunFolders, health: HealthEvidence, until: int | None) ->
 
 
 def _commands(
-    folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None, overrides: tuple[str, ...]
+    folders: RunFolders, chosen: SeenCheckpoint | None, until: int | None, overrides: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What to type. It shows what it is going to do and asks. Where no step is damaged every launch takes the newest
     checkpoint by itself."""
@@ -80,7 +80,7 @@ def _commands(
     return (" ".join([*words, *map(shlex.quote, overrides)]),)
 
 
-def _warning(folders: RunFolders, chosen: FoundCheckpoint | None, until: int | None) -> str:
+def _warning(folders: RunFolders, chosen: SeenCheckpoint | None, until: int | None) -> str:
     warnings, step = [], folders.recover_step
     if folders.is_copy:
         warnings.append("These files are a copy: run this again on the folder that the run itself wrote, to resume it.")

@@ -29,7 +29,7 @@ NAMES = re.compile(", ".join(rf"{name}=(?P<{name}>[^,\s]+)" for name in ("experi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCheckpoint:
+class SeenCheckpoint:
     """`global_step`: the step that was done when it was made. `is_whole`: complete, as far as can be seen without
     reading it."""
 
@@ -51,7 +51,7 @@ class RunFolders:
     is_ours: bool
     is_copy: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
-    checkpoints: tuple[FoundCheckpoint, ...] = ()
+    checkpoints: tuple[SeenCheckpoint, ...] = ()
     looked_in: tuple[str, ...] = ()
     recover_step: int | None = None
     health: HealthEvidence | None = None
@@ -105,23 +105,23 @@ def _dotted(prefix: str, tree: Mapping[str, object]) -> Iterator[tuple[str, obje
             yield f"{prefix}{key}", value
 
 
-def _checkpoints_in(root: Path) -> Iterator[FoundCheckpoint]:
+def _checkpoints_in(root: Path) -> Iterator[SeenCheckpoint]:
     for path in (*root.glob("*"), *root.glob("*/*")):
         name = CheckpointName.parse(path.name)
         if name is None or not path.is_dir() or path.parent.name == "set_aside":
             continue
         problem = find_problem(read_checkpoint(path, name))
-        yield FoundCheckpoint(global_step=name.global_step, path=str(path), is_whole=not problem, problem=problem)
+        yield SeenCheckpoint(global_step=name.global_step, path=str(path), is_whole=not problem, problem=problem)
 
 
-def _logged(log_events: Iterable[LogEvent]) -> Iterator[FoundCheckpoint]:
+def _logged(log_events: Iterable[LogEvent]) -> Iterator[SeenCheckpoint]:
     """Checkpoints that a log names by their step and that may lie on another machine."""
     for event in log_events:
         text = str(event.facts.get("path") or event.facts.get("subject") or "")
         name = CheckpointName.parse(Path(text.rstrip("/.")).name)
         if event.kind is Kind.CHECKPOINT and name is not None:
             problem = "not seen on this machine"
-            yield FoundCheckpoint(global_step=name.global_step, path=text, on_disk=False, problem=problem)
+            yield SeenCheckpoint(global_step=name.global_step, path=text, on_disk=False, problem=problem)
 
 
 def _recover_steps(root: Path) -> Iterator[int]:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from launcher.checkpoints import weight_distances
+from launcher.checkpoints import tensor_files
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.health_evidence import HealthEvidence
 from launcher.checkpoints.trial_folders import find_trial
 from launcher.checkpoints.verification import verify
-from launcher.checkpoints.weight_distances import chunks, distance_of, tensors_of
+from launcher.checkpoints.weight_distances import distance_of, numbers, tensors_of
 from tests.support.checkpoint_makers import EXPERIMENT, TRIAL, USER, make_export, name_of
 
 MATRIX, OTHER, BIAS = (f"model.layers.0.self_attn.{name}" for name in ("q_proj.weight", "o_proj.weight", "q_proj.bias"))
@@ -121,10 +121,10 @@ def test_models_that_training_moved_far_are_not_suspected(exports, verified):
     assert all(verified(step).is_complete for step in STEPS)
 
 
-@pytest.mark.parametrize("chunk", [7, 2**21])
+@pytest.mark.parametrize("chunk", [56, 2**22])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_the_figures_are_torchs(tmp_path, monkeypatch, dtype, chunk):
-    monkeypatch.setattr(weight_distances, "CHUNK", chunk)
+    monkeypatch.setattr(tensor_files, "CHUNK", chunk)
     a, update = torch.randn(9, 11).to(dtype), 0.1 * torch.randn(9, 11)
     b = (a + update).to(dtype)
     places = []
@@ -133,7 +133,7 @@ def test_the_figures_are_torchs(tmp_path, monkeypatch, dtype, chunk):
         save_file({"w": tensor}, tmp_path / name / "model.safetensors")
         places.append(tensors_of(tmp_path / name)["w"])
     found, a, b = distance_of(*places), a.double(), b.double()
-    assert np.concatenate([*chunks(places[0])]).tolist() == a.flatten().tolist()
+    assert np.concatenate([*numbers(places[0])]).tolist() == a.flatten().tolist()
     assert found.distance == pytest.approx(float((b - a).norm() / a.norm()))
     assert (found.a_norm, found.b_norm) == pytest.approx((float(a.norm()), float(b.norm())))
     cosine = torch.nn.functional.cosine_similarity

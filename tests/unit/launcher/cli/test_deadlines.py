@@ -11,12 +11,13 @@ import psutil
 import pytest
 
 from launcher.base.messages import KilledDriver
-from launcher.cli.deadlines import Deadline, Deadlines, Pace, due, needed_s
+from launcher.cli.deadlines import Deadline, Deadlines, TimesTaken, due, needed_s
 from launcher.cli.interrupts import Interrupts
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.config.settings import Duration, seconds_of
 from launcher.config.supervision_checks import find_contradictions
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.machine import wait_until
 
 EARLY = """
 import os, signal, threading
@@ -27,7 +28,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 with Interrupts() as interrupts:
     print(interrupts.notified_at is not None)
 """
-KNOWN = Pace(save_s=20.0, update_s=5.0)
+KNOWN = TimesTaken(save_s=20.0, update_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +55,16 @@ def test_anything_else_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("pace", "needed"),
+    ("took", "needed"),
     [
         (KNOWN, 30 + 2 * 20 + 5),
-        (Pace(), 30 + 30),
-        (Pace(save_s=20.0, copy_s=None, update_s=5.0), 30 + 2 * 20 + 30 + 5),
-        (Pace(save_s=20.0, copy_s=100.0, update_s=5.0), 30 + 2 * 20 + 2 * 100 + 5),
+        (TimesTaken(), 30 + 30),
+        (TimesTaken(save_s=20.0, copy_s=None, update_s=5.0), 30 + 2 * 20 + 30 + 5),
+        (TimesTaken(save_s=20.0, copy_s=100.0, update_s=5.0), 30 + 2 * 20 + 2 * 100 + 5),
     ],
 )
-def test_what_is_needed_follows_from_the_last_save_and_the_margin_stands_for_what_is_unknown(pace, needed):
-    assert needed_s(pace, 30.0) == needed
+def test_what_is_needed_follows_from_the_last_save_and_the_margin_stands_for_what_is_unknown(took, needed):
+    assert needed_s(took, 30.0) == needed
 
 
 def test_it_is_due_at_the_last_moment_that_leaves_what_is_needed_before_the_first_deadline():
@@ -142,9 +143,7 @@ def test_a_notice_begins_its_own_time(watched, tmp_path):
     with watched(preemption_notice=str(file), notice_interval_s=0.01, notice_s=40.0, margin_s=20.0) as ends:
         assert not ends.is_due()
         file.touch()
-        give_up_at = time.monotonic() + 60
-        while not ends.is_due() and time.monotonic() < give_up_at:
-            time.sleep(0.01)
+        wait_until(ends.is_due)
         assert ends.reason.startswith(f"the time that the notice in {file} leaves ends in ")
 
 

@@ -61,15 +61,12 @@ def test_a_broken_reward_function_is_named_with_its_first_step(rounds, onset, re
 def test_a_sound_one_is_believed(rounds):
     verdict = judge_canaries(rounds, SETTINGS)
     assert not verdict.is_broken
-    assert verdict.is_known
     assert verdict.onset_step is None
 
 
 @pytest.mark.parametrize("rounds", [[], [CanaryRound(step=1, scores=[])]])
-def test_without_known_answers_nothing_is_known(rounds):
-    verdict = judge_canaries(rounds, SETTINGS)
-    assert not verdict.is_broken
-    assert not verdict.is_known
+def test_without_known_answers_nothing_is_accused(rounds):
+    assert not judge_canaries(rounds, SETTINGS).is_broken
 
 
 def test_a_silent_round_clears_nobody():
@@ -92,10 +89,10 @@ def test_a_round_is_sound_where_every_known_answer_was_scored_as_it_should_be():
 
 def test_the_newest_wrong_score_is_told_and_how_many_more_there_are():
     verdict = judge_canaries([scored(3, right=0.5), *sound(4), scored(5, right=0.25, wrong=1.0)], SETTINGS)
-    assert (verdict.is_broken, verdict.is_known, verdict.onset_step) == (True, True, 3)
+    assert (verdict.is_broken, verdict.onset_step) == (True, 3)
     assert verdict.reason == "right was scored 0.25, not 1, and 1 more like it"
     silent = judge_canaries([scored(n, right=None, wrong=None) for n in (3, 4)], SETTINGS)
-    assert (silent.is_broken, silent.is_known, silent.onset_step) == (True, True, 3)
+    assert (silent.is_broken, silent.onset_step) == (True, 3)
     assert silent.reason == "2 times in a row: right was not scored, and 1 more like it"
 
 

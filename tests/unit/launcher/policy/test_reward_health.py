@@ -196,9 +196,9 @@ def test_no_steps_is_sound():
 SOUND = RewardVerdict(level=Level.SOUND, reason="mean reward 0.60")
 ALERT = RewardVerdict(level=Level.ALERT, reason="zeros", onset_step=40)
 BROKE = RewardVerdict(level=Level.BREAK, reason="fell", onset_step=40)
-CLEAR = CanaryVerdict(is_broken=False, is_known=True, reason="as they should be")
-UNASKED = CanaryVerdict(is_broken=False, is_known=False, reason="none")
-ACCUSED = CanaryVerdict(is_broken=True, is_known=True, reason="42 was scored 0, not 1", onset_step=44)
+CLEAR = CanaryVerdict(is_broken=False, reason="as they should be")
+UNASKED = CanaryVerdict(is_broken=False, reason="none")
+ACCUSED = CanaryVerdict(is_broken=True, reason="42 was scored 0, not 1", onset_step=44)
 STALE = ServerFault(name="server-1", cause=Cause.SERVER_STALE, since_step=39)
 LATER_CRASH = ServerFault(name="server-0", cause=Cause.SERVER_CRASH, since_step=47)
 
