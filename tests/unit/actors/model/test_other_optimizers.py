@@ -16,9 +16,9 @@ from launcher.checkpoints.verification import _state_problems, verify
 from launcher.config.fingerprint import config_fingerprint, fingerprint_differences
 from launcher.config.schema import OptimizerConfig
 from launcher.resources.preflight import PROBE_OPTIMIZER, _tried
+from tests.support.preflight_parts import ARITHMETIC, changed
 from tests.support.tiny_models import actor, make_groups, make_model, reference
 from tests.unit.actors.training.test_step_loop import Trial
-from tests.unit.launcher.resources.test_config_checks import ARITHMETIC, changed
 
 EIGHT_BIT = "torchao.optim:AdamW8bit"
 

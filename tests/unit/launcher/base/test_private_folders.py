@@ -8,7 +8,6 @@ from actors.cluster import ray_cluster
 from launcher.base.private_folders import could_be_ours, make_private
 from launcher.checkpoints import in_memory_checkpoints
 from launcher.checkpoints.in_memory_checkpoints import memory_folder
-from launcher.run_files.run_paths import RunPaths
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 NOBODY = 65534
@@ -55,8 +54,7 @@ def test_anothers_is_not_used(tmp_path):
 
 @needs_root
 @pytest.mark.parametrize("kind", ["weights", "state"])
-def test_weights_and_states_go_elsewhere_where_another_user_was_first(tmp_path, monkeypatch, kind):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
+def test_weights_and_states_go_elsewhere_where_another_user_was_first(paths, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     usual = memory_folder(paths, kind)

@@ -9,26 +9,9 @@ import pytest
 from launcher.base.errors import CheckpointError
 from launcher.checkpoints import checkpoint_folder
 from launcher.checkpoints.checkpoint_folder import SETTLED_S, Listing
-from launcher.checkpoints.checkpoint_store import CheckpointName, CheckpointState, CheckpointStore
+from launcher.checkpoints.checkpoint_store import CheckpointState
 from launcher.checkpoints.manifest import KEEP_MARK, MANIFEST_NAME
-
-
-@pytest.fixture
-def store(tmp_path):
-    return CheckpointStore(tmp_path / "default")
-
-
-def save(store, step, reward=0.5):
-    with store.staging(CheckpointName(epoch=0, epoch_step=step, global_step=step)) as staged:
-        (staged / "weights").write_bytes(b"weights")
-        return store.commit(
-            staged,
-            global_step=step,
-            policy_version=step + 1,
-            config_fingerprint={},
-            health={"reward_mean": reward},
-            keep=False,
-        )
+from tests.unit.launcher.checkpoints.test_checkpoints import save
 
 
 class Looks:

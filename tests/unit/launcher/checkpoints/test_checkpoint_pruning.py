@@ -16,11 +16,6 @@ from tests.unit.launcher.checkpoints.test_checkpoints import (
 )
 
 
-@pytest.fixture
-def store(tmp_path):
-    return CheckpointStore(tmp_path / "default")
-
-
 def test_retention_keeps_the_last_the_marked_and_nothing_else(store):
     for step in range(8):
         save(store, step, keep=step in (0, 3))

@@ -18,11 +18,6 @@ FINGERPRINT = {"experiment_name": "exp", "gconfig.n_samples": 8}
 FILES = {"model.safetensors": b"w" * 3000, "config.json": b"{}", "state/optimizer.bin": b"o" * 500}
 
 
-@pytest.fixture
-def store(tmp_path):
-    return CheckpointStore(tmp_path / "default", clock=lambda: 1700000000.0)
-
-
 def name_of(step):
     return CheckpointName(epoch=step // 10, epoch_step=step % 10, global_step=step)
 

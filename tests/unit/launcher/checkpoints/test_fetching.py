@@ -14,22 +14,6 @@ from scripts import list_checkpoints
 from tests.support.remote_machine import Machine, far
 from tests.unit.launcher.checkpoints.test_checkpoints import save
 
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "far"
-
-
-@pytest.fixture
-def url(folder):
-    return f"file://{folder}"
-
-
-@pytest.fixture
-def machine(tmp_path, url):
-    return Machine(tmp_path / "here", url)
-
-
 # ── on the way back ──
 
 

@@ -18,14 +18,9 @@ from launcher.config.fingerprint import config_fingerprint
 from launcher.config.schema import DatasetConfig, RunConfig
 from launcher.run_files.journal import Journal
 from launcher.run_files.run_paths import RunPaths
+from tests.support.checkpoint_makers import flip
 
-
-@pytest.fixture(autouse=True)
-def memory(tmp_path, monkeypatch):
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 class Run:
@@ -85,12 +80,6 @@ class Run:
 @pytest.fixture
 def run(tmp_path):
     return Run(tmp_path / "run")
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_the_older_of_two_slots_is_overwritten(run):

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.base.errors import CheckpointError, ConfigError, StorageError
 from launcher.base.folder_swap import How, copy_folder
-from launcher.checkpoints import in_memory_checkpoints, pending_restore
+from launcher.checkpoints import pending_restore
 from launcher.checkpoints.checkpoint_catalog import CheckpointCatalog
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.checkpoints.in_memory_checkpoints import InMemoryCheckpoints
@@ -138,14 +138,6 @@ def test_a_full_disk_changes_nothing(paths, store, monkeypatch):
 
 
 # ── the launch ──
-
-
-@pytest.fixture
-def memory(tmp_path, monkeypatch):
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    monkeypatch.setattr(in_memory_checkpoints, "MEMORY_BACKED", folder)
-    return folder
 
 
 def journal_of(trial):

@@ -8,16 +8,9 @@ from launcher.checkpoints.onset import find_falls, standing
 from launcher.checkpoints.recorded_health import read_health
 from launcher.config.supervision import RestoreConfig
 from launcher.policy.checkpoint_status import CheckpointStatus, Damage, checkpoint_status
-from tests.support.checkpoint_makers import trial_paths, write_rewards
+from tests.support.checkpoint_makers import write_rewards
 
 HEALTHY = [0.5, 0.55, 0.48, 0.52, 0.5] * 8
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = trial_paths(tmp_path)
-    paths.prepare()
-    return paths
 
 
 def began(number, onset, *, cause="reward_collapse", at=1100.0):

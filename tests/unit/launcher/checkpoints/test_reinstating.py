@@ -3,13 +3,10 @@
 from launcher.checkpoints.checkpoint_catalog import set_aside_by_restore
 from launcher.checkpoints.checkpoint_store import CheckpointStore
 from launcher.run_files.journal import append_line
-from launcher.run_files.run_paths import RunPaths
 from tests.unit.launcher.checkpoints.test_checkpoints import save, steps_of
 
 
-def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
+def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(paths, tmp_path):
     store = CheckpointStore(tmp_path / "default")
 
     def event(name, **facts):
@@ -42,10 +39,8 @@ def test_what_the_last_restore_set_aside_is_put_back_and_may_be_begun_again(tmp_
     assert steps_of(store) == [4, 9, 14, 19]
 
 
-def test_what_a_try_that_failed_has_set_aside_belongs_to_the_same_restore(tmp_path):
+def test_what_a_try_that_failed_has_set_aside_belongs_to_the_same_restore(paths):
     """The checkpoint that was chosen is damaged: an older one is loaded, and nothing is left to condemn then."""
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
     for event in (
         {"event": "trainer.restored", "global_step": -1},
         {"event": "trainer.restoring", "onset_step": 16},

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from launcher.config.supervision import RestartConfig
 from launcher.config.supervision_checks import find_contradictions
 from launcher.run_files.journal import append_line, read_lines
 from launcher.run_files.run_paths import RunPaths
-from tests.support.machine import scaled
+from tests.support.machine import scaled, wait_until
 
 TASK = KeepTask(logs="", restart=RestartConfig())
 DRIVER = """
@@ -109,7 +108,7 @@ class Kept:
     def begun(self, number):
         """What the driver of that number has seen."""
         file = self.folder / f"begun-{number}"
-        return json.loads(wait_for(lambda: file.exists() and file.read_text()))
+        return json.loads(wait_until(lambda: file.exists() and file.read_text()))
 
     def step(self, number):
         append_line(self.paths.ledger, {"global_step": number})
@@ -119,14 +118,6 @@ class Kept:
 
     def said(self):
         return self.process.communicate(timeout=scaled(60))[1]
-
-
-def wait_for(holds):
-    give_up_at = time.monotonic() + scaled(60)
-    while not (value := holds()):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
-    return value
 
 
 @pytest.fixture
@@ -173,7 +164,7 @@ def test_a_keeper_that_is_killed_has_its_driver_save_and_end(kept):
     one = kept()
     driver = psutil.Process(one.begun(0)["pid"])
     one.process.kill()
-    wait_for(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
     assert (one.folder / "heard").read_text() == "SIGINT"
 
 

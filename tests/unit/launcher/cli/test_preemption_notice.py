@@ -10,6 +10,7 @@ from launcher.cli import preemption_notice
 from launcher.cli.preemption_notice import NoticeWatch, UnreadableNotice, is_notice
 from launcher.config.supervision import DeadlineConfig
 from launcher.run_files.journal import Journal, read_lines
+from tests.support.machine import wait_until
 
 
 @pytest.mark.parametrize(
@@ -95,19 +96,12 @@ def watch(tmp_path):
         one.stop()
 
 
-def wait_for(holds):
-    give_up_at = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
-
-
 def test_a_url_is_asked_with_the_token_that_aws_wants(watch, metadata):
     one = watch(metadata.url)
     assert one.look() is False
     metadata.notice = '{"action": "terminate", "time": "2026-11-22T14:00:00Z"}'
     one.start()
-    wait_for(lambda: one.seen_at is not None)
+    wait_until(lambda: one.seen_at is not None)
     assert one.events() == []
 
 
@@ -117,7 +111,7 @@ def test_nobody_there_is_told_once_and_is_no_notice(watch, metadata):
     metadata.server_close()
     one = watch(url)
     one.start()
-    wait_for(one.events)
+    wait_until(one.events)
     time.sleep(0.1)  # ten looks
     (told,) = one.events()
     assert told == f"run.preemption_notice={url} can't be read, which is no notice: no answer: ConnectError"
@@ -129,7 +123,7 @@ def test_an_address_that_hangs_costs_its_own_thread_a_bounded_time(watch, metada
     metadata.hangs.clear()
     one = watch(metadata.url)
     one.start()
-    wait_for(lambda: metadata.looks >= 3)
+    wait_until(lambda: metadata.looks >= 3)
     assert one.events() == [
         f"run.preemption_notice={metadata.url} can't be read, which is no notice: no answer: ReadTimeout"
     ]

@@ -16,18 +16,10 @@ from launcher.reporting.downsample import downsample, running_mean
 from launcher.reporting.formats import clock_text
 from launcher.reporting.run_facts import facts_of
 from launcher.reporting.run_reader import RunData
-from launcher.run_files.run_paths import RunPaths
 from tests.support.long_run import LongRun
 from tests.support.report_parts import T0, Elements, event, facts, started, step
 
 BAD = """'"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e\x00"""
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 OURS = frozenset(

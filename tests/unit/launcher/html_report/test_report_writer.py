@@ -13,20 +13,7 @@ from launcher.html_report.report_writer import ReportWriter
 from launcher.reporting.run_reader import RunReader
 from launcher.run_files.journal import Journal, append_line
 from launcher.run_files.run_paths import RunPaths
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
-
-
-def wait_until(holds, what):
-    give_up_at = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.01)
+from tests.support.machine import wait_until
 
 
 @pytest.mark.slow

@@ -2,22 +2,12 @@
 
 import html
 
-import pytest
-
 from launcher.html_report.report_writer import write_report
 from launcher.html_report.training_charts import LARGE_ONES, training_charts
 from launcher.reporting.figures import charts_of
 from launcher.reporting.run_facts import read_facts
 from launcher.run_files.journal import append_line
-from launcher.run_files.run_paths import RunPaths
 from tests.support.long_run import LongRun
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 def test_every_curve_of_the_watch_page_is_in_the_report(paths):

@@ -30,13 +30,6 @@ TAKEN_BACK = [1 - 0.45 * (1 - part) for part in to_rgb(TROUBLE_COLOUR)]  # drawn
 FINISHED = RunOutcome(status=TerminalStatus.FINISHED, reason="all 30 steps")
 
 
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
-
-
 def write_step(paths, step, reward, *, attempt=1, failed=0, retried=1):
     figures = {
         "rollout/reward": reward,

@@ -11,7 +11,6 @@ from launcher.diagnosis.reading.log_records import REWARD, FigureNames
 from launcher.diagnosis.reading.tensorboard_files import read_event_file
 from launcher.reporting.tensorboard_sink import TensorBoardSink
 from launcher.resources.missing_machine import missing_writer
-from launcher.run_files.run_paths import RunPaths
 
 STATUS = TrainerStatus(
     phase="rollout", next_step=1, total_steps=9, steps_per_epoch=9, policy_version=1, pid=1, seconds_in_phase=0.0
@@ -20,13 +19,6 @@ REPORT = StepReport(
     global_step=0, epoch=0, epoch_step=0, attempt=1, policy_version=1, time=1.8e9, prompt_ids=(), weight_versions=(0,),
     rollouts_failed=0, rollouts_retried=0, metrics={"rollout/reward": 0.75},
 )  # fmt: skip
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path / "root", user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 def line(step, reward):
@@ -92,7 +84,7 @@ def test_without_the_package_it_is_refused_before_anything_starts(monkeypatch):
     )
 
 
-def test_off_it_imports_nothing_and_makes_no_folder(paths, tmp_path):
+def test_off_it_imports_nothing_and_makes_no_folder(paths):
     sink = TensorBoardSink(None, paths, say=print)
     sink.log(line(0, 0.5))
     sink.finish()

@@ -13,17 +13,9 @@ import pytest
 from launcher.config.reporting import WandbConfig
 from launcher.reporting import wandb_sink
 from launcher.reporting.wandb_sink import WandbSink, wandb_run_id
-from launcher.run_files.run_paths import RunPaths
 from tests.support.wandb_file import history, metric_steps, records, run_record
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture
-def paths(tmp_path):
-    paths = RunPaths(fileroot=tmp_path, user="ann", experiment_name="exp", trial_name="t0")
-    paths.prepare()
-    return paths
 
 
 @pytest.fixture(autouse=True)

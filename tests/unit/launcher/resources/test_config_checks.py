@@ -1,6 +1,5 @@
 """What no machine could run is refused with key, given value and what is allowed; what is only odd is a note."""
 
-import copy
 import re
 
 import pytest
@@ -9,6 +8,7 @@ from launcher.base.errors import ConfigError
 from launcher.config.compose import compose, presets
 from launcher.config.schema import DatasetConfig
 from launcher.resources.config_checks import check, find_notes, find_problems
+from tests.support.preflight_parts import changed
 
 ARITHMETIC = compose(  # with the values that the cases below stand on, whatever the preset's recipe becomes
     [
@@ -27,18 +27,6 @@ ARITHMETIC = compose(  # with the values that the cases below stand on, whatever
     ]
 )
 GSM8K = compose(["conf=gsm8k_h200"])
-
-
-def changed(base, **settings):
-    """A copy with dotted keys changed, `__` standing for the dot."""
-    config = copy.deepcopy(base)
-    for key, value in settings.items():
-        *sections, name = key.split("__")
-        owner = config
-        for section in sections:
-            owner = getattr(owner, section)
-        setattr(owner, name, value)
-    return config
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,31 @@ def test_a_model_that_is_a_file(config, model):
     assert "config.json is a file" in the_one(config, ModelError)
 
 
+def without(name):
+    return lambda model: (model / name).unlink()
+
+
+def with_facts(name, **facts):
+    """The file of JSON with these facts in it."""
+    return lambda model: (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | facts))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (without("config.json"), "config.json is missing"),
+        (without("tokenizer.json"), "has no tokenizer.json"),
+        (without("chat_template.jinja"), "no chat template, so that no prompt can be made of a question\n  → take an"),
+        (with_facts("config.json", num_hidden_layers=3), "model.layers.2.input_layernorm.weight"),
+        (with_facts("tokenizer.json", added_tokens=[{"id": 5000}]), "has a token 5000, and the model only"),
+        (lambda model: (model / "tokenizer.json").write_text("{}"), "tokenizer.json holds no vocabulary"),
+    ],
+)
+def test_what_is_missing_in_a_model_or_does_not_fit_is_named(config, model, damage, said):
+    damage(model)
+    assert said in the_one(config, ModelError)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -59,11 +84,6 @@ def test_a_bad_config_json(config, model, text, said):
     assert said in the_one(config, ModelError)
 
 
-def test_no_config_json(config, model):
-    (model / "config.json").unlink()
-    assert "config.json is missing" in the_one(config, ModelError)
-
-
 def test_no_weights(config, model):
     (model / "model.safetensors").unlink()
     assert "has no model.safetensors" in the_one(config, ModelError)
@@ -87,13 +107,6 @@ def test_weights_that_are_none(config, model, content):
     assert "model.safetensors is not a complete safetensors file" in the_one(config, ModelError)
 
 
-def test_missing_tensors(config, model):
-    facts = json.loads((model / "config.json").read_text())
-    facts["num_hidden_layers"] += 1
-    (model / "config.json").write_text(json.dumps(facts))
-    assert f"model.layers.{facts['num_hidden_layers'] - 1}.input_layernorm.weight" in the_one(config, ModelError)
-
-
 def test_missing_shards(config, model):
     (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
@@ -108,43 +121,17 @@ def test_whole_shards_are_sound(config, model):
     assert missing(config) == []
 
 
-def test_no_tokenizer(config, model):
-    (model / "tokenizer.json").unlink()
-    assert "has no tokenizer.json" in the_one(config, ModelError)
-
-
-def test_no_chat_template(config, model):
-    (model / "chat_template.jinja").unlink()
-    message = the_one(config, ModelError)
-    assert "no chat template" in message
-    assert "tokenizer_path" in message
-
-
 def test_a_chat_template_in_the_tokenizers_settings_is_one(config, model):
     (model / "chat_template.jinja").unlink()
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "{{ messages }}"}))
+    with_facts("tokenizer_config.json", chat_template="{{ messages }}")(model)
     assert missing(config) == []
-
-
-def test_a_tokenizer_of_another_family(config, model):
-    facts = json.loads((model / "tokenizer.json").read_text())
-    facts["added_tokens"].append(facts["added_tokens"][-1] | {"id": 5000, "content": "<new>"})
-    (model / "tokenizer.json").write_text(json.dumps(facts))
-    assert "has a token 5000, and the model only" in the_one(config, ModelError)
-
-
-def test_a_tokenizer_without_a_vocabulary(config, model):
-    (model / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json holds no vocabulary" in the_one(config, ModelError)
 
 
 def test_a_server_that_starts_from_another_model(config, model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     config.sglang.model_path = str(other)
     assert missing(config) == []
-    facts = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(facts | {"intermediate_size": 1}))
+    with_facts("config.json", intermediate_size=1)(other)
     assert f"sglang.model_path={other} is of another shape than actor.path={model}" in the_one(config, ConfigError)
 
 
@@ -156,8 +143,7 @@ def test_a_reference_is_looked_at_only_where_it_is_used(config, tmp_path):
 
 
 def test_sequences_longer_than_the_model_knows(config, model):
-    facts = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 128}))
+    with_facts("config.json", max_position_embeddings=128)(model)
     config.sglang.context_length = 256
     assert "sglang.context_length: sequences of 256 tokens" in the_one(config, ConfigError)
 

@@ -1,6 +1,5 @@
 """Who gets which GPU of which node, what is said where there is no room, and what holds whatever is asked for."""
 
-import copy
 import math
 
 import pytest
@@ -12,19 +11,10 @@ from launcher.config.compose import compose
 from launcher.resources.capacity import RANK, NodeResources
 from launcher.resources.config_checks import check
 from launcher.resources.placement import bundles, gpus_needed, gpus_of, nodes_of_a_server, place
+from tests.support.preflight_parts import ARITHMETIC, changed
 
 GSM8K = compose(["conf=gsm8k_h200"])
 CLUSTER = compose(["conf=gsm8k_h200_cluster"])
-ARITHMETIC = compose(["conf=arithmetic_cpu"])
-
-
-def changed(base, **keys):
-    """A copy with dotted keys changed, `__` standing for the dot."""
-    config = copy.deepcopy(base)
-    for key, value in keys.items():
-        section, name = key.split("__")
-        setattr(getattr(config, section), name, value)
-    return config
 
 
 def alone(**keys):

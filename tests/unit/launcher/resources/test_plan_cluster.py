@@ -1,46 +1,28 @@
 """The plan of several nodes: memory of ranks and servers by part, machines that are only described, and the view."""
 
-import copy
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from launcher.base.errors import UsageError
 from launcher.base.wording import ranges
 from launcher.checkpoints.model_shape import known_shape
 from launcher.config.compose import REPOSITORY, compose
 from launcher.resources.gpus import Gpu
-from launcher.resources.hardware import Hardware, planned_hardware
+from launcher.resources.hardware import planned_hardware
 from launcher.resources.memory_estimate import CUDA_CONTEXT_BYTES, GIB, server_on_gpu, trainer
-from launcher.resources.plan_view import WIDTH, show
 from launcher.resources.preflight import find_missing
 from launcher.resources.run_plan import lacks, make_plan
+from tests.support.preflight_parts import NO_GPU, changed, printed
 
-NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
 GSM8K = compose(["conf=gsm8k_h200"])
 CLUSTER = compose(["conf=gsm8k_h200_cluster"])
 QWEN = known_shape("Qwen/Qwen2.5-7B-Instruct")
 SMALL = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
 
 
-def changed(base, **keys):
-    config = copy.deepcopy(base)
-    for key, value in keys.items():
-        section, name = key.split("__")
-        setattr(getattr(config, section), name, value)
-    return config
-
-
 def plan_of(config, shape=QWEN):
     return make_plan(config, planned_hardware(config, NO_GPU), shape)
-
-
-def printed(config, plan, width=WIDTH):
-    out = io.StringIO()
-    show(config, plan, Console(file=out, width=width))
-    return out.getvalue()
 
 
 def sizes(items):

@@ -12,7 +12,8 @@ from launcher.resources.hardware import Hardware
 from launcher.resources.memory_estimate import GIB
 from launcher.resources.missing_machine import missing_gpus, missing_memory
 from launcher.resources.run_plan import make_plan
-from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, MODEL, NO_GPU, QWEN, changed, printed
+from tests.support.preflight_parts import NO_GPU, changed, printed
+from tests.unit.launcher.resources.test_run_plan import ARITHMETIC, GSM8K, LARGE, MODEL, QWEN
 
 TWO_GPUS = replace(LARGE, gpus=LARGE.gpus * 2, memory=256 * GIB)
 SMALL = read_shape(MODEL)
@@ -33,12 +34,10 @@ def problems(config, hardware, plan):
 def test_on_the_cpu_there_is_none_unless_asked_for_and_the_plan_says_why():
     plan = plan_of(ARITHMETIC, NO_GPU, SMALL, None)
     assert (plan.standbys, servers(plan)) == (0, ["server-0"])
-    assert "no standby server: on the CPU its start takes time from the steps" in printed(
-        ARITHMETIC, plan, terminal=False
-    )
+    assert "no standby server: on the CPU its start takes time from the steps" in printed(ARITHMETIC, plan, width=160)
     asked = plan_of(ARITHMETIC, NO_GPU, SMALL, 1)
     assert (asked.standbys, servers(asked)) == (1, ["server-0", "server-1"])
-    assert "server-1: without traffic, in place of a server that is lost" in printed(ARITHMETIC, asked, terminal=False)
+    assert "server-1: without traffic, in place of a server that is lost" in printed(ARITHMETIC, asked, width=160)
     assert sum(place.planned for place in asked.places) > sum(place.planned for place in plan.places) + 2 * GIB
 
 

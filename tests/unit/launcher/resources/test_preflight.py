@@ -21,12 +21,12 @@ from launcher.resources.missing_files import find_shape
 from launcher.resources.missing_machine import nearest_existing
 from launcher.resources.preflight import find_missing, preflight
 from launcher.resources.run_plan import make_plan
-from tests.support.preflight_parts import ARITHMETIC, MACHINE, WITH_GPU, missing, the_one, tree
+from tests.support.preflight_parts import ARITHMETIC, NO_GPU, WITH_GPU, missing, the_one, tree
 
 
 def test_nothing_is_missing_and_nothing_was_made(config, tmp_path):
     before = tree(tmp_path)
-    preflight(config, MACHINE, make_plan(config, MACHINE, find_shape(config)))
+    preflight(config, NO_GPU, make_plan(config, NO_GPU, find_shape(config)))
     assert tree(tmp_path) == before
 
 
@@ -114,7 +114,7 @@ def test_too_little_memory_on_the_gpu(config):
 
 
 def test_too_little_memory_on_the_host(config):
-    message = the_one(config, ResourceError, replace(MACHINE, memory=2 * GIB))
+    message = the_one(config, ResourceError, replace(NO_GPU, memory=2 * GIB))
     assert "host memory" in message
     assert "2.0 GiB are there" in message
 
@@ -147,8 +147,8 @@ def test_a_disk_that_is_too_small(config, tiny_disk):
 
 
 def test_memory_backed_storage_that_is_too_small(config):
-    plan = replace(make_plan(config, MACHINE, find_shape(config)), weight_files_bytes=2**60)
-    (error,) = find_missing(config, MACHINE, plan)
+    plan = replace(make_plan(config, NO_GPU, find_shape(config)), weight_files_bytes=2**60)
+    (error,) = find_missing(config, NO_GPU, plan)
     assert "/dev/shm: weights on their way to the servers" in str(error)
     assert "actor.weight_update_mode=tensor" in error.hint
 
@@ -202,7 +202,7 @@ def test_everything_is_said_in_one_message(config, tmp_path):
     config.train_dataset.path = str(tmp_path / "train.jsonl")
     config.reward.fn = "nowhere:score"
     with pytest.raises(UsageError) as error:
-        preflight(config, MACHINE, make_plan(config, MACHINE, find_shape(config)))
+        preflight(config, NO_GPU, make_plan(config, NO_GPU, find_shape(config)))
     assert error.value.exit_code == 2
     assert error.value.message.startswith("3 things are missing before this run can start:\n1. a GPU")
     assert "\n2. the data set" in error.value.message

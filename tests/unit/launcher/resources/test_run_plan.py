@@ -1,11 +1,8 @@
 """Placement and memory: counted parameters, what fits where, and what a plan says of a machine that is too small."""
 
-import copy
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from actors.model.token_logprobs import LOGITS_AT_ONCE
 from launcher.checkpoints.model_files import read_shape
@@ -23,8 +20,8 @@ from launcher.resources.hardware import (
 )
 from launcher.resources.memory_estimate import GIB, activation_bytes
 from launcher.resources.placement import gpus_needed, place
-from launcher.resources.plan_view import show
 from launcher.resources.run_plan import lacks, make_plan, smallest_gpu_gib
+from tests.support.preflight_parts import NO_GPU, changed, printed
 
 ARITHMETIC = compose(["conf=arithmetic_cpu", "sglang.max_total_tokens=20000"])
 GSM8K = compose(["conf=gsm8k_h200"])
@@ -32,21 +29,6 @@ QWEN = known_shape("Qwen/Qwen2.5-1.5B-Instruct")
 MODEL = REPOSITORY / "assets/arithmetic/model"
 H200 = Gpu(name="NVIDIA H200", memory=140 * GIB, free=139 * GIB)
 LARGE = Hardware(gpus=(H200,), cpus=16, memory=128 * GIB, memory_free=120 * GIB)
-NO_GPU = Hardware(gpus=(), cpus=2, memory=24 * GIB, memory_free=20 * GIB, no_gpu="NVML finds no driver")
-
-
-def changed(base, **settings):
-    config = copy.deepcopy(base)
-    for key, value in settings.items():
-        section, name = key.split("__")
-        setattr(getattr(config, section), name, value)
-    return config
-
-
-def printed(config, plan, *, terminal: bool) -> str:
-    out = io.StringIO()
-    show(config, plan, Console(file=out, force_terminal=terminal, width=160))
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +199,7 @@ def test_of_an_unknown_model_nothing_is_guessed():
     assert plan.kv_tokens is None
     assert all(process.items == () for process in plan.processes)
     assert any("unknown" in note for note in plan.notes)
-    assert "unknown" in printed(GSM8K, plan, terminal=True)
+    assert "unknown" in printed(GSM8K, plan)
 
 
 # ── the machine ──
@@ -284,7 +266,7 @@ def test_the_tightest_cgroup_counts(tmp_path):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_plan_says_who_runs_where_and_what_it_takes(terminal):
-    text = printed(GSM8K, make_plan(GSM8K, LARGE, QWEN), terminal=terminal)
+    text = printed(GSM8K, make_plan(GSM8K, LARGE, QWEN), width=160, terminal=terminal)
     for part in (
         "server-0",
         "trainer",
@@ -300,6 +282,6 @@ def test_the_plan_says_who_runs_where_and_what_it_takes(terminal):
 
 def test_what_is_too_small_is_said_in_the_plan():
     small = replace(LARGE, gpus=(Gpu(name="L4", memory=23 * GIB, free=22 * GIB),))
-    text = printed(GSM8K, make_plan(GSM8K, small, QWEN), terminal=False)
+    text = printed(GSM8K, make_plan(GSM8K, small, QWEN), width=160)
     assert "MISSING" in text
     assert "too small: GPU 0 (L4)" in text
