@@ -3,6 +3,7 @@
 from html.parser import HTMLParser
 
 from launcher.reporting.run_facts import facts_of
+from launcher.reporting.run_reader import RunData
 
 T0 = 1_790_000_000.0
 
@@ -24,9 +25,14 @@ def facts(data, **more):
     return facts_of(data, experiment_name="exp", trial_name="t0", **more)
 
 
-def started(data):
+def started(steps=(), *, every_s=10):
+    """What the files hold of a run that has begun, and done these steps."""
+    data = RunData()
     event(data, "run.started", 0, reason="fresh")
     event(data, "trainer.started", 5, prompts=1000, total_steps=100)
+    for number in steps:
+        step(data, number, 20 + every_s * number)
+    return data
 
 
 class Elements(HTMLParser):

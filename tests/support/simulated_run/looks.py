@@ -14,7 +14,7 @@ from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.memory_backoff import MemorySettings
 from launcher.policy.observed import Observed, ServerFacts, TrainerFacts
 from launcher.policy.recovery import plan
-from launcher.policy.restart_budget import RepairAttempt
+from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 
 CONFIG = RunConfig()
@@ -75,6 +75,11 @@ def observed(*servers, state=RunState.RUNNING, trainer=TRAINER, **kwargs):
 
 def attempts(*rungs, cause=Cause.SERVER_CRASH, subject="s0"):
     return [RepairAttempt(at=800.0 + 10 * n, cause=cause, subject=subject, rung=rung) for n, rung in enumerate(rungs)]
+
+
+SPENT = [Rung.SERVER] * CONFIG.restart.server
+BOTH_SPENT = attempts(*SPENT) + attempts(*SPENT, subject="s1")
+FLEET_SPENT = BOTH_SPENT + attempts(*[Rung.FLEET] * CONFIG.restart.fleet)
 
 
 def kinds(made):

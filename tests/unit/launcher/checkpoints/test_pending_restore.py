@@ -140,6 +140,14 @@ def test_a_full_disk_changes_nothing(paths, store, monkeypatch):
 # ── the launch ──
 
 
+@pytest.fixture
+def trial(tmp_path, memory):
+    """A run that has done its ten steps."""
+    trial = Trial(tmp_path, steps=10)
+    assert trial.run()
+    return trial
+
+
 def journal_of(trial):
     return Journal(trial.paths.events, 2, time.time)
 
@@ -155,13 +163,11 @@ def steps_of(store):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_back_ends_bit_for_bit_as_the_one_that_did_not(tmp_path, memory):
-    first = Trial(tmp_path, steps=10)
-    assert first.run()
-    assert steps_of(first.store) == [3, 7, 9]
-    weights = first.weights()
-    taken = go_back(first, 3)
-    assert (taken.global_step, steps_of(first.store)) == (3, [3])
+def test_a_run_that_goes_back_ends_bit_for_bit_as_the_one_that_did_not(trial, tmp_path):
+    assert steps_of(trial.store) == [3, 7, 9]
+    weights = trial.weights()
+    taken = go_back(trial, 3)
+    assert (taken.global_step, steps_of(trial.store)) == (3, [3])
     again = Trial(tmp_path, steps=10, resume=True)
     assert again.loop.next_step == 4
     assert again.run()
@@ -170,9 +176,7 @@ def test_a_run_that_goes_back_ends_bit_for_bit_as_the_one_that_did_not(tmp_path,
 
 
 @pytest.mark.slow
-def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
-    trial = Trial(tmp_path, steps=10)
-    trial.run()
+def test_what_is_in_memory_does_not_bring_it_forward_again(trial):
     states = InMemoryCheckpoints(trial.paths)
     assert [state.global_step for state in states.current(trial.store.list())] == [8, 9]
     go_back(trial, 3)
@@ -182,9 +186,7 @@ def test_what_is_in_memory_does_not_bring_it_forward_again(tmp_path, memory):
 
 
 @pytest.mark.slow
-def test_it_is_taken_once(tmp_path, memory):
-    trial = Trial(tmp_path, steps=10)
-    trial.run()
+def test_it_is_taken_once(trial):
     go_back(trial, 3)
     assert not trial.paths.recover_checkpoint.exists() and hidden(trial.paths) == []
     assert find_prepared(trial.config, trial.paths) is None
@@ -193,18 +195,14 @@ def test_it_is_taken_once(tmp_path, memory):
 
 
 @pytest.mark.slow
-def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_aside(tmp_path, memory):
-    trial = Trial(tmp_path, steps=10)
-    trial.run()
+def test_checkpoints_that_hold_damage_are_condemned_and_the_others_only_set_aside(trial):
     go_back(trial, 3, first_damaged=8)
     aside = sorted(path.name for path in (trial.store.root / "set_aside").iterdir())
     assert [name.partition(".")[2] for name in aside] == ["superseded-1", "condemned-1"]
 
 
 @pytest.mark.slow
-def test_one_that_retention_has_removed_since_comes_back_from_the_copy(tmp_path, memory):
-    trial = Trial(tmp_path, steps=10)
-    trial.run()
+def test_one_that_retention_has_removed_since_comes_back_from_the_copy(trial):
     original = content(trial.store.find(3).path)
     prepare(trial.paths, trial.store.find(3))
     shutil.rmtree(trial.store.find(3).path)
@@ -216,9 +214,7 @@ def test_one_that_retention_has_removed_since_comes_back_from_the_copy(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_the_same_step_from_another_branch_makes_way(tmp_path, memory):
-    trial = Trial(tmp_path, steps=10)
-    trial.run()
+def test_a_checkpoint_of_the_same_step_from_another_branch_makes_way(trial):
     prepare(trial.paths, trial.store.find(7))
     wanted = trial.store.find(7).manifest.files
     folder = trial.store.find(7).path
@@ -233,9 +229,7 @@ def test_a_checkpoint_of_the_same_step_from_another_branch_makes_way(tmp_path, m
 
 
 @pytest.mark.slow
-def test_a_launch_that_is_killed_while_it_takes_takes_again(tmp_path, memory, monkeypatch):
-    trial = Trial(tmp_path, steps=10)
-    trial.run()
+def test_a_launch_that_is_killed_while_it_takes_takes_again(trial, monkeypatch):
     prepare(trial.paths, trial.store.find(3))
 
     def killed(_):

@@ -12,9 +12,7 @@ from tests.support.report_parts import T0, event, facts, started, step
 
 
 def test_an_incident_is_timed_from_its_own_beginning():
-    data = RunData()
-    started(data)
-    step(data, 0, 20)
+    data = started([0])
     event(data, "server.died", 23.2, incident=1, subject="server-0", detected_after_s=0.2)
     event(data, "incident.began", 23.5, incident=1, cause="server_crash", subject="server-0", at=23.2, reason="SIGKILL")
     step(data, 1, 30)
@@ -27,8 +25,7 @@ def test_an_incident_is_timed_from_its_own_beginning():
 
 
 def test_a_hang_began_with_its_last_sign_of_life():
-    data = RunData()
-    started(data)
+    data = started()
     reason = "scheduler stopped for 3.3 s; loading weights for 9.5 s; one-token generation unanswered for 3.0 s"
     event(data, "incident.began", 50, incident=1, cause="server_hang", subject="server-0", at=49.9, reason=reason)
     event(data, "incident.ended", 60, incident=1, cause="server_hang", is_mended=True)
@@ -42,8 +39,7 @@ def test_the_words_for_silence_are_those_of_the_policies():
 
 
 def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_it_was_told():
-    data = RunData()
-    started(data)
+    data = started()
     for number in range(10):
         step(data, number, 20 + 10 * number, reward=0.0 if number >= 7 else 0.8)
     event(data, "incident.began", 111, incident=1, cause="reward_collapse", subject="policy", onset_step=7, at=111.0)
@@ -59,10 +55,7 @@ def test_a_collapse_is_timed_from_its_first_bad_step_and_to_the_first_one_after_
 
 
 def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
-    data = RunData()
-    started(data)
-    for number in range(4):
-        step(data, number, 20 + 10 * number)
+    data = started(range(4))
     event(data, "incident.began", 55, incident=1, cause="server_hang", subject="server-0", at=55.0)
     step(data, 4, 90, took=40.0)
     event(data, "incident.ended", 80, incident=1, cause="server_hang", is_mended=True)
@@ -76,10 +69,7 @@ def test_ettr_is_the_share_of_the_time_that_became_steps_that_stand():
 
 
 def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
-    data = RunData()
-    started(data)
-    for number in range(5):
-        step(data, number, 20 + 10 * number)
+    data = started(range(5))
     event(data, "incident.began", 61, incident=1, cause="verifier_broken", subject="reward", onset_step=3, at=61.0)
     event(data, "run.errored", 100, reason="the reward function is broken")
     told = facts(data)
@@ -92,10 +82,7 @@ def test_bad_steps_that_still_stand_are_lost_to_the_semantic_measure():
 def test_steps_after_a_batch_that_was_turned_away_are_sound():
     """The batch of step 3 was dropped, another took its place: the page said that 2 steps were trained on bad data."""
     told = {"incident": 1, "cause": "reward_collapse"}
-    data = RunData()
-    started(data)
-    for number in range(5):
-        step(data, number, 20 + 10 * number)
+    data = started(range(5))
     event(data, "incident.began", 61, **told, subject="policy", onset_step=3, at=61.0)
     assert facts(data).losses.bad_steps == 2, "nobody knows yet"
     event(data, "incident.joined", 61, **told, subject="batch")
@@ -107,10 +94,7 @@ def test_steps_after_a_batch_that_was_turned_away_are_sound():
 
 
 def test_a_restore_takes_steps_back_before_the_first_is_repeated():
-    data = RunData()
-    started(data)
-    for number in range(6):
-        step(data, number, 20 + number)
+    data = started(range(6), every_s=1)
     event(data, "trainer.restored", 40, global_step=3, reason="from step 3")
     event(data, "trainer.restored", 41, global_step=1, reason="from step 1")
     told = facts(data)
@@ -119,8 +103,7 @@ def test_a_restore_takes_steps_back_before_the_first_is_repeated():
 
 
 def test_attempts_are_laid_end_to_end():
-    data = RunData()
-    started(data)
+    data = started()
     step(data, 0, 50)
     data.take_event({"time": T0 + 10_000, "event": "run.started", "attempt": 2, "reason": "resumed"})
     step(data, 1, 10_060, attempt=2)
@@ -132,10 +115,7 @@ def test_attempts_are_laid_end_to_end():
 
 
 def test_the_ledgers_violations_are_told():
-    data = RunData()
-    started(data)
-    for number in (0, 1, 3):
-        step(data, number, 20 + number)
+    data = started([0, 1, 3], every_s=1)
     event(data, "run.finished", 60, reason="done")
     content = report_page(facts(data), written_at=T0, is_live=False).decode()
     assert "violations" in content
@@ -143,9 +123,7 @@ def test_the_ledgers_violations_are_told():
 
 
 def test_the_step_that_is_being_written_down_is_no_violation():
-    data = RunData()
-    started(data)
-    step(data, 0, 20)
+    data = started([0])
     data.take_ledger({"global_step": 1, "prompt_ids": ["p1"], "weight_versions": [1]})
     assert facts(data).audit.problems == ()
     event(data, "run.errored", 60, reason="full disk")
@@ -153,8 +131,7 @@ def test_the_step_that_is_being_written_down_is_no_violation():
 
 
 def test_what_became_of_checkpoints_is_told():
-    data = RunData()
-    started(data)
+    data = started()
     for number in (4, 9, 14):
         event(data, "checkpoint.committed", number, global_step=number, seconds=0.1)
     event(data, "checkpoint.pruned", 15, subject="epoch0epochstep4globalstep4", global_step=4)

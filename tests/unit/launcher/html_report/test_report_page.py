@@ -15,7 +15,6 @@ from launcher.html_report.svg_chart import WIDE, Plot, chart
 from launcher.reporting.downsample import downsample, running_mean
 from launcher.reporting.formats import clock_text
 from launcher.reporting.run_facts import facts_of
-from launcher.reporting.run_reader import RunData
 from tests.support.long_run import LongRun
 from tests.support.report_parts import T0, Elements, event, facts, started, step
 
@@ -47,10 +46,7 @@ OURS = frozenset(
 
 
 def malicious_data():
-    data = RunData()
-    started(data)
-    for number in range(40):
-        step(data, number, 20 + number)
+    data = started(range(40), every_s=1)
     event(data, "incident.began", 50, incident=1, cause=BAD, subject=BAD, reason=BAD, doing=BAD, onset_step=3)
     event(data, "incident.ended", 55, incident=1, is_mended=False, reason=BAD, actions=[BAD])
     event(data, "incident.began", 56, incident=2, cause="server_crash", subject=BAD, reason=BAD)
@@ -171,8 +167,7 @@ def test_torn_and_foreign_lines_are_passed_over(paths):
     ],
 )
 def test_any_figure_can_be_drawn(line):
-    data = RunData()
-    started(data)
+    data = started()
     step(data, 0, 10)
     data.take_step(line)
     data.take_ledger(line)

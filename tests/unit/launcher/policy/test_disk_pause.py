@@ -10,7 +10,6 @@ from launcher.config.supervision import RestartConfig
 from launcher.policy.actions import Halt, LoadWeights, PauseTrainer, RestartServer, RestartTrainer, RestoreTrainer
 from launcher.policy.disk_health import DiskTrouble
 from launcher.policy.incident_policy import OpenIncident, incident_changes
-from launcher.policy.recovery import plan
 from launcher.policy.restart_budget import next_repair
 from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
@@ -21,7 +20,9 @@ from tests.support.simulated_run.looks import (
     T_CRASHED,
     UNKNOWN,
     dead,
+    decide,
     fresh,
+    kinds,
     observed,
     server,
     trainer,
@@ -29,10 +30,6 @@ from tests.support.simulated_run.looks import (
 
 FULL = DiskTrouble(path="/run", fault=DiskFault.FULL, since=NOW - 5, free=0, missing=2**20)
 HUNG = Verdict(health=Health.DEAD, reason="no progress", cause=Cause.TRAINER_HANG)
-
-
-def kinds(made):
-    return [type(action) for action in made.actions]
 
 
 @pytest.mark.parametrize(
@@ -51,32 +48,32 @@ def kinds(made):
     ],
 )
 def test_nothing_is_repaired_and_nothing_is_counted(look, actions, state):
-    made = plan(dataclasses.replace(look, disk=FULL), [], CONFIG, NOW)
+    made = decide(dataclasses.replace(look, disk=FULL))
     assert (kinds(made), made.state, made.attempts) == (actions, state, ())
     assert "/run: no space left" in made.reason
 
 
 @pytest.mark.parametrize("look", [observed(dead(), dead(1)), observed(trainer=trainer(verdict=T_CRASHED))])
 def test_without_the_look_at_the_disk_a_budget_would_be_used_up(look):
-    assert plan(look, [], CONFIG, NOW).attempts
+    assert decide(look).attempts
 
 
 def test_a_person_who_never_comes_is_not_waited_for_without_end():
     old = dataclasses.replace(FULL, since=NOW - CONFIG.disk.patience_s)
-    (halt,) = plan(observed(disk=old), [], CONFIG, NOW).actions
+    (halt,) = decide(observed(disk=old)).actions
     assert isinstance(halt, Halt) and halt.word is TerminalStatus.ERRORED and "disk.patience_s" in halt.reason
 
 
 def test_one_who_makes_too_little_room_again_and_again_is_not_waited_for_without_end_either():
     again = dataclasses.replace(FULL, first=NOW - CONFIG.disk.patience_s)
-    (halt,) = plan(observed(disk=again), [], CONFIG, NOW).actions
+    (halt,) = decide(observed(disk=again)).actions
     assert isinstance(halt, Halt) and "disk.patience_s" in halt.reason
     stepped = observed(disk=again, progress_at=NOW - 60)
-    assert kinds(plan(stepped, [], CONFIG, NOW)) == [PauseTrainer], "between, the run got on"
+    assert kinds(decide(stepped)) == [PauseTrainer], "between, the run got on"
 
 
 def test_an_abort_needs_no_disk():
-    (halt,) = plan(observed(disk=FULL, abort_reason="enough"), [], CONFIG, NOW).actions
+    (halt,) = decide(observed(disk=FULL, abort_reason="enough")).actions
     assert isinstance(halt, Halt) and halt.word is TerminalStatus.ABORTED
 
 
@@ -103,16 +100,16 @@ def test_it_is_one_incident_with_path_and_missing_bytes_and_ends_when_training_c
     ],
 )
 def test_what_failed_a_moment_ago_waits_and_is_not_counted(look, failed):
-    assert failed[0] in kinds(plan(look, [], CONFIG, NOW))
-    waits = plan(dataclasses.replace(look, not_before={failed: NOW + 3}), [], CONFIG, NOW)
+    assert failed[0] in kinds(decide(look))
+    waits = decide(dataclasses.replace(look, not_before={failed: NOW + 3}))
     assert failed[0] not in kinds(waits) and waits.attempts == ()
     assert waits.wake_at == NOW + 3
-    assert failed[0] in kinds(plan(dataclasses.replace(look, not_before={failed: NOW}), [], CONFIG, NOW))
+    assert failed[0] in kinds(decide(dataclasses.replace(look, not_before={failed: NOW})))
 
 
 def test_a_server_that_died_while_it_was_given_weights_is_restarted_at_once():
     look = observed(dead(), server(1), not_before={(LoadWeights, "s0"): NOW + 60})
-    assert kinds(plan(look, [], CONFIG, NOW)) == [RestartServer]
+    assert kinds(decide(look)) == [RestartServer]
 
 
 def test_failures_of_ever_new_causes_are_not_repaired_without_a_wait():
@@ -121,17 +118,17 @@ def test_failures_of_ever_new_causes_are_not_repaired_without_a_wait():
     causes = [Cause.SERVER_CRASH, Cause.SERVER_HANG, Cause.SERVER_OOM, Cause.NODE_LOST, Cause.DISK_FULL]
     for cause in causes:
         look = observed(dead(verdict=dataclasses.replace(CRASHED, cause=cause)), server(1))
-        made = plan(look, history, CONFIG, now)
+        made = decide(look, history, now)
         if not made.attempts:
             assert made.wake_at is not None
             now = made.wake_at
-            made = plan(look, history, CONFIG, now)
+            made = decide(look, history, now)
         history += made.attempts
         times.append(now)
     assert times == [0.0, 1.0, 3.0, 7.0, 15.0]
 
 
 def test_a_restore_for_the_trainer_s_own_sake_delays_no_server():
-    history = plan(observed(trainer=trainer(verdict=T_CRASHED)), [], CONFIG, NOW).attempts
+    history = decide(observed(trainer=trainer(verdict=T_CRASHED))).attempts
     repair = next_repair(Cause.SERVER_CRASH, "s0", history, RestartConfig(), now=NOW, progress_at=None)
     assert repair.not_before == NOW

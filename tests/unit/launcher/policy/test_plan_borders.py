@@ -21,13 +21,16 @@ from launcher.policy.reconcile_trainer import holds_damage
 from launcher.policy.restart_budget import Rung
 from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
+    BOTH_SPENT,
     COLLAPSE,
     CONFIG,
     CORRUPT,
     CRASHED,
+    FLEET_SPENT,
     NOW,
     PAUSED,
     SHELF,
+    SPENT,
     T_CRASHED,
     T_OUT_OF_MEMORY,
     UNKNOWN,
@@ -41,9 +44,6 @@ from tests.support.simulated_run.looks import (
     trainer,
 )
 
-SPENT = [Rung.SERVER] * CONFIG.restart.server
-BOTH_SPENT = attempts(*SPENT) + attempts(*SPENT, subject="s1")
-FLEET_SPENT = BOTH_SPENT + attempts(*[Rung.FLEET] * CONFIG.restart.fleet)
 RESTORING = (RestoreTrainer(global_step=19, reason="fell"),)
 RESTARTING = (RestartTrainer(reason="exited with 1"),)
 NOT_LOADED = trainer(is_loaded=False, verdict=UNKNOWN)

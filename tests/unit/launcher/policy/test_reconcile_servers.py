@@ -19,13 +19,16 @@ from launcher.policy.exit_cause import RanOut
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.run_state import RunState
 from tests.support.simulated_run.looks import (
+    BOTH_SPENT,
     COLLAPSE,
     CONFIG,
     CORRUPT,
     CRASHED,
+    FLEET_SPENT,
     NOW,
     OUT_OF_MEMORY,
     PAUSED,
+    SPENT,
     T_CRASHED,
     UNKNOWN,
     VERSION,
@@ -87,11 +90,6 @@ def test_a_second_restart_waits_and_says_until_when():
     made = decide(observed(dead(0), server(1)), history=attempts(Rung.SERVER), now=800.4)
     assert (made.actions, made.wake_at) == ((), 801.0)
     assert "in 0.6 s" in made.reason
-
-
-SPENT = [Rung.SERVER] * CONFIG.restart.server
-BOTH_SPENT = attempts(*SPENT) + attempts(*SPENT, subject="s1")
-FLEET_SPENT = BOTH_SPENT + attempts(*[Rung.FLEET] * CONFIG.restart.fleet)
 
 
 @pytest.mark.parametrize(
