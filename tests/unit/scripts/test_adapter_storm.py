@@ -70,9 +70,7 @@ def test_the_run_of_trl_needs_an_interpreter_that_has_it_or_a_script(capsys, tmp
 
 
 def test_a_process_that_may_write_to_nothing_more_ends_of_it():
-    grows = (
-        "import time\nprint(flush=True)\nheld = []\nwhile time.sleep(0.01) is None:\n    held.append(bytes(1 << 20))"
-    )
+    grows = "import time\nprint(flush=True)\nheld = [(time.sleep(0.01), bytearray(1 << 16)) for _ in range(1000)]"
     with subprocess.Popen([sys.executable, "-c", grows], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         with subprocess.Popen(["sleep", "60"]) as waits:
