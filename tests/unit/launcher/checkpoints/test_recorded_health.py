@@ -1,4 +1,4 @@
-"""What a run's files tell of its health, dead or alive: the damage that stands, and the state of each checkpoint."""
+"""What a run's files tell of its health, dead or alive: the damage that stands."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from launcher.checkpoints.health_evidence import SeenSteps, judge
 from launcher.checkpoints.onset import find_falls, standing
 from launcher.checkpoints.recorded_health import read_health
 from launcher.config.supervision import RestoreConfig
-from launcher.policy.checkpoint_status import CheckpointStatus, Damage, checkpoint_status
 from tests.support.checkpoint_makers import write_rewards
 
 HEALTHY = [0.5, 0.55, 0.48, 0.52, 0.5] * 8
@@ -121,38 +120,3 @@ def test_a_collapse_of_long_ago_is_found_too(after):
 
 def test_a_healthy_series_stays_one_however_it_is_cut():
     assert all(damage_in((HEALTHY * 20)[:end]) is None for end in range(0, 800, 10))
-
-
-# ── the state of a checkpoint ──
-
-DAMAGE = Damage(onset_step=30, first_step=29, reason="it fell", source="")
-
-
-def state(step, *, damage=None, last_step=40, **known):
-    facts = {"is_vouched": True, "problem": "", "set_aside_as": ""} | known
-    return checkpoint_status(
-        step, damage=damage, healthy_until=last_step, settings=RestoreConfig(good_after_steps=10), **facts
-    )
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (state(30), CheckpointStatus.GOOD),
-        (state(31), CheckpointStatus.CANDIDATE),
-        (state(45), CheckpointStatus.CANDIDATE),
-        (state(18, damage=DAMAGE), CheckpointStatus.GOOD),
-        (state(19, damage=DAMAGE), CheckpointStatus.CANDIDATE),
-        (state(28, damage=DAMAGE), CheckpointStatus.CANDIDATE),
-        (state(29, damage=DAMAGE), CheckpointStatus.CONDEMNED),
-        (state(29, damage=DAMAGE, is_vouched=False), CheckpointStatus.CONDEMNED),
-        (state(3, set_aside_as="condemned"), CheckpointStatus.CONDEMNED),
-        (state(3, set_aside_as="superseded"), CheckpointStatus.UNVERIFIED),
-        (state(3, is_vouched=False), CheckpointStatus.UNVERIFIED),
-        (state(3, problem="torn"), CheckpointStatus.UNVERIFIED),
-        (state(3, last_step=-1), CheckpointStatus.CANDIDATE),
-    ],
-)
-def test_the_state_follows_from_what_is_known(found, expected):
-    assert found.status is expected
-    assert found.reason

@@ -69,8 +69,9 @@ def test_what_speaks_against_it_comes_first_and_is_said(facts, status, reason):
     assert found.reason.startswith(reason)
 
 
-def test_a_torn_checkpoint_of_damaged_weights_is_condemned():
-    assert judged(40, damage=DAMAGE, problem="torn").status is CONDEMNED
+@pytest.mark.parametrize("facts", [{"problem": "torn"}, {"is_vouched": False}])
+def test_a_checkpoint_of_damaged_weights_is_condemned_whatever_else_is_wrong_with_it(facts):
+    assert judged(40, damage=DAMAGE, **facts).status is CONDEMNED
 
 
 SHELF = [

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
 
 from launcher.config.compose import REPOSITORY
 from tests.programs.fake_trial import CRASHES, HALTS, OUT_OF_MEMORY, REFUSED, WAITS
-from tests.support.machine import scaled
+from tests.support.machine import scaled, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -54,12 +53,6 @@ class Sweep:
 
     def counts(self, what: str = "started") -> Counter[int]:
         return Counter(tokens for tokens, _ in self.lives(what))
-
-    def wait_for(self, holds) -> None:
-        give_up_at = time.monotonic() + DEADLINE_S
-        while not holds():
-            assert time.monotonic() < give_up_at
-            time.sleep(0.01)
 
     def rows(self) -> dict[str, dict[str, str]]:
         (file,) = self.folder.glob("sweeps/*/*/*/sweep.csv")
@@ -115,7 +108,7 @@ def test_every_end_of_a_trial_is_its_own_and_only_what_has_no_word_is_run_again(
 
 def test_ctrl_c_ends_all_and_each_trial_hears_it_once(sweep):
     process = sweep.start(WAITS, 1000)
-    sweep.wait_for(sweep.lives)
+    wait_until(sweep.lives)
     code, said = sweep.run(WAITS, 1000)
     assert (code, "this sweep is running already" in said) == (2, True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all in its foreground
@@ -130,10 +123,10 @@ def test_ctrl_c_ends_all_and_each_trial_hears_it_once(sweep):
 
 def test_a_killed_sweep_leaves_no_trial_and_the_next_goes_on(sweep):
     process = sweep.start(1000, WAITS, WAITS + 1, 2000, sweep__parallel=2)
-    sweep.wait_for(lambda: sweep.counts()[WAITS] and sweep.counts()[WAITS + 1])  # two side by side
+    wait_until(lambda: sweep.counts()[WAITS] and sweep.counts()[WAITS + 1])  # two side by side
     process.kill()
     process.wait()
-    sweep.wait_for(lambda: not any(lives_on(pid) for _, pid in sweep.lives()))
+    wait_until(lambda: not any(lives_on(pid) for _, pid in sweep.lives()))
     assert sweep.counts("interrupted") == {WAITS: 1, WAITS + 1: 1}
     (sweep.folder / "go").touch()
     code, said = sweep.run(1000, WAITS, WAITS + 1, 2000)
