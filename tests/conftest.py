@@ -9,7 +9,10 @@
 
 import asyncio
 import inspect
+import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -105,3 +108,26 @@ def kind_of(reason: str) -> str:
 def kills(request):
     """`kills(6)`: how many to make, 6 unless --kills says otherwise."""
     return lambda few: request.config.getoption("--kills") or few
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy: a build leaves folders behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "docs", "outputs", "tests")
+    shutil.copytree(TESTS.parent, folder / "source", ignore=left_out)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / "source"))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def site(wheel, tmp_path_factory):
+    """The folder in which the wheel is installed; its dependencies are those of the tests."""
+    folder = tmp_path_factory.mktemp("site")
+    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", str(folder), str(wheel))
+    return folder
+
+
+def pip(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *words], check=True, cwd="/")

@@ -1,6 +1,7 @@
 """The command that a user types, with the real SGLang: interrupted, resumed, and asked for once too often.
 
-One test, since each launch costs half a minute of imports: what the first leaves behind is what the second needs.
+The wheel is run, in an empty folder. One test, since each launch costs half a minute of imports: what the first leaves
+behind is what the second needs.
 """
 
 import os
@@ -29,7 +30,10 @@ DEADLINE_S = scaled(300)
 class Command:
     """`python -m launcher` on the default experiment, made short."""
 
-    def __init__(self, fileroot: Path) -> None:
+    def __init__(self, folder: Path, site: Path) -> None:
+        fileroot = folder / "outputs" / "grpo"  # where it writes unless it is told
+        self.environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.folder = folder
         self.paths = RunPaths(
             fileroot=fileroot, user=login_name(), experiment_name="arithmetic_cpu", trial_name="trial0"
         )
@@ -37,7 +41,6 @@ class Command:
     def start(self, *overrides: str) -> subprocess.Popen[str]:
         settings = [
             "conf=arithmetic_cpu",
-            f"cluster.fileroot={self.paths.fileroot}",
             f"total_train_steps={STEPS}",
             f"train_dataset.batch_size={BATCH}",
             "valid_dataset.max_items=8",
@@ -49,7 +52,8 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=self.folder,
+            env=self.environment,
             start_new_session=True,
         )
 
@@ -78,12 +82,14 @@ def all_gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
     return not psutil.wait_procs(processes, timeout=within_s)[1]
 
 
-def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
-    command = Command(tmp_path)
+def test_a_run_is_interrupted_resumed_and_finished(tmp_path, site):
+    command = Command(tmp_path, site)
     first = command.start()
     command.wait_for_step(2, first)
     family = family_of(first.pid, command.server_pid())
     assert any("sglang" in " ".join(process.cmdline()) for process in family)
+    python_path = psutil.Process(command.server_pid()).environ()["PYTHONPATH"]
+    assert python_path.split(os.pathsep)[0] == str(site), "not the checkout"
     os.kill(first.pid, signal.SIGINT)
     said = first.communicate(timeout=DEADLINE_S)[0]
     assert first.returncode == 130, said

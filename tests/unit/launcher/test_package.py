@@ -4,7 +4,6 @@ import ast
 import email
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -29,29 +28,6 @@ NOT_IMPORTED = {
     **dict.fromkeys(("pip", "setuptools"), "builds and installs the wheel below"),
 }
 NOT_INSTALLED = {"trl": "tests/unit/actors/model/data/make_trl_figures.py is run by hand"}
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built from a copy: a build leaves folders behind."""
-    folder = tmp_path_factory.mktemp("wheel")
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "docs", "outputs", "tests")
-    shutil.copytree(REPOSITORY, folder / "source", ignore=left_out)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / "source"))
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def site(wheel, tmp_path_factory):
-    """The folder in which the wheel is installed; its dependencies are those of the tests."""
-    folder = tmp_path_factory.mktemp("site")
-    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", str(folder), str(wheel))
-    return folder
-
-
-def pip(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *words], check=True, cwd="/")
 
 
 def files_in(wheel: Path) -> set[str]:
