@@ -7,7 +7,7 @@ import pytest
 from launcher.base.messages import Cause, Incident
 from launcher.config.supervision import RestoreConfig
 from launcher.policy import restore
-from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus, checkpoint_status
+from launcher.policy.checkpoint_status import CheckpointFacts, CheckpointStatus
 from launcher.policy.restart_budget import RepairAttempt, Rung
 from launcher.policy.restore import (
     FIRST_WEIGHTS,
@@ -94,30 +94,6 @@ def test_numbers_that_are_not_finite_again_go_back_as_far_as_a_collapse_would():
     again = [restored(62, 59, Cause.NONFINITE)]
     assert choose(SHELF, incident(62, Cause.NONFINITE), [], SETTINGS).global_step == 59
     assert choose(SHELF, incident(62, Cause.NONFINITE), again, SETTINGS).global_step == 39
-
-
-@pytest.mark.parametrize(
-    "history",
-    [
-        [restored(62, 39)] * 5,  # another place
-        [restored(101, 39, Cause.NONFINITE)] * 5,  # another cause
-        [RepairAttempt(at=0.0, cause=Cause.REWARD_COLLAPSE, subject="trainer", rung=Rung.RETRY, onset_step=101)] * 5,
-    ],
-)
-def test_what_happened_elsewhere_does_not_count(history):
-    assert choose([saved(89, GOOD)], incident(100), history, SETTINGS).global_step == 89
-
-
-@pytest.mark.parametrize(
-    ("healthy_until", "facts", "status"),
-    [
-        (38, {}, CANDIDATE),
-        (39, {}, GOOD),
-        (99, {"set_aside_as": "condemned"}, CONDEMNED),  # for good
-    ],
-)
-def test_certification_comes_with_healthy_steps(healthy_until, facts, status):
-    assert checkpoint_status(29, healthy_until=healthy_until, settings=SETTINGS, **facts).status is status
 
 
 @pytest.mark.parametrize(
