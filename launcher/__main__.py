@@ -36,6 +36,7 @@ from launcher.reporting.terminal_text import as_far_as_it_is_read, console_of_wi
 from launcher.resources.config_checks import check, find_notes
 from launcher.resources.fitting import fit
 from launcher.resources.foreign_plan import find_missing_for_command, plan_lines, served, with_their_names
+from launcher.resources.gpu_quarantine import leave_out
 from launcher.resources.hardware import Hardware, find_hardware, planned_hardware
 from launcher.resources.missing_files import find_shape
 from launcher.resources.node_checks import check_node
@@ -165,7 +166,7 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
     check(config)
     if config.trainer.adapter != OWN:
         return _launch_foreign(with_their_names(config, keys_of(overrides)))
-    for note in find_notes(config):
+    for note in (*find_notes(config), *leave_out(config)):
         print(f"note: {note}", file=sys.stderr)
     hardware = find_hardware()
     if config.dry_run:
@@ -178,8 +179,8 @@ def launch(config: RunConfig, overrides: Sequence[str] = ()) -> int:
         preflight(config, hardware, plan, check_node())
         with as_far_as_it_is_read():
             show(config, plan, console_of_width(WIDTH))
-    standbys = {"standby_servers": plan.standbys, "standby_trainers": plan.standby_trainers}
-    return _start(replace(config, recovery=replace(config.recovery, **standbys)), plan)
+    recovery = replace(config.recovery, standby_servers=plan.standbys, standby_trainers=plan.standby_trainers)
+    return _start(replace(config, recovery=recovery), plan)
 
 
 def _launch_foreign(config: RunConfig) -> int:

@@ -27,6 +27,7 @@ import ray
 
 from actors.cluster.fencing import bind_to_cluster, raylet_pid
 from actors.cluster.node_identity import listening_address, this_node
+from actors.cluster.server_gpus import ServerGpus
 from actors.serving.multi_node_server import MultiNodeServer, WorkerNodes
 from actors.serving.readiness_proof import ReadinessProof
 from actors.serving.remote_process_probe import RemoteObservation, RemoteProcessProbe
@@ -34,8 +35,10 @@ from actors.serving.server_incarnation import LaunchOrder, ServerIncarnation, Se
 from actors.serving.setting_overrides import with_overrides
 from actors.serving.sglang_client import SGLangClient
 from launcher.base.errors import LauncherError, RequestFailed, ServerError
-from launcher.base.messages import Overrides, ServerExit, ServerInfo, ServerState
+from launcher.base.gpu_names import GpuName
+from launcher.base.messages import Cause, Overrides, ServerExit, ServerInfo, ServerState
 from launcher.config.schema import RunConfig, SGLangConfig
+from launcher.policy.exit_cause import find_server_cause
 from launcher.resources.hardware import OomKillWatch
 from launcher.run_files.run_keys import SERVERS, ServerKeys
 from launcher.run_files.run_paths import RunPaths
@@ -69,9 +72,9 @@ class SGLangProcess:
         """As last known."""
         return self._info
 
-    def configure(self, config: SGLangConfig) -> None:
-        """Settings for later incarnations; the current one keeps its own."""
-        self._spec = replace(self._spec, config=config)
+    def configure(self, config: SGLangConfig, gpu_ids: tuple[str, ...] = ()) -> None:
+        """Settings and GPUs for later incarnations; the current one keeps its own."""
+        self._spec = replace(self._spec, config=config, gpu_ids=gpu_ids)
 
     async def start(
         self, *, generation: int, model_path: str, weight_version: int, in_background: bool = False
@@ -228,13 +231,15 @@ class SGLangServer:
         """`workers`: the actors of the other nodes, where it spans several."""
         bind_to_cluster(config)
         self._config = config
+        self._gpus = ServerGpus(tuple(map(str, ray.get_gpu_ids())))
+        self._may_move = not workers
         spec = ServerSpec(
             index=index,
             config=config.sglang,
             log=paths.server_log(index),
             keys=paths.keys / SERVERS,
             setup_timeout_s=config.rollout.setup_timeout,
-            gpu_ids=tuple(map(str, ray.get_gpu_ids())),
+            gpu_ids=self._gpus.numbers,
             entry=entry,
             node=this_node(),
             proof=ReadinessProof.of(config),
@@ -256,23 +261,29 @@ class SGLangServer:
         weight_version: int,
         overrides: Overrides | None = None,
         in_background: bool = False,
+        avoid: tuple[GpuName, ...] = (),
     ) -> ServerInfo:
-        """`overrides`: settings that a repair has changed."""
+        """`overrides`: settings that a repair has changed. `avoid`: GPUs that are set aside; a server over several
+        nodes keeps its own."""
         config = with_overrides(self._config, overrides or {}).sglang
-        self._process.configure(replace(config, host=listening_address(config.host)))
-        return await self._process.start(
+        gpu_ids = await self._gpus.choose(avoid if self._may_move else ())
+        self._process.configure(replace(config, host=listening_address(config.host)), gpu_ids)
+        started = await self._process.start(
             generation=generation,
             model_path=model_path,
             weight_version=weight_version,
             in_background=in_background,
         )
+        return replace(started, gpus=await self._gpus.named()) if avoid else started
 
     async def wait_ready(self) -> ServerInfo:
         return await self._process.wait_ready()
 
     async def wait_exit(self) -> ServerExit:
         ended = await self._process.wait_exit()
-        return replace(ended, oom_kills=self._kills.risen())
+        is_fault = find_server_cause(ended.reason.split(" | "), ended.exit_code).cause is Cause.GPU_FAULT
+        gpus = await self._gpus.named() if is_fault and not ended.was_told else ()
+        return replace(ended, oom_kills=self._kills.risen(), gpus=gpus)
 
     async def look(self, pid: int) -> RemoteObservation:
         """The server's processes, for a HealthMonitor on another node, which can't see them."""

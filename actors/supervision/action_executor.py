@@ -241,7 +241,12 @@ class ActionExecutor:
             raise
         overrides = self._history.started_server(slot.name, generation, weights.version, weights.lineage)
         await self._history.flush()
-        return await slot.start(generation, weights, overrides, in_background=slot.name in self._history.fleet.standbys)
+        avoid = self._history.quarantine.names if self._config.recovery.quarantine_gpus else ()
+        how = {"in_background": slot.name in self._history.fleet.standbys} | ({"avoid": avoid} if avoid else {})
+        try:
+            return await slot.start(generation, weights, overrides, **how)
+        finally:
+            self._history.server_got(slot.name, slot.gpus)
 
     def _start_weights(self, name: str) -> StartWeights:
         """The trainer's newest, where it has any; else the checkpoint that it is about to load, or the first ones."""

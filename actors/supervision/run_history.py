@@ -18,6 +18,7 @@ from actors.cluster.node_identity import event_on_this_clock
 from actors.supervision.event_facts import EVENTS, attempt_of, list_of, number_of, numbers_of, optional_number, tried_of
 from actors.supervision.fleet_record import FleetRecord
 from actors.supervision.incident_history import BEGAN, ENDED, JOINED, IncidentHistory
+from launcher.base.gpu_names import GpuName
 from launcher.base.messages import Overrides, Rejection, ServerExit, TerminalStatus
 from launcher.policy.actions import Action, PromoteServer, RestoreTrainer
 from launcher.policy.incident_policy import Ending, Trouble
@@ -25,6 +26,7 @@ from launcher.policy.memory_backoff import TriedSettings
 from launcher.policy.reconcile_trainer import TRAINER
 from launcher.policy.restart_budget import RepairAttempt, touches
 from launcher.policy.run_state import ENDS, RunState
+from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.resources.memory_history import RememberedSettings
 from launcher.run_files.journal import Journal, read_lines
 
@@ -63,12 +65,14 @@ class RunHistory:
         self.was_begun = False
         self.incidents = IncidentHistory()
         self.fleet = FleetRecord()
+        self.quarantine = QuarantineRecord()
 
     @classmethod
     def read(
         cls, journal: Journal, path: Path, attempt: int, *, clock: Callable[[], float] | None = None, node: str = ""
     ) -> RunHistory:
-        """What the events of this attempt record, and of earlier ones their incidents. Raises JournalError.
+        """What the events of this attempt record, and of earlier ones their incidents and the GPUs set aside. Raises
+        JournalError.
 
         `clock`: that of this `node`, onto which times are put that a Coordinator wrote down on another one. Those of
         this node stay as they are: the wall clock, by which the others are compared, may have been set meanwhile, and
@@ -88,6 +92,7 @@ class RunHistory:
                 history._take(event)
             else:
                 history.incidents.take(event)
+                history.quarantine.take(event)
         if not is_mine:
             history.incidents.next_attempt()
         return history
@@ -204,6 +209,16 @@ class RunHistory:
             detected_after_s=detected_after_s,
         )
 
+    def server_got(self, name: str, gpus: Sequence[GpuName]) -> None:
+        """Told where a server left a GPU that is set aside, or could not. `gpus`: none where none is."""
+        got = ", ".join(map(str, gpus))
+        if self.quarantine.among(gpus):
+            self._record(
+                "gpu.none_free", subject=name, reason=f"no other GPU of its node is free: it goes on with {got}"
+            )
+        elif gpus and self.quarantine.moved(name):
+            self._record("server.moved", subject=name, reason=f"it is on {got} now")
+
     def incident_began(self, trouble: Trouble, doing: str, now: float) -> Mapping[str, object]:
         return self._record(
             BEGAN,
@@ -268,6 +283,7 @@ class RunHistory:
     def _take(self, event: Mapping[str, object]) -> None:
         self.incidents.take(event)
         self.fleet.take(event)
+        self.quarantine.take(event)
         name, subject = str(event.get("event", "")), str(event.get("subject", ""))
         kind, _, what = name.partition(".")
         if kind == "run" and what.upper() in RunState.__members__ and RunState(what.upper()) not in ENDS:

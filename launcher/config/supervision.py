@@ -139,6 +139,11 @@ class RecoveryConfig:
         "trainer ends; null: 1 where memory allows, 0 otherwise, and with several ranks",
         Between(0, 1, why="as the one that ended is the next to stand by"),
     )
+    quarantine_gpus: bool = setting(
+        True,
+        "a GPU whose fault ended a server is used no more by this run where another one is free, nor after a resume; "
+        "false: it is, also what was set aside before",
+    )
 
 
 @dataclass

@@ -203,7 +203,7 @@ def repair_text(trouble: Trouble, actions: Sequence[Action]) -> str:
 _USUAL = {
     Cause.SERVER_STALE: "its weights are sent again",
     Cause.SERVER_CORRUPT: "its weights are sent again",
-    Cause.GPU_FAULT: "it is restarted on the same GPU",
+    Cause.GPU_FAULT: "it is restarted, on another GPU where one is free",
     Cause.TRAINER_CRASH: "it is restarted and resumes from its newest checkpoint",
     Cause.TRAINER_HANG: "it is restarted and resumes from its newest checkpoint",
     Cause.TRAINER_OOM: "it is restarted with less memory",

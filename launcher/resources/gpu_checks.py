@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from launcher.base.errors import ResourceError
+from launcher.base.gpu_names import GpuName
 from launcher.base.wording import ranges
 from launcher.resources import gpus
 from launcher.resources.memory_estimate import GIB
@@ -120,6 +122,46 @@ def _faults(index: int, handle: Any) -> Iterator[NodeCheck]:
     elif mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
         seen = "compute mode EXCLUSIVE_PROCESS: a server and the trainer can't share it"
         yield NodeCheck(name=name, seen=seen, stops=Stops.SHARED, remedy=f"{command} -c DEFAULT")
+    yield from _defects(index, handle)
+
+
+def name_gpus(numbers: Sequence[str]) -> tuple[GpuName, ...]:
+    """GPUs of this node, as CUDA_VISIBLE_DEVICES has them, each with its defect; without NVML by number alone."""
+    host = socket.gethostname()
+    try:
+        with gpus.nvml() as count:
+            names = gpus.names_of_gpus(count)
+            positions = {number: gpus.visible(names, number) for number in numbers}
+            return tuple(
+                GpuName(host=host, number=number, uuid=names[at[0]][1], fault=_defect_of(at[0]))
+                if (at := positions[number])
+                else GpuName(host=host, number=number)
+                for number in numbers
+            )
+    except pynvml.NVMLError:
+        return tuple(GpuName(host=host, number=number) for number in numbers)
+
+
+def visible_gpus() -> tuple[GpuName, ...]:
+    """Those of this node that CUDA_VISIBLE_DEVICES leaves; none without NVML."""
+    try:
+        with gpus.nvml() as count:
+            found = gpus.visible(gpus.names_of_gpus(count), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except pynvml.NVMLError:
+        return ()
+    return name_gpus([str(index) for index in found])
+
+
+def _defect_of(index: int) -> str:
+    """What is wrong with the GPU itself, "" for nothing."""
+    try:
+        return "; ".join(check.seen for check in _defects(index, gpus.handle_of(index)))
+    except gpus.UnreadableGpu as error:
+        return str(error)
+
+
+def _defects(index: int, handle: Any) -> Iterator[NodeCheck]:
+    name, command = f"GPU {index}", f"nvidia-smi -i {index}"
     rows = _asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
     if rows[3]:
         seen = "a defect of its memory could not be remapped"

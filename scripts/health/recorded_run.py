@@ -13,6 +13,7 @@ from launcher.base.errors import StorageError
 from launcher.base.wording import lines_not_read
 from launcher.reporting.event_lines import what_happened
 from launcher.reporting.line_values import as_float, as_integer, as_unix_time
+from launcher.resources.gpu_quarantine import QuarantineRecord
 from launcher.run_files.journal import read_lines
 from launcher.run_files.line_tail import LineTail
 from launcher.run_files.run_paths import RunPaths
@@ -45,6 +46,7 @@ class ServerRecord:
 class RecordedRun:
     """The last attempt by its journal. `status`: "" until the run has ended. `ended_at`: the time of its last event.
     `pids`: of all its processes; `deaths`: how many of them died. `ran_out`: what ran out of memory.
+    `quarantine`: GPUs set aside, in any attempt.
     `held`: by whom and why a pause was asked for that holds. `not_read`: lines that say nothing."""
 
     started_at: float = 0.0
@@ -60,6 +62,7 @@ class RecordedRun:
     pids: set[int] = field(default_factory=set)
     deaths: int = 0
     ran_out: list[str] = field(default_factory=list)
+    quarantine: QuarantineRecord = field(default_factory=QuarantineRecord)
     total_steps: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     not_read: str = ""
@@ -118,6 +121,7 @@ def read_view(paths: RunPaths) -> RecordedRun:
     for event in events:
         if as_integer(event.get("attempt")) == last:
             view.take(event)
+        view.quarantine.take(event)
     return view
 
 

@@ -44,6 +44,7 @@ class FakeActor:
     async def _start(self, *, generation, model_path, weight_version, overrides, in_background):
         self.generation, self.state = generation, ServerState.STARTING
         self.version = weight_version
+        return await self._info()
 
     async def _stop(self):
         self.state = ServerState.STOPPED
