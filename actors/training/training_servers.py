@@ -62,13 +62,8 @@ class TrainingServers:
         self._weights_lock = weights_lock
         self._keys = ServerKeys.read(paths.keys)
         self.refusal: Refusal | None = None
-        on_disk = config.actor.weight_update_mode == "disk"
-        dtype = torch_dtype(config.sglang.dtype)
-        self._folders = (
-            WeightFolders(memory_folder(paths, "weights"), lambda folder: model.export(folder, dtype))
-            if on_disk
-            else None
-        )
+        self._root = memory_folder(paths, "weights")
+        self._folders = self._new_folders() if config.actor.weight_update_mode == "disk" else None
         thread.call(self._connect(reward))
 
     async def _connect(self, reward: RewardPool) -> None:
@@ -102,8 +97,19 @@ class TrainingServers:
             weights=lambda: dict(self._model.named_weights(dtype)),
             tp_size=config.sglang.tp_size,
             timeout_s=config.actor.weight_update_timeout,
+            files=self._to_files,
             finish_s=config.rollout.finish_s if config.rollout.max_head_offpolicyness > 0 else None,
         )
+
+    def _new_folders(self) -> WeightFolders:
+        dtype = torch_dtype(self._config.sglang.dtype)
+        return WeightFolders(self._root, lambda folder: self._model.export(folder, dtype))
+
+    def _to_files(self, reason: str) -> WeightFolders:
+        """From now on, until this process ends."""
+        self._journal.record("weights.by_files", subject="trainer", reason=reason)
+        self._folders = self._new_folders()
+        return self._folders
 
     def _version_served(self) -> int:
         """While new weights are made ready for the servers, these still answer with those before."""

@@ -1,7 +1,8 @@
 """New weights to every server, each confirming the version before it gets traffic (P3).
 
 `disk`: a Hugging Face folder in memory-backed storage, written once and loaded by every server; a restarted server
-starts from it too. `tensor`: over HTTP to servers on this node, without a file.
+starts from it too. `tensor`: over HTTP to servers on this node, without a file; after two failures in a row of one
+server, through files to all.
 
 All servers load side by side, each with its own deadline, and each gets traffic as soon as it has confirmed. The step
 continues when the first has confirmed and the others have had about as long again. A server that is late then loads
@@ -23,11 +24,15 @@ import torch
 from actors.rollout.server_pool import OVER, ServerKey, ServerPool
 from actors.serving.sglang_client import SGLangClient
 from actors.weights.weight_folders import WeightFolders
-from launcher.base.errors import ServerError, WeightsRefused
+from launcher.base.errors import RequestFailed, ServerError, WeightsRefused
 from launcher.base.messages import PublishedWeights, ServerInfo, ServerState
 
 PATIENCE_S = 1.0
 """The others are waited for at least so long, and at least as long again as the first one took."""
+
+FAST_TRIES = 2
+"""Failures in a row of one server to take tensors, after which weights go through files."""
+NOBODY_THERE = "refused"
 
 NamedWeights = Mapping[str, torch.Tensor]
 Send = Callable[[str], Awaitable[None]]
@@ -58,9 +63,11 @@ class WeightPublisher:
         weights: Callable[[], NamedWeights],
         tp_size: int,
         timeout_s: float,
+        files: Callable[[str], WeightFolders] | None = None,
         finish_s: float | None = None,
     ) -> None:
-        """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs.
+        """`folders` None: over HTTP; then `weights` are sent, to servers split over `tp_size` GPUs. `files` makes the
+        folders that take their place, and is told why.
 
         `finish_s`: for so long requests in flight at a server that is to load may finish; then they move on, so that
         none is answered by two versions. None: there are none, since nothing is made ahead.
@@ -69,6 +76,8 @@ class WeightPublisher:
         self._pool = pool
         self._folders = folders
         self._weights = weights
+        self._files = files
+        self._failed: dict[str, int] = {}  # by server, to take tensors, in a row
         self._tp_size = tp_size
         self._timeout_s = timeout_s
         self._finish_s = finish_s
@@ -108,11 +117,11 @@ class WeightPublisher:
 
         Raises WeightsRefused where no server took them; a single one that did not is STALE.
         """
-        servers = [server for server in self._pool.servers() if server.state not in OVER]
-        send = await self._prepare(version, may_share=len(servers) == 1)
-        self._parcel = _Parcel(version=version, lineage=self.lineage, send=send)
-        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
-        took_them = await self._wait_for(fresh)
+        failed: dict[str, int] | None = None
+        took_them = False
+        while not took_them and failed != self._failed:  # tensors fail: again, and at last through files
+            failed = dict(self._failed)
+            took_them = await self._offer(version)
         if self._folders is not None:
             self._folders.forget_before(version, spare=frozenset(self._reading))
         if not took_them:
@@ -121,6 +130,14 @@ class WeightPublisher:
                 + "; ".join(f"{server.name}: {server.reason}" for server in self._pool.servers()),
                 "see llm_server-<i>.log; actor.weight_update_timeout is each server's deadline",
             )
+
+    async def _offer(self, version: int) -> bool:
+        """Whether any server took it."""
+        servers = [server for server in self._pool.servers() if server.state not in OVER]
+        send = await self._prepare(version, may_share=len(servers) == 1)
+        self._parcel = _Parcel(version=version, lineage=self.lineage, send=send)
+        fresh = {self._begin_loading(server): server for server in servers if not self._is_loading(_key(server))}
+        return await self._wait_for(fresh)
 
     async def _wait_for(self, fresh: Mapping[asyncio.Task[bool], ServerInfo]) -> bool:
         """Until the first has taken them and the others had their time, or all have ended. Returns whether any did."""
@@ -207,8 +224,21 @@ class WeightPublisher:
         self._reading.append(version)
         try:
             await self._pool.unless_ended(server, send(server.url))
+        except (WeightsRefused, RequestFailed) as error:
+            if self._pool.is_living(server) and getattr(error, "kind", "") != NOBODY_THERE:
+                self._count_failure(server.name, error.message)
+            raise
+        else:
+            self._failed.pop(server.name, None)
         finally:
             self._reading.remove(version)
+
+    def _count_failure(self, name: str, reason: str) -> None:
+        if self._folders is not None or self._files is None:
+            return
+        self._failed[name] = self._failed.get(name, 0) + 1
+        if self._failed[name] >= FAST_TRIES:
+            self._folders = self._files(f"{name} failed to take tensors {FAST_TRIES} times in a row: {reason}")
 
     async def _prepare(self, version: int, *, may_share: bool) -> Send:
         """Read the model in a thread, one caller at a time: it takes seconds, and the loop must answer meanwhile.

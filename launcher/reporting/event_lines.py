@@ -70,6 +70,7 @@ TOLD: Mapping[str, str | Callable[[Record], str]] = {
     "gpu.quarantined": "{subject} is set aside: {short_reason} (recovery.quarantine_gpus=false uses it again)",
     "gpu.kept": "{subject}: {reason}",
     "gpu.none_free": "{subject}: {reason}",
+    "weights.by_files": "weights go through files from now on: {short_reason}",
     "run.hold_asked": "the run is being paused: {short_reason}",
     "run.hold_released": "the run resumes",
     "node.lost": lambda e: f"node {e.get('subject')} was lost, and with it {_held(e)}",

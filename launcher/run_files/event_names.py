@@ -92,6 +92,7 @@ EVENT_NAMES: Mapping[str, str] = {
     "eval.done": "held-out accuracy at a policy version; of several data sets each (`by_dataset`: sampled, greedy)",
     "data.left_out": "records that the data set has, and the run does not use",
     "weights.refused": "a server refused new weights",
+    "weights.by_files": "weights as tensors failed twice in a row, so they go through files",
     "checkpoint.committed": "a checkpoint is complete and on the disk",
     "checkpoint.failed": "a checkpoint could not be written",
     "checkpoint.damaged": "a checkpoint failed its verification before a restore",

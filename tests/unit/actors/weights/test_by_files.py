@@ -1,0 +1,111 @@
+"""Weights go through files by themselves where a server fails twice to take them as tensors."""
+
+import pytest
+import torch
+
+from actors.rollout.server_pool import ServerPool
+from actors.weights.weight_folders import WeightFolders
+from actors.weights.weight_publisher import WeightPublisher
+from launcher.base.errors import RequestFailed, WeightsRefused
+from launcher.base.messages import ServerInfo, ServerState
+
+URLS = ("http://one", "http://two")
+
+
+class Client:
+    """Notes each way, version and server. `refuses`: for each server, how many more updates as tensors it refuses."""
+
+    def __init__(self, refuses=None, kind="http_5xx"):
+        self.sent = []
+        self.refuses = refuses or {}
+        self.kind = kind
+
+    async def update_weights_from_tensor(self, url, *, weight_version, **rest):
+        self.sent.append(("tensor", weight_version, url))
+        if self.refuses.get(url, 0):
+            self.refuses[url] -= 1
+            if self.kind == "http_5xx":
+                raise WeightsRefused(f"{url}: the handle can't be opened")
+            raise RequestFailed(f"{url}: no answer", kind=self.kind)
+
+    async def update_weights_from_disk(self, url, *, path, weight_version, timeout_s):
+        assert (path / "model.safetensors").exists()
+        self.sent.append(("disk", weight_version, url))
+
+
+class Run:
+    def __init__(self, folder, client, urls=URLS[:1]):
+        self.told = []
+        self.folder, self.client, self.urls = folder, client, urls
+
+    async def begin(self):
+        self.pool = ServerPool(lambda url: None, hold_timeout_s=10)
+        await self.pool.update(
+            ServerInfo(name=url, index=i, generation=0, state=ServerState.READY, url=url, weight_version=0)
+            for i, url in enumerate(self.urls)
+        )
+        self.publisher = WeightPublisher(
+            self.client,
+            self.pool,
+            folders=None,
+            weights=lambda: {"w": torch.zeros(3)},
+            tp_size=1,
+            timeout_s=5,
+            files=self.files,
+        )
+        return self
+
+    def files(self, reason):
+        self.told.append(reason)
+        return WeightFolders(self.folder / "w", lambda folder: (folder / "model.safetensors").write_bytes(b"weights"))
+
+    def held(self):
+        return [(server.state, server.weight_version) for server in self.pool.servers()]
+
+    def ways(self, version):
+        return [way for way, of, _ in self.client.sent if of == version]
+
+
+async def test_the_second_failure_takes_files_at_once_and_for_good(tmp_path):
+    run = await Run(tmp_path, Client({URLS[0]: 99})).begin()
+    await run.publisher.publish(1)
+    assert run.ways(1) == ["tensor", "tensor", "disk"]
+    assert run.held() == [(ServerState.READY, 1)]
+    await run.publisher.publish(2)
+    assert run.ways(2) == ["disk"]
+    (reason,) = run.told
+    assert "http://one failed to take tensors 2 times in a row: http://one: the handle can't be opened" in reason
+    assert run.publisher.newest.version == 2, "a restarted server starts from these"
+
+
+async def test_one_failure_is_tried_again_and_changes_nothing(tmp_path):
+    run = await Run(tmp_path, Client({URLS[0]: 1})).begin()
+    await run.publisher.publish(1)
+    run.client.refuses[URLS[0]] = 1
+    await run.publisher.publish(2)
+    assert run.ways(1) == run.ways(2) == ["tensor", "tensor"]
+    assert run.told == []
+
+
+async def test_one_server_that_never_takes_them_is_enough_whatever_the_others_do(tmp_path):
+    """Each failure of its is followed by a success of the other."""
+    run = await Run(tmp_path, Client({URLS[0]: 99}), URLS).begin()
+    await run.publisher.publish(1)
+    assert run.held() == [(ServerState.STALE, 0), (ServerState.READY, 1)]
+    first = run.pool.servers()[0]
+    send = await run.publisher.prepare(1)
+    with pytest.raises(WeightsRefused):  # as the Coordinator orders it
+        await run.publisher.send_to(first, send, 1)
+    assert len(run.told) == 1
+    await run.publisher.send_to(first, await run.publisher.prepare(1), 1)
+    assert run.client.sent[-1] == ("disk", 1, URLS[0])
+    assert run.held() == [(ServerState.STALE, 1), (ServerState.READY, 1)]
+
+
+async def test_a_server_that_is_not_there_says_nothing_of_the_way(tmp_path):
+    run = await Run(tmp_path, Client({URLS[0]: 99}, kind="refused")).begin()
+    for version in (1, 2, 3):
+        with pytest.raises(WeightsRefused, match="no server took"):
+            await run.publisher.publish(version)
+    assert run.told == []
+    assert len(run.client.sent) == 3
